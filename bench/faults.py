@@ -1,7 +1,7 @@
 """Part `faults` of the bench: precision of faults: single lost packets, time from command to effect, period of flaps.
 
-The workload is one flow between racks, whose queue pairs survive all faults. Times are those of this machine and of
-emulated VMs. Their spread matters, and that every lost packet is one gap.
+The workload is one flow between racks, whose queue pairs survive all faults. Times include those of this machine and of
+emulated VMs, so look at their spread. Every lost packet must be exactly one gap.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ __all__ = ["DROPS", "ends", "measure"]
 
 DROPS, ONSETS, FLAPS = 100, 10, 10
 _TOGETHER = 10
+"""Number of single packets that are selected at the same time."""
 _AHEAD, _APART = 2000, 300
+"""Distance in PSNs from the current packet to the first selected one, and between selected ones."""
 _PERIOD_S, _DUTY = 1.0, 0.3
 _GONE_S = 120.0
+"""Deadline for a selected packet to pass."""
 SHARE, PACKETS = 0.01, 100_000
 _SHARE_S = 240.0
 
@@ -132,7 +135,7 @@ def _share(lab: Lab, journal: Journal, progress: Callable[[str], None]) -> Row:
     selection = prepared.planned.selection
     planned = selection.taken_of(passed) if selection else 0
     counts = f"{hit:,} of {passed:,} ({hit / passed:.3%}; {planned:,} planned)"
-    # It is cleared once enough has passed, before its window ends.
+    # The fault is cleared as soon as enough packets have passed. Its shortened on-time is no doubt here.
     reached = not receipt.doubts and passed >= PACKETS and abs(hit - planned) <= 1
     goal = f"the planned ones, of {PACKETS:,} or more"
     return f"{SHARE:.0%} of packets lost, chosen by the seed", counts, "", goal, mark(reached=reached)
@@ -156,15 +159,15 @@ def _onsets(lab: Lab, journal: Journal) -> Iterator[Row]:
         for number in range(ONSETS):
             prepared = injector.prepare(_fault(lab, number, {"share": 0.5, "opcode": "data"}))
             prepared.baseline()
-            said_ns = time.monotonic_ns()
+            armed_ns = time.monotonic_ns()
             prepared.arm()
             threading.Event().wait(1.0)
-            over_ns = time.monotonic_ns()
+            cleared_ns = time.monotonic_ns()
             receipt = prepared.clear()
             if receipt.fired.first_ns is None or receipt.cleared.at_ns is None:
                 raise LabError(f"a fault did not fire: {'; '.join(receipt.doubts)}")
-            onset_ms.append((receipt.fired.first_ns - said_ns) / 1e6)
-            clear_ms.append((receipt.cleared.at_ns - over_ns) / 1e6)
+            onset_ms.append((receipt.fired.first_ns - armed_ns) / 1e6)
+            clear_ms.append((receipt.cleared.at_ns - cleared_ns) / 1e6)
     yield _row("command to the first packet lost", onset_ms, 100)
     yield _row("command to the rule read back gone", clear_ms, 100)
 
@@ -184,8 +187,8 @@ def _period(lab: Lab, journal: Journal) -> Row:
     return _row(f"{FLAPS} flaps of {_PERIOD_S:g} s: off their place", late_ms[1:], 10, worst=True)
 
 
-def _row(title: str, found_ms: Sequence[float], most: float, *, worst: bool = False) -> Row:
-    ordered = sorted(found_ms)
+def _row(title: str, values_ms: Sequence[float], most: float, *, worst: bool = False) -> Row:
+    ordered = sorted(values_ms)
     middle = ordered[len(ordered) // 2]
     judged = ordered[-1] if worst else middle
     spread = f"{ordered[0]:.1f}..{ordered[-1]:.1f} ms, n={len(ordered)}"

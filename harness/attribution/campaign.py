@@ -23,10 +23,10 @@ __all__ = ["Label", "experiment", "in_turn", "labels"]
 
 AT_S, FOR_S, DURATION_S = 6, 3, 16
 _SIZE_BYTES = 256 << 10
-"""Rounded down so that all ranks exchange the same number of four-byte elements."""
+"""Size of the all-to-all. `experiment` rounds it down, so that every block has whole four-byte elements."""
 _LONGER_S = {"host.memory-pressure": 14, "host.cpu-steal": 6, "congestion.late-receives": 8}
-"""Kinds that need longer: memory is taken gradually (30 MiB per second on a busy machine), CPU pressure takes seconds
-to be reported, and a rank has eight receives posted ahead."""
+"""Durations of kinds that need more than `FOR_S`: memory is taken gradually (30 MiB per second on a busy machine), CPU
+pressure takes seconds to be reported, and a rank has eight receives posted ahead."""
 _COMPUTELESS_BYTES = 16 << 10
 _COMPUTELESS = frozenset({"congestion.late-receives"})
 """Kinds that need a job without compute: otherwise late receives are posted before they are needed."""
@@ -91,7 +91,7 @@ class Label:
 
 
 def labels(topology: Topology, *, lab_kind: LabKind, seed: int, places: int, probe: bool = False) -> tuple[Label, ...]:
-    """Return all runs for a lab: each supported kind of fault at up to `places` places. Every tenth run has no fault.
+    """Return the labels of all runs: each supported kind at up to `places` places, and no fault in every tenth run.
 
     `seed` selects the places and the intensity of each fault. With `probe`, kinds that only probes can locate are
     included.
@@ -174,7 +174,7 @@ def _places(topology: Topology) -> dict[_PlaceClass, list[str]]:
 
 
 def _drawn(rng: random.Random, allowed: str | _Range) -> str | float:
-    """Draw a value from a range; whole numbers if the lower end is one."""
+    """Draw a value from a range: a whole number if its lower end is one. A text stands for itself."""
     if isinstance(allowed, str):
         return allowed
     low, high = allowed

@@ -155,21 +155,20 @@ def _gpu_at(topology: Topology, host: str, address: str) -> str:
 
 
 def stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:
-    """Return hosts whose engine stood still while the others ran; simultaneous standstills come from the machine below.
+    """Return hosts whose engine stood still while the others ran.
 
-    A host whose link was down is left out: its engine waits for the kernel, which waits for its RNIC.
+    A standstill of several engines at once does not count: the machine below their VMs causes it. A host whose link was
+    down is left out, because its engine waits for the kernel, which waits for its RNIC.
     """
     cut_off = {link.b.node for link in run.topology.links if any(down_link.name == link.name for down_link in down)}
     findings = []
     for host in dict.fromkeys(standstill.host for standstill in run.standstills):
         if host in cut_off:
             continue
-        others_standstills = [standstill for standstill in run.standstills if standstill.host != host]
+        others = [standstill for standstill in run.standstills if standstill.host != host]
         own = [standstill for standstill in run.standstills if standstill.host == host]
         longest_ns = max(
-            _length_ns(standstill)
-            - sum(_overlap_ns(standstill, other_standstill) for other_standstill in others_standstills)
-            for standstill in own
+            _length_ns(standstill) - sum(_overlap_ns(standstill, other) for other in others) for standstill in own
         )
         if longest_ns < _HANG_NS:
             continue
@@ -191,37 +190,16 @@ def _overlap_ns(standstill: Standstill, other: Standstill) -> int:
 def storage(run: Measurements) -> list[Finding]:
     """Return the storage of the job, if ranks on running hosts waited for it much longer than usual."""
     host = (run.workload.get("storage") or {}).get("host")
-    hosts = {rank.rank: rank.host for rank in run.ranks}
-    steps = [(rank.rank, step) for rank in run.series for step in rank.iterations]
-    if not host or not steps:
+    lengths_ns = [step.end_ns - step.start_ns for rank in run.series for step in rank.iterations]
+    if not host or not lengths_ns:
         return []
-
-    def awake_ns(rank: int, start_ns: int, wait_ns: int) -> int:
-        """Return the part of a wait during which the waiting host was running."""
-        wait = Standstill(host="", start_ns=start_ns, end_ns=start_ns + wait_ns)
-        return wait_ns - sum(
-            _overlap_ns(wait, standstill) for standstill in run.standstills if standstill.host == hosts.get(rank)
-        )
-
-    length_ns = float(np.median([step.end_ns - step.start_ns for _, step in steps]))
+    iteration_ns = float(np.median(lengths_ns))
     evidence: list[str] = []
     waited: set[int] = set()
-    for storage_use, waits in (
-        (
-            "the data of an iteration",
-            [(rank, awake_ns(rank, step.start_ns, step.ingest_ns)) for rank, step in steps if step.ingest_ns],
-        ),
-        (
-            "a checkpoint",
-            [
-                (rank, awake_ns(rank, step.end_ns - step.checkpoint_ns, step.checkpoint_ns))
-                for rank, step in steps
-                if step.checkpoint_ns
-            ],
-        ),
-    ):
+    for storage_use, waits in _storage_waits(run).items():
         usual_ns = float(np.median([wait_ns for _, wait_ns in waits])) if waits else 0.0
-        long = {rank: wait_ns for rank, wait_ns in waits if wait_ns > max(_LONG_WAIT_RATIO * usual_ns, length_ns / 2)}
+        least_ns = max(_LONG_WAIT_RATIO * usual_ns, iteration_ns / 2)
+        long = {rank: wait_ns for rank, wait_ns in waits if wait_ns > least_ns}
         waited |= long.keys()
         if long:
             ranks, longest_ns = "1 rank" if len(long) == 1 else f"{len(long)} ranks", max(long.values())
@@ -233,6 +211,29 @@ def storage(run: Measurements) -> list[Finding]:
     # Slow storage may also show on few ranks: a waiting rank keeps the others from requesting data.
     sure = _STORAGE_OF_MOST_RANKS if len(waited) >= len(run.series) / 2 else _STORAGE_OF_FEWER_RANKS
     return [Finding(cause="slow-storage", place="storage", name=host, confidence=sure, evidence=tuple(evidence))]
+
+
+def _storage_waits(run: Measurements) -> dict[str, list[tuple[int, int]]]:
+    """Return (rank, ns) of every wait for storage, by what the rank waited for."""
+    waits: dict[str, list[tuple[int, int]]] = {"the data of an iteration": [], "a checkpoint": []}
+    for rank in run.series:
+        for step in rank.iterations:
+            if step.ingest_ns:
+                waited_ns = _awake_ns(run, rank.rank, step.start_ns, step.start_ns + step.ingest_ns)
+                waits["the data of an iteration"].append((rank.rank, waited_ns))
+            if step.checkpoint_ns:
+                waited_ns = _awake_ns(run, rank.rank, step.end_ns - step.checkpoint_ns, step.end_ns)
+                waits["a checkpoint"].append((rank.rank, waited_ns))
+    return waits
+
+
+def _awake_ns(run: Measurements, rank: int, start_ns: int, end_ns: int) -> int:
+    """Return the part of a wait during which the engine of the waiting rank's host was running."""
+    host = next((placed.host for placed in run.ranks if placed.rank == rank), None)
+    wait = Standstill(host="", start_ns=start_ns, end_ns=end_ns)
+    return _length_ns(wait) - sum(
+        _overlap_ns(wait, standstill) for standstill in run.standstills if standstill.host == host
+    )
 
 
 def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:

@@ -29,6 +29,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -158,44 +159,63 @@ def acks_lost(src: str, dst: str) -> str:
 
 def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool = False) -> Match | None:
     """Return the hypothesis most similar to the signs; None if nothing changed or none is similar."""
-    if not (observed := signs.vector()):
+    if not signs.vector():
         return None
-    lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
-    hypotheses: list[tuple[float, Link | None, str]] = []
-    unfit: dict[str, float] = {}
-    alike: list[str] = []
-    for link in among:
-        for near, far in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
-            likeness = _likeness(run, near, far, signs, rnic=link.rnic)
-            unfit[link.name] = min(unfit.get(link.name, 1.0), _unfit(run, near, far, signs, rnic=link.rnic))
-            if signs.lost_on.get((near, far)):
-                likeness *= _WIRE
-            elif lossy in (near, far):
-                likeness *= _OUT if lossy == near else _IN
-            hypotheses.append((likeness, link, ""))
+    hypotheses = [hypothesis for link in among for hypothesis in _of_link(run, link, signs)]
     if hosts and signs.gaps < _FEW and not signs.kept:
-        hypotheses += [
-            (_SILENT * _cosine(observed, _silent(run, host, signs)), None, host)
-            for host in sorted({connection.dst.partition(":")[0] for connection in run.connections})
-            if not _lost_towards(run, host, signs)
-        ]
-    best = max(hypotheses, key=lambda hypothesis: hypothesis[0], default=None)
-    if best is None or best[0] < _LEAST:
+        hypotheses += _of_hosts(run, signs)
+    best = max(hypotheses, key=lambda hypothesis: hypothesis.likeness, default=None)
+    if best is None or best.likeness < _LEAST:
         return None
-    if best[1] is not None:
-        rivals = [
-            (unfit[hypothesis[1].name], hypothesis)
-            for hypothesis in hypotheses
-            if hypothesis[1] is not None and hypothesis[0] > best[0] - _NEAR
-        ]
-        least, best = min(rivals, key=lambda rival: (rival[0], -rival[1][0]))
-        alike = sorted(
-            {link.name for other, (_, link, _) in rivals if link and link != best[1] and other < least + _ALIKE}
-        )
-    evidence = _evidence(signs, lossy)
-    if alike:
-        evidence += (f"{', '.join(alike)} would leave the same traces",)
-    return Match(link=best[1], host=best[2], likeness=min(1.0, best[0]), evidence=evidence)
+    evidence = _evidence(signs, _lossiest(signs))
+    if best.link is not None:
+        near_best = best.likeness - _NEAR
+        rivals = [rival for rival in hypotheses if rival.link is not None and rival.likeness > near_best]
+        best = min(rivals, key=lambda rival: (rival.unfit, -rival.likeness))
+        same = {rival.link.name for rival in rivals if rival.link and rival.unfit < best.unfit + _ALIKE}
+        if alike := sorted(same - {best.link.name if best.link else ""}):
+            evidence += (f"{', '.join(alike)} would leave the same traces",)
+    return Match(link=best.link, host=best.host, likeness=min(1.0, best.likeness), evidence=evidence)
+
+
+class _Hypothesis(NamedTuple):
+    """A link, or (None) a host that hangs, with the likeness to the observed signs, and how badly it fits them."""
+
+    likeness: float
+    link: Link | None
+    host: str = ""
+    unfit: float = 1.0
+
+
+def _of_link(run: Measurements, link: Link, signs: Signs) -> list[_Hypothesis]:
+    """Return a hypothesis for each direction of a link. Where packets are missing, likeness is raised."""
+    lossy = _lossiest(signs)
+    directions = ((link.a.node, link.b.node), (link.b.node, link.a.node))
+    unfit = min(1.0, *(_unfit(run, near, far, signs, rnic=link.rnic) for near, far in directions))
+    hypotheses = []
+    for near, far in directions:
+        likeness = _likeness(run, near, far, signs, rnic=link.rnic)
+        if signs.lost_on.get((near, far)):
+            likeness *= _WIRE
+        elif lossy in (near, far):
+            likeness *= _OUT if lossy == near else _IN
+        hypotheses.append(_Hypothesis(likeness=likeness, link=link, unfit=unfit))
+    return hypotheses
+
+
+def _of_hosts(run: Measurements, signs: Signs) -> list[_Hypothesis]:
+    """Return a hypothesis for each host that receives data, unless packets were lost on the way to it."""
+    observed = signs.vector()
+    return [
+        _Hypothesis(likeness=_SILENT * _cosine(observed, _silent(run, host, signs)), link=None, host=host)
+        for host in sorted({connection.dst.partition(":")[0] for connection in run.connections})
+        if not _lost_towards(run, host, signs)
+    ]
+
+
+def _lossiest(signs: Signs) -> str:
+    """Return the switch that lost most packets; empty if none lost any."""
+    return max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
 
 
 def match_acks(run: Measurements, signs: Signs, *, among: Iterable[Link]) -> Match | None:
@@ -207,7 +227,7 @@ def match_acks(run: Measurements, signs: Signs, *, among: Iterable[Link]) -> Mat
         return None
     if not (observed := _late_acks(signs)):
         return None
-    lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
+    lossy = _lossiest(signs)
     hypotheses: list[tuple[float, Link, tuple[str, str]]] = []
     for link in among:
         for near, far in ((link.a.node, link.b.node), (link.b.node, link.a.node)):

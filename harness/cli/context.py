@@ -35,8 +35,8 @@ _Rows = Sequence[Sequence[str | Text]]
 class Session:
     """One call of the command line.
 
-    `out` and `err` show a string as it is, whatever it has in brackets: it may come from a file, a node or a person.
-    What is to have a colour is given one as a `rich.text.Text`: `styled`, or `Text.assemble` for a part of a line.
+    `out` and `err` print strings without interpreting rich's markup, because a string may come from a file, a node or a
+    user. Coloured text is a `rich.text.Text`: use `styled`, or `Text.assemble` for a part of a line.
     """
 
     def __init__(self, lab: Path | None) -> None:
@@ -70,22 +70,23 @@ class Session:
 
     @contextlib.contextmanager
     def progress(self, also: Callable[[], None] = lambda: None) -> Iterator[Callable[[str], None]]:
-        """Tell what is being done: lines with elapsed seconds on stderr, a spinner besides when that is a terminal.
+        """Yield a function that prints a progress line on stderr, with the elapsed seconds.
 
-        `also` is called each time: what lives by progress (a reservation) is refreshed by it.
+        On a terminal, a spinner shows the latest line, too. `also` is called with each line, for example to refresh a
+        reservation.
         """
         started = time.monotonic()
 
         def line(text: str) -> None:
             also()
             at = f"{time.monotonic() - started:6.1f} s"
-            with contextlib.suppress(OSError):  # a terminal that is gone must not stop the report of an error
+            with contextlib.suppress(OSError):  # if the terminal is gone, an error must still be reported
                 self.err.print(Text.assemble((at, "dim"), f"  {text}"), soft_wrap=True)
 
         if not self.err.is_terminal:
             yield line
             return
-        with self.err.status(Text("working")) as status:  # of a str it would read markup, whatever its console does
+        with self.err.status(Text("working")) as status:  # rich would interpret markup in a str here
 
             def line_and_status(text: str) -> None:
                 line(text)
@@ -94,13 +95,13 @@ class Session:
             yield line_and_status
 
     def json(self, value: Any) -> None:
-        """Print one JSON document on stdout. JSON has no NaN and no infinity: such a number is null."""
+        """Print one JSON document on stdout. NaN and infinity become null, because JSON does not have them."""
         text = json.dumps(value, default=_plain)
         plain = json.loads(text, parse_constant=lambda _: None)
         sys.stdout.write(json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
     def table(self, columns: Sequence[str], rows: _Rows, *, title: str | None = None) -> None:
-        """Print a table; in a pipe too, as wide as it needs to be."""
+        """Print a table. In a pipe it is up to 200 characters wide, whatever the terminal's width is."""
         table = Table(title=title, box=None, pad_edge=False, header_style="bold", title_justify="left")
         for column in columns:
             table.add_column(column, overflow="fold")
@@ -125,7 +126,7 @@ def styled(text: str, style: str) -> Text:
 
 
 class _Console(Console):
-    """A console whose reader may leave: what a command does goes on, and its exit code stays its own."""
+    """A console that tolerates a closed pipe: the command continues and keeps its own exit code."""
 
     def on_broken_pipe(self) -> None:
         """Suppress further output. rich would end the process with Python's exit code 1, which means FAIL."""
@@ -153,8 +154,8 @@ lab_option = click.option(
     type=click.Path(path_type=Path),
     envvar="FAULTBED_LAB",
     metavar="INVENTORY",
-    help="The lab: an Ansible inventory, or one of ours (soft, soft-mini, soft-3rack, soft-tapered, soft-zones, "
-    "soft-zones-8); default: soft.",
+    help="The lab: an Ansible inventory, or one that comes with faultbed (soft, soft-mini, soft-3rack, soft-tapered, "
+    "soft-zones, soft-zones-8); default: soft.",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for programs instead of text for people."

@@ -23,11 +23,11 @@ COPY = "trace"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A trace that is replayed, `repeat` times after `warmup` uncounted ones.
+    """A trace that is replayed `repeat` times, after `warmup` replays that do not count.
 
-    `replay` is its path as the experiment has it, `groups` that of a file with process groups (Chakra), `sha256` the
-    digest of both (`traffic.traces.digest`). `compute`: with the pauses of the trace, `speed` times as fast. The other
-    words are the options of `faultbed traffic replay`.
+    `replay` is the path in the experiment file. `groups` is the path of a file with process groups (Chakra only).
+    `sha256` is the digest of both files (`traffic.traces.digest`). With `compute`, the pauses of the trace are kept,
+    divided by `speed`. The other fields have the meaning of the options of `faultbed traffic replay`.
     """
 
     replay: str
@@ -74,16 +74,16 @@ def trace_of(work: Replay, source: str, ranks: int) -> Trace:
     )
     if trace.ranks > ranks and not work.shrink:
         raise UsageError(
-            f"{work.replay} is of {trace.ranks} ranks, and there are {ranks} RNICs; shrink = true replays what its "
-            f"first {ranks} ranks do among themselves"
+            f"{work.replay} has {trace.ranks} ranks, but there are {ranks} RNICs; set shrink = true to replay only the "
+            f"operations among its first {ranks} ranks"
         )
     fitted = traces.fitted(trace, ranks=ranks, scale=work.scale)
     blocking = [note for note in fitted.notes if note.blocks]
     if blocking and not work.skip_unsupported:
         first = blocking[0]
         raise UsageError(
-            f"{first.file}: record {first.record}: {first.what} ({len(blocking)} such in all); "
-            "skip_unsupported = true replays the rest"
+            f"{first.file}: record {first.record}: {first.what} ({len(blocking)} such records); "
+            "set skip_unsupported = true to replay the rest"
         )
     return fitted
 
@@ -104,7 +104,7 @@ def spec_of(work: Replay) -> ReplaySpec:
 
 
 def keep(work: Replay, source: str, folder: Path) -> None:
-    """Copy its files below `trace/` in `folder`.
+    """Copy the files of a trace to `trace/` in `folder`.
 
     Raises:
         UsageError: they cannot be copied.

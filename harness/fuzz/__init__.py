@@ -1,1 +1,1 @@
-"""Search for workloads and fault schedules that fail, and shrink what was found (hypothesis does both)."""
+"""Search for workloads and fault schedules that fail, and shrink each failure found (hypothesis does both)."""

@@ -22,20 +22,7 @@ def _lines(running: Running[Any]) -> Iterator[str]:
     state = running.outcome if running.is_over else "not over"
     yield f"{running.plan.what}: {state}{f', {running.failure}' if running.failure else ''}"
     start_ns = running.started_ns
-    by_index: dict[int, list[Any]] = {}
-    for event in list(running.events):
-        if event.name == "iteration":
-            by_index.setdefault(event.message["index"], []).append(event)
-    if by_index:
-        yield f"{len(by_index)} iterations; the longest:"
-    lengths = {
-        index: max(event.message["end_ns"] for event in events) - min(event.message["start_ns"] for event in events)
-        for index, events in by_index.items()
-    }
-    for index in sorted(lengths, key=lambda index: -lengths[index])[:_LONGEST]:
-        events = by_index[index]
-        at_s = (min(event.message["start_ns"] for event in events) - start_ns) / 1e9
-        yield f"  {index}, at {at_s:.1f} s, {lengths[index] / 1e9:.2f} s: {'; '.join(_rank(event) for event in events)}"
+    yield from _longest_iterations(running)
     for error in running.qp_errors:
         at_s = (error.time_ns - start_ns) / 1e9
         yield f"  QP lost at {at_s:.1f} s: {error.endpoint} to {error.peer}, {error.status}"
@@ -49,6 +36,25 @@ def _lines(running: Running[Any]) -> Iterator[str]:
             return
         for flight in flights.values():
             yield f"  rank {flight.rank} on {flight.endpoint}: {flight.standing}"
+
+
+def _longest_iterations(running: Running[Any]) -> Iterator[str]:
+    """Yield the number of iterations, and the longest ones with the times of each rank; nothing without any."""
+    by_index: dict[int, list[Any]] = {}
+    for event in list(running.events):
+        if event.name == "iteration":
+            by_index.setdefault(event.message["index"], []).append(event)
+    spans = []
+    for index, events in by_index.items():
+        begin_ns = min(event.message["start_ns"] for event in events)
+        length_ns = max(event.message["end_ns"] for event in events) - begin_ns
+        spans.append((length_ns, begin_ns, index))
+    if spans:
+        yield f"{len(spans)} iterations; the longest:"
+    for length_ns, begin_ns, index in sorted(spans, key=lambda span: -span[0])[:_LONGEST]:
+        at_s = (begin_ns - running.started_ns) / 1e9
+        ranks = "; ".join(_rank(event) for event in by_index[index])
+        yield f"  {index}, at {at_s:.1f} s, {length_ns / 1e9:.2f} s: {ranks}"
 
 
 def _rank(event: Any) -> str:

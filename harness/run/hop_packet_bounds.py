@@ -1,8 +1,8 @@
 """How many packets passed the hop of a fault while it acted, from samples of its port. Pure.
 
-Samples are a tenth of a second apart and more, so this is known between two bounds: what passed at least, from the
-first sample after the first hit to the last before the last one, and at most, from before the arming until after the
-removal.
+Samples are a tenth of a second or more apart, so only two bounds are known. The lower bound counts from the first
+sample after the first hit to the last sample before the last hit. The upper bound counts from the last sample before
+arming to the first sample after the removal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testbed.observe.telemetry import Sample
 __all__ = ["passed"]
 
 _SLACK_NS = 200_000_000
-"""Arming and removal are read back after they were done."""
+"""Margin before arming and after the removal, because both times are those of the readback."""
 _DROPS = frozenset({"packet.drop"})
 
 
@@ -25,9 +25,9 @@ def passed(samples: Iterable[Sample], receipt: Receipt, *, node: str) -> tuple[i
     """Return the least and the most packets, of all kinds, that passed; None if the samples do not show it.
 
     Args:
-        samples: what was followed, in order of time.
-        receipt: of a fault in the hop: its readback names device and hook.
-        node: the switch that the device is of.
+        samples: samples of the run's counters, in order of time.
+        receipt: the receipt of a fault at one hop. Its readback names device and hook.
+        node: the switch that has the device.
     """
     hook: Mapping[str, Any] = receipt.armed.readback or {}
     armed_ns, cleared_ns = receipt.armed.at_ns, receipt.cleared.at_ns
@@ -36,9 +36,9 @@ def passed(samples: Iterable[Sample], receipt: Receipt, *, node: str) -> tuple[i
         return None
     if not isinstance(cleared_ns, int) or first_ns is None or last_ns is None:
         return None
-    # What a rule drops on its way out, the device has not counted; on its way in, it has.
+    # A device counts packets before an ingress rule and after an egress rule: the latter's drops are not counted.
     egress = hook["hook"] == "egress"
-    unseen = receipt.fired.count if egress and receipt.kind in _DROPS else 0
+    uncounted = receipt.fired.count if egress and receipt.kind in _DROPS else 0
     name = f"{hook.get('device')}.{'tx' if egress else 'rx'}_packets"
     readings = [
         (sample.at_ns, sample.values[name]) for sample in samples if sample.node == node and name in sample.values
@@ -49,6 +49,6 @@ def passed(samples: Iterable[Sample], receipt: Receipt, *, node: str) -> tuple[i
     if not before:
         return None
     least = delta(inside[0], inside[-1]) if inside else 0
-    # A port that carried nothing any more has no sample after the end: its last value still stands.
+    # Samples hold only counters that changed. Without a sample after the end, the last value is still current.
     most = delta(before[-1], after[0] if after else readings[-1][1])
-    return least, most + unseen
+    return least, most + uncounted

@@ -1,14 +1,17 @@
 """Interfaces of the management connection, which no fault may touch.
 
-    by name         lo, and mgmt0, which is provisioning's name for it
-    default route   of the main table, IPv4 or IPv6
-    SSH             has the local end of an open SSH connection of any user: to port 22, or to a port that
-                    $SSH_CONNECTION of a process here names (systemd starts a holder: its own environment has none)
-    VRF             is a VRF called mgmt or belongs to one: SONiC's, whose routes are in a separate table
-    below           carries any of these: members of a bond or a bridge, the interface under a VLAN
+An interface is one of them if any of these is true:
 
-A PCIe device counts if one of its interfaces does, or one of its virtual functions'. This cannot detect a BMC that
-shares the port of an RNIC (NC-SI), nor an SSH session to an address of lo that arrives by another interface.
+    name            it is lo, or mgmt0, the name that provisioning gives
+    default route   a default route of the main table uses it (IPv4 or IPv6)
+    SSH             it has the local address of an open SSH connection of any user. The port is 22, or one that
+                    $SSH_CONNECTION of any process names: a holder is started by systemd and does not have this variable
+    VRF             it is a VRF called mgmt, or belongs to one. SONiC's management routes are in that VRF's table
+    below           it carries one of these: a member of a bond or a bridge, or the interface under a VLAN
+
+A PCIe device carries management if one of its interfaces does, or an interface of one of its virtual functions. This
+cannot detect a BMC that shares the port of an RNIC (NC-SI), nor an SSH session to an address of lo that arrives by
+another interface.
 
 Formats: proc(5), ssh(1), linux/if_addr.h, Linux' Documentation/ABI/testing/sysfs-class-net, the kernel's
 net/ipv6/route.c (rt6_info_route: /proc/net/ipv6_route) and net/core/dev.c (netdev_adjacent_sysfs_add: `lower_NAME`).
@@ -38,7 +41,7 @@ _SYSFS = "/sys/class/net"
 
 
 def management_interfaces() -> set[str]:
-    """Return their names, in the network namespace of this process."""
+    """Return the names of the management interfaces in the network namespace of this process."""
     names = {"lo", "mgmt0"} | of_vrf()
     for line in _lines("/proc/net/route"):
         words = line.split()
@@ -52,7 +55,7 @@ def management_interfaces() -> set[str]:
 
 
 def below(names: set[str], sysfs: str = _SYSFS) -> set[str]:
-    """Return these interfaces and all that carry them."""
+    """Return these interfaces and all interfaces that carry them."""
     closure, left = set(), list(names)
     while left:
         name = left.pop()

@@ -68,7 +68,7 @@ def _text(path: Path) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _refuse_bad_yaml(path: Path, text: str) -> None:
-    """Refuse what Ansible takes: bad YAML for an empty inventory, and the last of two equal keys."""
+    """Refuse bad YAML, which Ansible reads as an empty inventory, and equal keys, of which it takes the last."""
     try:
         root = _compose(text)
     except yaml.MarkedYAMLError as error:
@@ -196,7 +196,9 @@ def _run_ansible_inventory(path: Path) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{path}: ansible-inventory did not answer within {_ASK_TIMEOUT_S:.0f} s") from None
+        raise ConfigError(
+            f"{path}: ansible-inventory did not answer within {_ASK_TIMEOUT_S:.0f} s; run it by hand"
+        ) from None
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "Failed to parse" in line]
         raise ConfigError(f"{path}: Ansible cannot read this inventory: {' '.join(lines) or done.stderr.strip()}")

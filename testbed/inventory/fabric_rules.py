@@ -37,12 +37,13 @@ def _subnets(entries: Entries) -> Iterator[Finding]:
     shared = [(ipaddress.IPv4Interface(text).network, place, True) for place, text in _front_ends(entries)]
     own = [(ipaddress.IPv4Interface(text).network, place, False) for place, text in _ports(entries)]
     before: tuple[ipaddress.IPv4Network, str, bool] | None = None
-    # In this order, what lies within another network comes right behind it, or behind what lies within it, too.
+    # In this order, a network follows right after the one that contains it, or after others that it contains.
     for network, place, is_shared in sorted(shared + own, key=lambda placed: (placed[0], placed[1])):
         if before is not None and network.overlaps(before[0]):
             if network != before[0] or not (is_shared and before[2]):
-                problem, do = f"its subnet {network} overlaps {before[0]} of {before[1]}", "a cable's subnet is its own"
-                yield Finding(place=place, what=problem, do=f"{do}; front ends that share one have one prefix length")
+                problem = f"its subnet {network} overlaps {before[0]} of {before[1]}"
+                do = "give each cable its own subnet, and front ends that share one the same prefix length"
+                yield Finding(place=place, what=problem, do=do)
         else:
             before = network, place, is_shared
 
@@ -51,7 +52,7 @@ def _loopbacks(entries: Entries) -> Iterator[Finding]:
     for name, (role, switch) in entries.switches.items():
         length = ipaddress.IPv4Interface(switch.loopback).network.prefixlen
         if length != _HOST_BITS:
-            problem = f"{switch.loopback} would draw traffic for all of its /{length} to this switch"
+            problem = f"{switch.loopback} would attract the traffic of all of its /{length} to this switch"
             yield Finding(place=f"{role}.{name}.loopback", what=problem, do="write it as a /32")
 
 
@@ -69,7 +70,7 @@ def _islands(entries: Entries) -> Iterator[Finding]:
         if name not in reached:
             role, switch = entries.switches[name]
             hosts = ", ".join(dict.fromkeys(port.peer for port in switch.ports if port.rnic))
-            problem = f"no uplinks lead from {name} ({hosts}) to {with_hosts[0]}: nothing gets from one to the other"
+            problem = f"no uplinks lead from {name} ({hosts}) to {with_hosts[0]}, so their hosts are not connected"
             yield Finding(place=f"{role}.{name}.ports", what=problem, do="add the uplinks, at both ends")
 
 
@@ -94,7 +95,9 @@ def _hidden(entries: Entries) -> Iterator[Finding]:
         if missing and refused - passed.keys():
             at = min(refused - passed.keys())
             role, _ = entries.switches[at]
-            problem = f"{asns[at]} is in the path of what {origin} announces, so that {missing[0]} never learns it"
+            problem = (
+                f"AS {asns[at]} is on the path from {origin}, so that {missing[0]} never learns routes of {origin}"
+            )
             yield Finding(place=f"{role}.{at}.asn", what=problem, do="give it an ASN of its own")
             return
 

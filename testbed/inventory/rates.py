@@ -121,7 +121,7 @@ def _taper(topology: Topology, tier: _Tier, taper: float, speeds: dict[str, floa
         below = [link for link in links if not link.is_uplink or (link.b.node == switch.name)]
         if not above or not below:
             side = "uplinks" if not above else "links below it"
-            raise mistake(file, place, f"{switch.name} has no {side}, so that it cannot have a taper; add them")
+            raise mistake(file, place, f"{switch.name} has no {side}, so it cannot have a taper; add them")
         down = 0.0
         for link in below:
             speed = speeds[link.name]
@@ -134,7 +134,8 @@ def _taper(topology: Topology, tier: _Tier, taper: float, speeds: dict[str, floa
         each_gbps = (down / taper - up) / len(unknown) if unknown else 0.0
         if (unknown and each_gbps <= 0) or (not unknown and abs(down / up / taper - 1) > _TAPER_TOLERANCE):
             problem = (
-                f"{taper:g}, but {switch.name} has {down:g} Gb/s below it and {up:g} Gb/s of uplinks, {down / up:.3g}"
+                f"{taper:g}, but {switch.name} has {down:g} Gb/s below it and {up:g} Gb/s of uplinks, a taper of "
+                f"{down / up:.3g}"
             )
             raise mistake(file, place, f"{problem}; change the taper, or speed_gbps or number of its uplinks")
         speeds |= {link.name: each_gbps for link in unknown}
@@ -183,7 +184,7 @@ def _require_host_rates(topology: Topology, file: Path) -> None:
     """Reject a lab whose uplinks have rates and whose hosts have none: nothing would limit what the hosts send."""
     for link in topology.links:
         if not link.is_uplink and link.a.speed_gbps is None:
-            problem = f"{link.name} has no speed, but other links do: the emulated CPUs would set its rate"
+            problem = f"{link.name} has no speed, but other links do, so emulated CPUs would limit its rate"
             raise mistake(file, "all.tiers.host.speed_gbps", f"{problem}; give it one")
 
 
@@ -198,7 +199,7 @@ def _rate_bps(link: Link, port: Port, scale: float, file: Path) -> int | None:
         raise mistake(file, "all.rate_scale", f"{problem}, {limit}; make it {least} or more")
     if rate_bps < LEAST_RATE_BPS:
         most = math.floor(port.speed_gbps * 1e9 / LEAST_RATE_BPS)
-        limit = f"less than the {LEAST_RATE_BPS / 1e6:g} Mb/s below which one packet outlasts a timeout"
+        limit = f"less than the {LEAST_RATE_BPS / 1e6:g} Mb/s at which sending one packet takes as long as a timeout"
         raise mistake(file, "all.rate_scale", f"{problem}, {limit}; make it {most} or less")
     return rate_bps
 
@@ -212,17 +213,19 @@ def _switch_ports(topology: Topology) -> Iterator[tuple[Link, Port]]:
 
 
 def _refuse_shaping(topology: Topology, lab: LabVars, file: Path) -> None:
-    """Refuse what only a shaped lab has: on a rack everything, on a soft lab tiers that nothing makes true."""
+    """Refuse rates, queues and delays on a rack, and on a soft lab tiers without the scale that applies them."""
     if traits_of(lab.kind).is_emulated:
         if lab.tiers is not None or any(port.queue_kib or port.delay_us for _, port in _switch_ports(topology)):
-            raise mistake(file, "all.rate_scale", "is missing: without it, nothing makes the links' rates true; set it")
+            raise mistake(file, "all.rate_scale", "is missing; the lab needs it to give the links their rates")
         return
     if lab.rate_scale is not None:
-        raise mistake(file, "all.rate_scale", "is of soft labs: a rack's links have the rates they have; remove it")
+        raise mistake(
+            file, "all.rate_scale", "applies only to soft labs, a rack's links have their real rates; remove it"
+        )
     places = {f"all.tiers.{name}": getattr(lab.tiers, name, None) for name in _TIERS}
     places |= {f"{port.node}:{port.netdev}": port for _, port in _switch_ports(topology)}
     for place, shaping in places.items():
         for name in ("queue_kib", "delay_us"):
             if getattr(shaping, name, None) is not None:
-                problem = "is of soft labs: a rack's distance is its fibre, and its queues are its switches'"
+                problem = "applies only to soft labs, a rack has its own fibres and queues"
                 raise mistake(file, f"{place}.{name}", f"{problem}; remove it")

@@ -365,7 +365,9 @@ def decode(hostvars: Mapping[str, Any], kind: type[Vars], *, file: Path, place: 
         raise mistake(file, f"{place}.{wrong[0]}", wrong[1])
     for path, text in _strings(ours, ""):
         if _TEMPLATE.search(text):  # our playbooks would have Ansible resolve it, with any command that it runs
-            raise mistake(file, f"{place}{path}", f'a template is not resolved here, write the value itself: "{text}"')
+            raise mistake(
+                file, f"{place}{path}", f'a template is not resolved here; write the value instead of "{text}"'
+            )
     try:
         return msgspec.convert(ours, kind)
     except msgspec.ValidationError as error:
@@ -426,9 +428,9 @@ def _config_error(message: str, *, kind: type[Any], ours: Mapping[str, Any], fil
     value = _value_at(ours, path)
     shown = "" if isinstance(value, dict | list) else f' "{value}"'
     if problem.startswith("Expected `str") and isinstance(value, int | float):
-        shown += ": YAML takes it for a number without quotes"  # 10:20:30:40:50:59 and 0000:18:00.0, to base 60
+        shown += "; put it in quotes, or YAML reads it as a number"  # 10:20:30:40:50:59 and 0000:18:00.0, to base 60
     if isinstance(value, dict) and any(str(key).startswith("__ansible_") for key in value):
-        shown = ": a tag of Ansible's (!vault, !unsafe) is not resolved here, write it plainly"
+        shown = "; tags of Ansible (!vault, !unsafe) are not resolved here, write the value itself"
     return mistake(file, location, f"{problem[0].lower()}{problem[1:].replace('`', '')}{shown}")
 
 

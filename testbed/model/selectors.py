@@ -148,17 +148,20 @@ def select(topology: Topology, text: str) -> tuple[str, ...]:
         match = _STEP.fullmatch(step)
         if match is None:
             raise UsageError(
-                f'"{text}" is no selector: write a class and an index, as in uplink[0]; 0 is the first, -1 the last, '
-                "and * stands for all"
+                f'"{text}" is not a selector; write a class and an index, as in uplink[0]: 0 is the first, -1 the '
+                "last, * means all"
             )
         word, index = match["word"], match["index"]
         matches = _named(topology, scopes, word) if index is None else _chosen(topology, scopes, word, index, text=text)
         if not matches:
-            raise UsageError(f'"{text}": {_listed(scopes)} has no {word}; take a class, as in rnic[0], or another name')
+            raise UsageError(
+                f'"{text}": {_listed(scopes)} has no {word}; write a class, as in rnic[0], or another name'
+            )
         scopes = tuple(dict.fromkeys(matches))
     if scopes[0].kind in ("zone", "rack"):
         raise UsageError(
-            f'"{text}" is a {scopes[0].kind}, and no target; go on with {_inside(scopes[0].kind)}, as in {text}:host[0]'
+            f'"{text}" is a {scopes[0].kind}, not a target; continue with {_inside(scopes[0].kind)}, as in '
+            f"{text}:host[0]"
         )
     return tuple(scope.name for scope in scopes)
 
@@ -172,7 +175,7 @@ def select_one(topology: Topology, text: str) -> str:
     names = select(topology, text)
     if len(names) > 1:
         raise UsageError(
-            f'"{text}" selects {len(names)} targets ({_some(names)}), and one is needed; take an index in place of *'
+            f'"{text}" selects {len(names)} targets ({_some(names)}), but one is needed; write an index in place of *'
         )
     return names[0]
 
@@ -209,7 +212,7 @@ def _chosen(topology: Topology, scopes: Iterable[_Scope], word: str, index: str,
         visited.append(scope)
         if scope.kind not in target_class.inside:
             inside = _inside(scope.kind)
-            rest = f"it has {inside}" if inside else "end the selector there"
+            rest = f"choose one of {inside}" if inside else "end the selector there"
             raise UsageError(f'"{text}": no {word} belongs to a {scope.kind}; {rest}')
         names = list(dict.fromkeys(target_class.names(topology, scope)))
         if index != "*":

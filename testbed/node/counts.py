@@ -171,15 +171,20 @@ class Place:
             values.update(self._rdma.moved())
         if self._gpus is not None:
             for name, text in self._gpus.texts():
-                if self._is_new(name, text):
-                    values.update(gpu_counts(name, text.decode()))
-                if health.known() or ("health", name) in self._seen:
-                    registers = dict(_health(name))
-                    if self._is_new(("health", name), repr(registers).encode()):
-                        values.update(registers)
+                values.update(self._changed_gpu(name, text))
         return values
 
+    def _changed_gpu(self, name: str, text: bytes) -> Counts:
+        """Yield the counters of a soft GPU's cgroup and its synthetic registers, each only if it has changed."""
+        if self._is_new(name, text):
+            yield from gpu_counts(name, text.decode())
+        if health.known() or ("health", name) in self._seen:
+            registers = dict(_health(name))
+            if self._is_new(("health", name), repr(registers).encode()):
+                yield from registers.items()
+
     def _is_new(self, source: object, raw: bytes) -> bool:
+        """Return whether a source's raw answer differs from its last one, and remember it."""
         if self._seen.get(source) == raw:
             return False
         self._seen[source] = raw

@@ -40,24 +40,25 @@ def decisions(namespace: str | None, flows: list[list[str | int]]) -> list[tuple
     route = netns.open_route(namespace)
     try:
         names = dict(socket.if_nameindex())
-        return [_decision(route, names, *flow) for flow in flows]  # type: ignore[arg-type]
+        return [_decision(route, names, flow) for flow in flows]
     finally:
         netns.enter(None)
         route.close()
 
 
-def _decision(
-    route: Netlink, names: dict[int, str], src: str, dst: str, port: str, sport: int, dport: int, mark: int = 0
-) -> tuple[str | None, int]:
+def _decision(route: Netlink, names: dict[int, str], flow: list[str | int]) -> tuple[str | None, int]:
+    """Return the port and the table of one flow; `names` are the interfaces by index."""
+    src, dst, port, sport, dport, *mark = flow
+    index_of = {name: index for index, name in names.items()}
     request = _MESSAGE.pack(socket.AF_INET, 32, 32, 0, 0, 0, 0, 0, _LOOKUP_TABLE)
     for kind, value in (
-        (_DST, socket.inet_aton(dst)),
-        (_SRC, socket.inet_aton(src)),
-        (_IIF, struct.pack("=I", {name: index for index, name in names.items()}[port])),
+        (_DST, socket.inet_aton(str(dst))),
+        (_SRC, socket.inet_aton(str(src))),
+        (_IIF, struct.pack("=I", index_of[str(port)])),
         (_PROTOCOL, bytes([socket.IPPROTO_UDP])),
         (_SPORT, struct.pack("!H", sport)),
         (_DPORT, struct.pack("!H", dport)),
-        *([(_MARK, struct.pack("=I", mark))] if mark else []),
+        *((_MARK, struct.pack("=I", value)) for value in mark if value),
     ):
         request += attribute(kind, value)
     with contextlib.suppress(OSError):

@@ -35,15 +35,18 @@ if TYPE_CHECKING:
 __all__ = ["CONTROLLER", "SETTLE_S", "Fingerprint", "capture", "diff", "part", "settle", "stored_reverts", "unknown"]
 
 SETTLE_S = 30.0
-"""BGP with timers of 1 and 3 s recovers well before, even on a starved machine."""
+"""How long `settle` waits for routing to recover. BGP with timers of 1 and 3 s is faster, even on a starved machine."""
 CONTROLLER = "controller"
 """The node name of the stored reverts on this machine."""
 _OF_INTERFACES = {"link", "address", "qdisc", "filter", "neighbour", "dcb", "ethtool"}
 _OF_RDMA = {"rdma", "gid"}
 _OF_FAULTS = {"revert", "unit"}
 _LEARNT = {"bgp", "zebra"}
+"""Protocols of routes that a node learns from others."""
 _MAY_END = ("program ", "rdma resources ")
+"""Subjects that may become fewer without being a difference."""
 _OF_TRAFFIC = ("program traffic.", "rdma resources ")
+"""Subjects that another command's traffic adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +99,14 @@ def part(
         return nodes
     ends = _nodes(topology, covers)
     targets = [target for link in topology.links if link.name in covers for target in targets_on(link)]
+
+    def belongs(node: str, subject: str) -> bool:
+        if node in covers:
+            return not _is_learnt(subject)
+        return _of_ends(subject, ends[node]) or _of_fault(subject, targets)
+
     return {
-        node: {
-            subject: text
-            for subject, text in facts.items()
-            if (
-                not _is_learnt(subject)
-                if node in covers
-                else _of_ends(subject, ends[node]) or _of_fault(subject, targets)
-            )
-        }
+        node: {subject: text for subject, text in facts.items() if belongs(node, subject)}
         for node, facts in nodes.items()
         if node in ends
     }
@@ -127,12 +128,13 @@ def _is_learnt(subject: str) -> bool:
 
 
 def _of_fault(subject: str, targets: Collection[str]) -> bool:
-    """Return whether it is a unit or a stored revert of a fault on one of these targets."""
+    """Return whether a subject is a unit or a stored revert of a fault on one of these targets."""
     kind, _, name = subject.partition(" ")
     return kind in _OF_FAULTS and is_of(name, targets)
 
 
 def _of_ends(subject: str, ends: Collection[str]) -> bool:
+    """Return whether a subject belongs to one of these interfaces or RDMA devices."""
     kind, _, rest = subject.partition(" ")
     named = rest.partition("/" if kind in _OF_RDMA else " ")[0]
     return kind in _OF_INTERFACES | _OF_RDMA and named in ends
@@ -141,8 +143,8 @@ def _of_ends(subject: str, ends: Collection[str]) -> bool:
 def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
     """Return every difference as a readable line; empty if there is none.
 
-    A program that has ended is no difference: traffic by hand may end before a fault that began during it. A fact that
-    could not be read is always one, even if it could be read neither time.
+    A program that has ended is not a difference: a user's traffic may end before a fault that began during it. A fact
+    that could not be read now always is one, even if it could not be read before.
     """
     return [line for _, _, line in _differences(before, after)]
 
@@ -182,7 +184,7 @@ def _total(facts: Mapping[str, str], subject: str) -> int:
 def settle(lab: Lab, before: Fingerprint, *, within_s: float = SETTLE_S) -> list[str]:
     """Wait for routing to recover, and return the differences of a lab to an earlier fingerprint.
 
-    Traffic that another command has begun meanwhile, and that still runs, is no difference.
+    Traffic that another command has begun meanwhile, and that still runs, is not a difference.
     """
     deadline = time.monotonic() + within_s
     lab.ours = before.covers
@@ -195,7 +197,8 @@ def _left(lab: Lab, before: Fingerprint) -> list[str]:
     differences = list(_differences(before, capture(lab)))
     if not any(subject.startswith(_OF_TRAFFIC) for _, subject, _ in differences):
         return [line for _, _, line in differences]
-    reserved_by_others = lab.held_by_others()  # after the capture: traffic that has ended by now is captured again
+    # Read after the capture: if that command has ended since, its traffic is a difference, and `settle` captures again.
+    reserved_by_others = lab.held_by_others()
     return [
         line
         for node, subject, line in differences

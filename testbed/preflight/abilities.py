@@ -22,10 +22,10 @@ OLDEST_SONIC = 202205
 """The first release with ACL status in STATE_DB, which shows whether the ASIC has a rule (sonic-swss, aclorch.cpp)."""
 _HASH_SONIC = 202311
 _TOOLS = {
-    "mlxlink": "link.down, link.flap and rnic.reset of RNICs, and their link quality: install mstflint",
-    "mlxconfig": "link.down, link.flap and rnic.reset of RNICs: install mstflint",
-    "nvidia-smi": "faults of GPUs",
-    "dcgmi": "gpu.xid, gpu.ecc, gpu.row-remap and gpu.overheat: install DCGM",
+    "mlxlink": "needed for link.down, link.flap and rnic.reset of RNICs, and for link quality; install mstflint",
+    "mlxconfig": "needed for link.down, link.flap and rnic.reset of RNICs; install mstflint",
+    "nvidia-smi": "needed for faults of GPUs; install NVIDIA's driver",
+    "dcgmi": "needed for gpu.xid, gpu.ecc, gpu.row-remap and gpu.overheat; install DCGM",
 }
 _GPU_TOOLS = ("nvidia-smi", "dcgmi")
 _RELEASE = re.compile(r"\b(20\d{4})\b")
@@ -65,30 +65,36 @@ def _of_host(host: Host, facts: Facts) -> Iterator[tuple[str, str]]:
         yield host.name, f"no {tool}: {costs}"
     lockdown = values.get("lockdown", "")
     if lockdown and "[none]" not in lockdown:
-        yield host.name, f"the kernel is locked down ({lockdown}): mlxlink and setpci need MFT's signed driver"
+        yield host.name, f"the kernel is locked down ({lockdown}), so mlxlink and setpci need MFT's signed driver"
     for rnic in host.rnics:
         where, raw = f"{host.name}:{rnic.name}", facts.raw.get(f"keep-up {rnic.name}", "")
         if keeps_up(raw) is True:
-            yield where, "its firmware keeps the port up (KEEP_ETH_LINK_UP): link.down is for the switch port"
+            yield where, "its firmware keeps the port up (KEEP_ETH_LINK_UP); target link.down at the switch port"
         if "DCBX mode: Firmware controlled" in facts.raw.get(f"qos {rnic.name}", ""):
-            yield where, "DCBX is controlled by its firmware, and may overrule PFC and trust: `mlnx_qos -i DEV -d os`"
+            yield where, "its firmware controls DCBX and may override PFC and trust; run `mlnx_qos -i DEV -d os`"
 
 
 def _of_sonic(switch: Switch, values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     release = _RELEASE.search(values.get("release", ""))
     if release is None:
-        yield switch.name, f"its release is not told ({values.get('release', 'nothing')}): 202205 or later is needed"
+        yield (
+            switch.name,
+            f"it does not report its release ({values.get('release', 'nothing')}); 202205 or later is needed",
+        )
     elif int(release[1]) < OLDEST_SONIC:
-        yield switch.name, f"SONiC {release[1]}: its ACLs tell no status: link.oneway and packet.drop need 202205"
+        yield switch.name, f"SONiC {release[1]} reports no ACL status; link.oneway and packet.drop need 202205"
     elif int(release[1]) < _HASH_SONIC:
         yield switch.name, f"SONiC {release[1]}: switch.hash-policy needs 202311"
     if values.get("asic", "") not in ("broadcom", "mellanox"):
-        yield switch.name, f"ASIC {values.get('asic') or 'not told'}: link.rate is refused where a port may not shape"
+        yield switch.name, f"ASIC {values.get('asic') or 'unknown'} may not shape a port; link.rate is refused there"
     for stage in ("INGRESS", "EGRESS"):
         if "PACKET_ACTION" not in values.get(f"acl {stage}", ""):
-            yield switch.name, f"no ACL that drops at {stage.lower()}: link.oneway and packet.drop in that direction"
+            yield (
+                switch.name,
+                f"no ACL drops at {stage.lower()}; link.oneway and packet.drop are refused in that direction",
+            )
     if values.get("bgp restart", "") not in ("enabled", "disabled"):
-        yield switch.name, "whether the bgp container restarts cannot be set: switch.bgp-kill is refused"
+        yield switch.name, "auto_restart of its bgp container cannot be set; switch.bgp-kill is refused"
 
 
 def _version(text: str) -> tuple[int, int] | None:

@@ -47,7 +47,7 @@ def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[st
 
 
 def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """Yield pairs about which nothing is known, and why."""
+    """Yield the pairs that cannot be checked, and why."""
     for host, rnic, _, why in _pairs(inventory, state):
         if why:
             yield f"{host.name}:{rnic.name}", why
@@ -62,9 +62,9 @@ def _pairs(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[H
         for rnic in host.rnics:
             at, why = _address(rnic, facts), ""
             if not bus.paths:
-                why = "the host tells nothing of its PCI bus"
+                why = "the host does not report its PCI bus"
             elif at is None or at not in bus.paths:
-                why = f"nothing in /sys/bus/pci is {rnic.name}"
+                why = f"/sys/bus/pci does not have {rnic.name}"
             elif rnic.gpu is None:
                 why = "the inventory pairs it with no GPU (faultbed_rnics[].gpu)"
             elif rnic.gpu not in pcie:
@@ -93,10 +93,10 @@ def _address(rnic: Rnic, facts: Facts) -> str | None:
 def _apart(host: Host, bus: _Bus, at: str, name: str, pcie: str) -> str:
     rnic_numa, gpu_numa = bus.numa.get(at), bus.numa.get(pcie)
     if rnic_numa is None or gpu_numa is None:
-        far = f"{name} below another root port; the NUMA nodes are not told"
+        far = f"{name} below another root port; its NUMA nodes are not reported"
     elif rnic_numa == gpu_numa:
         far = f"{name} below another root port of NUMA node {rnic_numa} (NODE)"
     else:
-        far = f"{name} on NUMA node {gpu_numa}, itself on {rnic_numa} (SYS)"
+        far = f"{name} on NUMA node {gpu_numa}, the RNIC on {rnic_numa} (SYS)"
     beside = [gpu.name for gpu in host.gpus if shared_bridges(bus.paths[at], bus.paths.get(gpu.pcie or "", ())) > 1]
-    return f"{far}; beside it: {', '.join(beside) or 'no GPU of the inventory'}"
+    return f"{far}; below the RNIC's own PCIe switch: {', '.join(beside) or 'no GPU of the inventory'}"

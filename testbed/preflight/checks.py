@@ -264,7 +264,11 @@ def _clock(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]
     for name, facts in state.items():
         # The time that the command may have taken is no skew.
         if facts.wall_s is not None and abs(facts.offset_s) - facts.offset_error_s > bound_s:
-            yield name, f"{facts.offset_s:+.3f} s (± {facts.offset_error_s:.3f})", f"within {bound_s:g} s of here"
+            yield (
+                name,
+                f"{facts.offset_s:+.3f} s (± {facts.offset_error_s:.3f})",
+                f"within {bound_s:g} s of the controller's clock",
+            )
 
 
 def _clock_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
@@ -273,7 +277,7 @@ def _clock_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str
     for name, facts in state.items():
         if facts.wall_s is not None and facts.offset_error_s > bound_s:
             unknown_s = math.ceil(facts.offset_error_s * 100) / 100
-            yield name, f"asked over SSH, a skew of less than {unknown_s:g} s is not seen"
+            yield name, f"SSH is too slow to show a skew of less than {unknown_s:g} s"
 
 
 def _leftovers(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -293,7 +297,7 @@ def _leftovers(inventory: Inventory, state: State) -> Iterator[tuple[str, str, s
 def _leftovers_unseen(_inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for name, facts in state.items():
         for tool in facts.failed:
-            yield name, f"{tool} could not list what is there"
+            yield name, f"{tool} failed, so leftovers of that kind are unknown"
 
 
 def _gpu(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -311,35 +315,35 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="link",
         how="`ip -j address` on both ends of every cable, and of the front end",
-        right="there, up and with carrier",
-        do="look at cable and optics; on a soft lab `faultbed heal`, then `faultbed reset`",
+        right="every interface exists, is up and has a carrier",
+        do="check cable and optics; on a soft lab run `faultbed heal`, then `faultbed reset`",
         wrong=_link,
     ),
     Check(
         name="mac",
         how="`ip -j address`: the MAC of every port",
-        right="the inventory's; otherwise the cable, or the inventory, belongs to another machine",
+        right="as in the inventory; a difference means that a cable, or the inventory, belongs to another machine",
         do="correct the inventory, or the cabling",
         wrong=_mac,
     ),
     Check(
         name="mtu",
         how="`ip -j address` on both ends of every cable",
-        right="the inventory's on every RNIC and port, or else its faultbed_mtu (switches of racks: at least that)",
+        right="as in the inventory for each RNIC and port, or else faultbed_mtu (switches of racks: at least that)",
         do="set the MTU of that port; `faultbed up --fresh` provisions a soft lab again",
         wrong=_mtu,
     ),
     Check(
         name="address",
         how="`ip -j address`: the IPv4 addresses of RNICs and host ports",
-        right="exactly the inventory's",
+        right="exactly as in the inventory",
         do="provision again, or correct the inventory",
         wrong=_address,
     ),
     Check(
         name="rdma",
         how="`rdma -j link show`",
-        right="every RNIC is there, ACTIVE and on its netdev",
+        right="every RNIC exists, is ACTIVE and on its netdev",
         do="load the driver; a port that is DOWN has no carrier",
         wrong=_rdma,
     ),
@@ -347,23 +351,23 @@ CHECKS: tuple[Check, ...] = (
         name="gid",
         how="/sys/class/infiniband/*/ports/1/gids",
         right="every RNIC has the RoCEv2 GID of its IPv4 address",
-        do="the address is missing or came after the device: set the address, or take the link down and up",
+        do="set the address; if it was set after the device was created, take the link down and up",
         wrong=_gid,
     ),
     Check(
         name="queue",
         how="`tc -j qdisc show` on both ends of every cable",
-        right="the inventory's rate, delay and queue; without rates a plain deep queue that drops nothing",
-        do="`faultbed reset`, or of a port without rates `tc qdisc del dev PORT root`; `faultbed heal` reverts faults",
+        right="rate, delay and queue of the inventory; without rates, a plain deep queue that drops nothing",
+        do="run `faultbed heal`, then `faultbed reset`; or at a port without rates `tc qdisc del dev PORT root`",
         wrong=_queue,
         labs=("soft",),
-        elsewhere="the switches of a rack queue in their ASIC, and no qdisc tells of it",
+        elsewhere="the switches of a rack queue in their ASIC, which no qdisc shows",
     ),
     Check(
         name="hash",
         how="`sysctl net.ipv4` in every switch",
         right="forwarding, ECMP by layer 4 (ip-sysctl.rst) and the lab's hash seed",
-        do="set the sysctl: with layer 3 hashing all QPs between two hosts share one uplink",
+        do="set the sysctl; with layer-3 hashing, all QPs between two hosts share one uplink",
         wrong=_hash,
         labs=("soft",),
         elsewhere="the switches of a rack hash in their ASIC, not in a kernel",
@@ -371,7 +375,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="route",
         how=f"`ip -j route get {FAR_ADDRESS} from RNIC` on every host",
-        right="what an RNIC sends leaves by it, to its own port of the switch",
+        right="packets from an RNIC's address leave by that RNIC, to its own switch port",
         do="restore the rule and the table of that RNIC (`ip rule`, `ip route show table 100...`)",
         wrong=_route,
     ),
@@ -379,21 +383,21 @@ CHECKS: tuple[Check, ...] = (
         name="bgp",
         how="`show bgp ipv4 unicast summary json` in every switch",
         right="every uplink's session is Established",
-        do="look at `show bgp neighbors` on both ends",
+        do="check `show bgp neighbors` on both ends",
         wrong=_sessions,
     ),
     Check(
         name="ecmp",
         how="`ip -j route`: next hops of every far prefix in the kernel's table",
         right="as many as there are shortest paths in the topology",
-        do="a session or an uplink is missing, or a static route hides the others",
+        do="look for a missing session or uplink, or a static route that hides the others",
         wrong=_ecmp,
     ),
     Check(
         name="clock",
-        how="`date`, between two readings of our own clock",
-        right="soft lab: within 30 s; rack: within 1 ms, and what the question took",
-        do="set the clock (`date -s`, chrony, PTP): journals and certificates go by it",
+        how="`date`, between two readings of the controller's clock",
+        right="soft lab: within 30 s; rack: within 1 ms plus the time that the reading took",
+        do="set the clock (`date -s`, chrony, PTP); journals and certificates depend on it",
         wrong=_clock,
         unseen=_clock_unseen,
     ),
@@ -401,7 +405,7 @@ CHECKS: tuple[Check, ...] = (
         name="leftovers",
         how="stored reverts in /run/faultbed/faults, units faultbed-fault-*, nftables tables",
         right="none",
-        do="`faultbed heal` reverts what a fault left behind",
+        do="run `faultbed heal`, which reverts what a fault left behind",
         wrong=_leftovers,
         unseen=_leftovers_unseen,
     ),
@@ -409,9 +413,9 @@ CHECKS: tuple[Check, ...] = (
         name="soft-gpu",
         how="`systemctl list-units`, cpu.max of its cgroup",
         right="active and without a limit",
-        do="`systemctl start` it, or `faultbed heal`",
+        do="start it with `systemctl start`, or run `faultbed heal`",
         wrong=_gpu,
         labs=("soft",),
-        elsewhere="the GPUs of a rack are no processes in a cgroup",
+        elsewhere="the GPUs of a rack are not processes in a cgroup",
     ),
 )

@@ -47,7 +47,7 @@ done"""
 _MLXCONFIG = "$(command -v mlxconfig || command -v mstconfig || echo mlxconfig)"
 _MLXLINK = "$(command -v mlxlink || command -v mstlink || echo mlxlink)"
 _FEC_APART_S = 2
-"""At least this long between the two looks: 8e11 bits of a 400 Gb/s port, enough to see a BER of 1e-11."""
+"""Minimum time between the two readings. A 400 Gb/s port sends 8e11 bits in it, enough to see a BER of 1e-11."""
 _IN_NAMESPACE = f"""\
 echo {_MARK}ip; printf 'addr show\\nroute show table all\\n' | ip -d -j -batch -
 echo {_MARK}nft; nft -j list tables 2>/dev/null || ! command -v nft >/dev/null || echo {_MARK}failed nft
@@ -56,7 +56,7 @@ _PICK = "import json,sys; d=json.load(sys.stdin); print(json.dumps({k: d.get(k, 
 _CONFIGDB = f"""\
 echo {_MARK}raw configdb
 {{ sonic-cfggen -d --print-data | python3 -c {shlex.quote(_PICK)} PORT_QOS_MAP DSCP_TO_TC_MAP; }} 2>&1"""
-"""Of all of ConfigDB, which has passwords too, what a check reads. A table that is not there is empty."""
+"""Prints only the tables of ConfigDB that a check reads, because others have passwords. A missing table is empty."""
 _QDISC = f"echo {_MARK}qdisc; tc -j qdisc show"
 """Not queried on racks, where no check uses it."""
 _ON_MACHINE = f"""\
@@ -85,9 +85,9 @@ class Interface:
 class Facts:
     """The facts of one node.
 
-    `next_hops` is the number of next hops by prefix, `sends` is (device, gateway) by source, and `raw` is the output of
-    rack tools by tool and device (`mlxlink mlx5_0`). `failed` are tools that ended with an error. What they did not
-    list may exist.
+    `next_hops` is the number of next hops by prefix, `sends` is (device, gateway) by source address, and `raw` is the
+    output of rack tools by tool and device (`mlxlink mlx5_0`). `failed` are the tools that ended with an error, so that
+    their lists may be incomplete.
     """
 
     interfaces: dict[str, Interface] = field(default_factory=dict)
@@ -139,9 +139,9 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
             raise LabError(f"{machine}: {error}{_stderr_note(done.stderr)}") from None
         facts = nodes.get(machine)
         if facts is None or facts.wall_s is None:
-            raise LabError(f"{machine}: preflight got no answer{_stderr_note(done.stderr)}")
+            raise LabError(f"{machine}: preflight printed no facts; run it again{_stderr_note(done.stderr)}")
         offsets = [_offset(facts.wall_s, sent_s, received_s)]
-        if not traits_of(lab.inventory_model.kind).is_emulated:  # rack tools take seconds, in which any skew could hide
+        if not traits_of(lab.inventory_model.kind).is_emulated:  # rack tools take seconds, too long for a small skew
             offsets += _clock_offsets(lab.node(machine))
         facts.offset_s, facts.offset_error_s = min(offsets, key=lambda offset_and_error: offset_and_error[1])
         host = lab.topology.host_by_name.get(machine)
@@ -191,10 +191,10 @@ def _stderr_note(stderr: str) -> str:
 def script(inventory: Inventory, machine: str) -> str:
     """Return the shell script that prints the facts of a machine and of the switches that it carries."""
     topology = inventory.topology
-    # The parsers match the tools' untranslated output.
     is_emulated = traits_of(inventory.kind).is_emulated
-    look = f"{_IN_NAMESPACE}\n{_QDISC}" if is_emulated else _IN_NAMESPACE
-    lines = ["export LC_ALL=C", f"echo {_MARK}node {machine}", look, _ON_MACHINE]
+    per_namespace = f"{_IN_NAMESPACE}\n{_QDISC}" if is_emulated else _IN_NAMESPACE
+    # LC_ALL: the parsers match the tools' untranslated output.
+    lines = ["export LC_ALL=C", f"echo {_MARK}node {machine}", per_namespace, _ON_MACHINE]
     if host := topology.host_by_name.get(machine):
         commands = "\\n".join(f"route get {FAR_ADDRESS} from {rnic.ip}" for rnic in host.rnics)
         lines.append(f"echo {_MARK}sends; printf '{commands}\\n' | ip -j -force -batch - 2>/dev/null")
@@ -203,7 +203,7 @@ def script(inventory: Inventory, machine: str) -> str:
     for name, switch in topology.switch_by_name.items():
         netns = inventory.netns.get(name)
         if switch.carrier == machine and netns:
-            lines.append(f"echo {_MARK}node {name}\nip netns exec {netns} sh <<'END'\n{look}\nEND")
+            lines.append(f"echo {_MARK}node {name}\nip netns exec {netns} sh <<'END'\n{per_namespace}\nEND")
             lines.append(_bgp(f"-N {netns} "))
         elif name == machine:
             lines.append(_bgp(""))
@@ -213,7 +213,7 @@ def script(inventory: Inventory, machine: str) -> str:
 
 
 def _rack_lines(host: Host) -> list[str]:
-    """Return the lines for hardware only; a missing tool prints that it is. Not yet run on hardware.
+    """Return the lines for hardware only. A missing tool prints the shell's error. Not yet run on hardware.
 
     FEC's counters are read twice, because only their growth matters. mlxlink gets the PCI address: it accepts only
     names like mlx5_N (mstflint, mtcr_ul_com.c), and current hosts have names like rocep24s0.
@@ -251,9 +251,9 @@ def _keep_up(rnic: Rnic) -> str:
     return f"KEEP_ETH_LINK_UP_P{int(function) + 1 if function.isdigit() else 1}"
 
 
-def _fec_lines(host: Host, look: str) -> list[str]:
+def _fec_lines(host: Host, reading: str) -> list[str]:
     return [
-        f"echo {_MARK}raw fec-{look} {shlex.quote(rnic.name)}; echo at: $(date +%s.%N); "
+        f"echo {_MARK}raw fec-{reading} {shlex.quote(rnic.name)}; echo at: $(date +%s.%N); "
         f"echo speed: $(cat /sys/class/net/{netdev}/speed 2>/dev/null); "
         f"ethtool -I --show-fec {netdev} 2>&1 || ethtool --show-fec {netdev} 2>&1; "
         f"ethtool -S {netdev} 2>/dev/null | grep _phy:"
@@ -292,7 +292,7 @@ def parse(text: str) -> dict[str, Facts]:
         if section == "node":
             facts = nodes.setdefault(name, Facts())
     if section != "end":
-        raise LabError(f"the answer to preflight ends in its section {section!r}: {text[-200:]!r}")
+        raise LabError(f"the answer to preflight is cut off in its section {section!r}; run it again: {text[-200:]!r}")
     return nodes
 
 

@@ -74,7 +74,7 @@ def _speed(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]
 def _speed_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for where, have, wanted in _speeds(inventory, state):
         if wanted is None:
-            yield where, "the inventory does not say its speed (speed_gbps)"
+            yield where, "the inventory does not give its speed (speed_gbps)"
         elif have is None:
             yield where, "the kernel does not report its speed, as of a port that is down"
 
@@ -89,12 +89,12 @@ def _firmware(inventory: Inventory, state: State) -> Iterator[tuple[str, str, st
     for board, by_rnic in versions.items():
         ((usual, count),) = Counter(by_rnic.values()).most_common(1)
         if count * 2 <= len(by_rnic):
-            observed = f"firmware {', '.join(sorted(set(by_rnic.values())))} on {board}, and none of them on most"
-            yield inventory.name, observed, "one (faultbed_golden says which)"
+            observed = f"RNICs of {board} have firmware {', '.join(sorted(set(by_rnic.values())))}, without a majority"
+            yield inventory.name, observed, "one version (faultbed_golden can fix it)"
             continue
         for where, version in by_rnic.items():
             if version != usual:
-                yield where, f"firmware {version}", f"{usual}, as most of the other {board}"
+                yield where, f"firmware {version}", f"{usual}, as on most others of {board}"
 
 
 def _firmware_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
@@ -128,12 +128,16 @@ def _odd_ones(answered: Mapping[str, Gpu]) -> Iterator[tuple[str, str, str]]:
     for where, gpu in answered.items():
         if gpu.sm_max_mhz is not None and tops[gpu.sm_max_mhz] * 2 < tops.total():
             usual = tops.most_common(1)[0][0]
-            yield where, f"SM clock up to {gpu.sm_max_mhz} MHz", f"{usual} MHz, as most of the others"
+            yield where, f"SM clock up to {gpu.sm_max_mhz} MHz", f"{usual} MHz, as on most others"
         if gpu.clocks_set and clocks_set * 2 < len(answered):
-            yield where, "its clocks are set or locked", "as the others: `nvidia-smi -rgc`, `nvidia-smi -rac`"
+            yield (
+                where,
+                "its clocks are set or locked",
+                "not set, as on most others: `nvidia-smi -rgc`, `nvidia-smi -rac`",
+            )
         if gpu.power_limit_w is not None and limits[gpu.power_limit_w] * 2 < limits.total():
             usual = limits.most_common(1)[0][0]
-            yield where, f"power limit {gpu.power_limit_w} W", f"{usual} W, as most of the others: `nvidia-smi -pl`"
+            yield where, f"power limit {gpu.power_limit_w} W", f"{usual} W, as on most others: `nvidia-smi -pl`"
 
 
 def _gpus_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
@@ -144,7 +148,7 @@ def _gpus_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]
                 for reading, value in (
                     ("ECC mode", gpu.ecc),
                     ("persistence mode", gpu.persistence),
-                    ("what holds its clocks", gpu.reasons),
+                    ("reasons for lowered clocks", gpu.reasons),
                     ("clocks", gpu.sm_max_mhz),
                     ("power limit", gpu.power_limit_w),
                     ("PCIe width", gpu.pcie[1]),
@@ -172,11 +176,14 @@ def _time_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]
     for host in inventory.topology.hosts:
         raw = state[host.name].raw.get("chrony", "")
         if _has_no_chrony(raw):
-            yield host.name, f"{complaint('chronyc', raw)}; a host with PTP alone has none: look at phc2sys there"
+            yield (
+                host.name,
+                f"{complaint('chronyc', raw)}; a host that uses only PTP has no chrony; check phc2sys there",
+            )
 
 
 def _has_no_chrony(raw: str) -> bool:
-    """Return whether there is no chronyc; one without its daemon prints a message, which is wrong."""
+    """Return whether chronyc is not installed. Without its daemon, chronyc prints a message, which counts as wrong."""
     return not raw.strip() or raw.rstrip().endswith("not found")
 
 
@@ -215,27 +222,27 @@ RACK_CHECKS: tuple[Check, ...] = (
     Check(
         name="pcie",
         how="current_link_* and max_link_* of each RNIC in sysfs",
-        right="as fast and as wide as the RNIC can; of a slot that is slower by design it is told, too",
-        do="reseat the card; look at the slot's bifurcation in the BIOS",
+        right="as fast and as wide as the RNIC supports; a slot that is slower by design is reported, too",
+        do="reseat the card; check the slot's bifurcation in the BIOS",
         wrong=_wrong_values("pcie", pcie_wrong),
         unseen=_pcie_unseen,
         labs=("rack",),
-        elsewhere="RNICs of a soft lab are software: on no PCIe link",
+        elsewhere="RNICs of a soft lab are software, without a PCIe link",
     ),
     Check(
         name="speed",
         how="/sys/class/net/*/speed of each RNIC",
-        right="the inventory's speed_gbps: all pairs slow alike are no burn-in's outliers",
-        do="look at the optics and at the speed and the lanes of the switch's port; both ends must have one speed",
+        right="speed_gbps of the inventory; the burn-in cannot find this, because equally slow pairs are no outliers",
+        do="check the optics, and speed and lanes of the switch port; both ends must have the same speed",
         wrong=_speed,
         unseen=_speed_unseen,
         labs=("rack",),
-        elsewhere="the speed of a virtual interface is made up",
+        elsewhere="the speed that a virtual interface reports has no meaning",
     ),
     Check(
         name="link-quality",
         how="`mlxlink -d RNIC -c`",
-        right="active, with FEC, errors before FEC well below what it can correct, none after it",
+        right="active, with FEC; few errors before FEC, far below what it can correct, and none after it",
         do="clean or replace the optics or the cable; both ends must have the same FEC",
         wrong=_wrong_values("mlxlink", link_wrong),
         unseen=_link_unseen,
@@ -245,7 +252,7 @@ RACK_CHECKS: tuple[Check, ...] = (
     Check(
         name="fec",
         how="`ethtool -I --show-fec NETDEV` and `ethtool -S NETDEV`, twice, some seconds apart",
-        right="FEC is active, mends few bits, and leaves no error behind that grows",
+        right="FEC is active, corrects few bits, and the number of uncorrected errors does not grow",
         do="clean or replace the optics or the cable at both ends of that port",
         wrong=fec.wrong,
         unseen=fec.unseen,
@@ -256,7 +263,7 @@ RACK_CHECKS: tuple[Check, ...] = (
         name="qos",
         how="`mlnx_qos -i NETDEV`",
         right="trust, PFC and DSCP map as in the lab's faultbed_qos and faultbed_dscp_map",
-        do="set what differs: one RNIC with another map pauses the wrong class of the whole lab",
+        do="set what differs; one RNIC with another map pauses the wrong class in the whole lab",
         wrong=_qos,
         unseen=_qos_unseen,
         labs=("rack",),
@@ -265,8 +272,8 @@ RACK_CHECKS: tuple[Check, ...] = (
     Check(
         name="switch-qos",
         how="PORT_QOS_MAP and DSCP_TO_TC_MAP in the ConfigDB of each SONiC switch (`sonic-cfggen -d`)",
-        right="PFC and DSCP map of every port that a cable is at as in the lab's faultbed_qos and faultbed_dscp_map",
-        do="set what differs: a pause that only one end knows is no pause",
+        right="PFC and DSCP map of every cabled port are as in faultbed_qos and faultbed_dscp_map",
+        do="set what differs; PFC works only if both ends of a cable have it",
         wrong=switch_qos.wrong,
         unseen=switch_qos.unseen,
         labs=("rack",),
@@ -276,7 +283,7 @@ RACK_CHECKS: tuple[Check, ...] = (
         name="firmware",
         how="board_id and fw_ver of each RNIC in sysfs",
         right="one version for all RNICs of one board",
-        do="bring the odd ones to the others' version",
+        do="install the version of most RNICs on the others",
         wrong=_firmware,
         unseen=_firmware_unseen,
         labs=("rack",),
@@ -286,11 +293,11 @@ RACK_CHECKS: tuple[Check, ...] = (
         name="golden",
         how="board_id, fw_ver and current_link_* of each RNIC in sysfs, NVML",
         right="firmware, PCIe, GPU driver and VBIOS as in the lab's faultbed_golden",
-        do="bring the host to the golden version, or change the inventory when the lab has moved on",
+        do="install the golden version on the host; if the lab has a new one, change the inventory",
         wrong=golden.wrong,
         unseen=golden.unseen,
         labs=("rack",),
-        elsewhere="a soft lab is one image: what it is made of goes into the name of its snapshot",
+        elsewhere="the machines of a soft lab are all made from one image",
     ),
     Check(
         name="affinity",
@@ -300,36 +307,36 @@ RACK_CHECKS: tuple[Check, ...] = (
         wrong=affinity_check.wrong,
         unseen=affinity_check.unseen,
         labs=("rack",),
-        elsewhere="soft RNICs and GPUs are on no PCI bus",
+        elsewhere="soft RNICs and GPUs are not on a PCI bus",
     ),
     Check(
         name="gpu",
-        how="NVML, asked by the host's watcher",
-        right="all GPUs answer, unthrottled, set alike, ECC on, as wide as they can, persistent",
-        do="look at power and cooling, `nvidia-smi -e 1`, the slot",
+        how="NVML, read by the host's watcher",
+        right="all GPUs answer, are not throttled, have equal settings, ECC, full PCIe width and persistence mode",
+        do="check power, cooling and the slot; turn ECC on with `nvidia-smi -e 1`",
         wrong=_gpus,
         unseen=_gpus_unseen,
         labs=("rack",),
-        elsewhere="GPUs of a soft lab are processes: soft-gpu looks at them",
+        elsewhere="GPUs of a soft lab are processes, which the check soft-gpu reads",
     ),
     Check(
         name="abilities",
         how="python3 -V; tools, lockdown and KEEP_ETH_LINK_UP of hosts; release, ASIC and ACLs of SONiC switches",
-        right="Python 3.9 or later; what else is missing for faults is told, with the kinds that it takes away",
-        do="install what is missing; `faultbed faults --here` asks target by target",
+        right="Python 3.9 or later; anything else that faults need and is missing is reported with the fault kinds",
+        do="install what is missing; `faultbed faults --here` checks each target",
         wrong=abilities.wrong,
         unseen=abilities.unseen,
         labs=("rack",),
-        elsewhere="machines of a soft lab are one image that has all it needs",
+        elsewhere="the image of a soft lab has everything that faults need",
     ),
     Check(
         name="time",
         how="`chronyc -c tracking`",
         right="synchronised, within 1 ms of its source",
-        do="look at `chronyc sources`; racks with PTP: at phc2sys",
+        do="check `chronyc sources`, or phc2sys on racks with PTP",
         wrong=_time,
         unseen=_time_unseen,
         labs=("rack",),
-        elsewhere="guests have their clock from QEMU, not from chrony: clock looks at it",
+        elsewhere="guests get their clock from QEMU, not from chrony; the check clock reads it",
     ),
 )

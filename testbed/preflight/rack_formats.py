@@ -154,11 +154,11 @@ def complaint(tool: str, text: str) -> str:
     """Return the first line of a tool's output in place of an answer: not installed, not permitted, not supported."""
     first_line = next((line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip()), "")
     first_line = _SHELL.sub("", first_line)
-    return f"{tool}: {first_line[:200]}" if first_line else f"{tool} says nothing"
+    return f"{tool}: {first_line[:200]}" if first_line else f"{tool} printed nothing"
 
 
 def pcie_wrong(values: Mapping[str, str]) -> list[Deviation]:
-    """Return what is slower or narrower about a PCIe link than its maximum. `values` are by name of the sysfs file."""
+    """Return whether a PCIe link is slower or narrower than its maximum. `values` are by name of the sysfs file."""
     wrong = []
     for attribute in ("speed", "width"):
         now, most = values.get(f"current_link_{attribute}"), values.get(f"max_link_{attribute}")
@@ -228,7 +228,7 @@ def qos_wrong(have: Qos, *, trust: str, pfc: Iterable[int], priority: Mapping[in
     if trust == "dscp" and have.priority:
         for dscp, wanted in priority.items():
             if have.priority.get(dscp) != wanted:
-                wrong.append((f"DSCP {dscp} in priority {have.priority.get(dscp, 'not told')}", str(wanted)))
+                wrong.append((f"DSCP {dscp} in priority {have.priority.get(dscp, 'unknown')}", str(wanted)))
     return wrong
 
 
@@ -245,7 +245,7 @@ def gpus(text: str) -> Gpus:
     try:
         return msgspec.json.decode(text, type=Gpus)
     except msgspec.MsgspecError:
-        why = "the host did not tell of its GPUs" + (f": {text.strip()[:200]}" if text.strip() else "")
+        why = "the host did not report its GPUs" + (f": {text.strip()[:200]}" if text.strip() else "")
         return Gpus(why=why, gpus=())
 
 
@@ -257,13 +257,13 @@ def gpu_wrong(gpu: Gpu) -> list[Deviation]:
     """
     if gpu.why is not None:
         return [(f"does not answer: {gpu.why}", "an answer")]
-    wrong = [(f"throttled: {reason}", "no such reason") for bit, reason in _REASONS.items() if gpu.has(bit)]
+    wrong = [(f"throttled: {reason}", "not throttled") for bit, reason in _REASONS.items() if gpu.has(bit)]
     if gpu.ecc is False:
-        wrong.append(("ECC off: a bit that flips is not seen", "on (`nvidia-smi -e 1`, then a reset)"))
+        wrong.append(("ECC off, so bit flips are not detected", "on (`nvidia-smi -e 1`, then a reset)"))
     if gpu.pcie[1] != gpu.pcie_max[1]:
         wrong.append((f"PCIe width {gpu.pcie[1]}", str(gpu.pcie_max[1])))
     if gpu.persistence is False:
-        wrong.append(("persistence mode off: the first job pays for the driver's start", "on"))
+        wrong.append(("persistence mode off, so the first job waits for the driver to load", "on"))
     return wrong
 
 

@@ -99,14 +99,14 @@ def begin(lab: Lab, why: str, *, lease_s: float = LEASE_S, progress: Progress = 
                     before = _without(before, other, lab.topology)
             if unknown := fingerprint.unknown(before):
                 raise LabError(
-                    f"{lab.name}: its state cannot be read, so that nothing could be compared at the end: "
-                    f"{unknown[0]}; nothing was changed: repair that, or `faultbed reset` a soft lab"
+                    f"{lab.name}: its state cannot be read, so it could not be compared at the end: {unknown[0]}; "
+                    "nothing was changed. Repair that, or run `faultbed reset` on a soft lab"
                 )
             own = in_progress.write(folder, why=why, before=before, lease_s=lease_s)
     except OSError as error:
         raise LabError(
-            f"{error.filename or folder}: {error.strerror or error}; nothing was changed, because a mark must be on "
-            "disk first: free disk space"
+            f"{error.filename or folder}: {error.strerror or error}; nothing was changed, because the lab must be "
+            "marked on disk first; free disk space"
         ) from error
     return Work(why=why, before=before, mark=own)
 
@@ -137,7 +137,7 @@ def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
     if others_running:
         names = ", ".join(running.name for running in others_running)
         return Outcome(
-            state="CLEAN", reasons=(), said=f"the lab is compared at the end of {names}, which still run{kept}"
+            state="CLEAN", reasons=(), said=f"the lab will be compared when {names} end, which still run{kept}"
         )
     return Outcome(state="CLEAN", reasons=(), said=f"the lab is as it was before{kept}")
 
@@ -283,7 +283,7 @@ def settle(lab: Lab) -> list[str]:
     if is_marked(folder):
         before = baseline(folder)
         if before is None:
-            return ["its state before is unknown; run `faultbed reset`"]
+            return ["the state before the command is unknown; run `faultbed reset`"]
         if left := fingerprint.settle(lab, before):
             return left
         _path(folder).unlink(missing_ok=True)

@@ -155,7 +155,7 @@ def locked(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise LabError(
-                        f"{path}: another command has been comparing this lab for {LOCK_S:.0f} s; wait for it to end"
+                        f"{path}: locked by another command for {LOCK_S:.0f} s; wait until it has compared the lab"
                     ) from None
             time.sleep(0.1)
         yield

@@ -148,7 +148,7 @@ def refuse(state_dir: Path, name: str, covers: Sequence[str] = (WHOLE_LAB,)) -> 
         Intervened: another command has; the message names it and the time.
     """
     if (reason := since_begin(state_dir, covers)) is not None:
-        raise Intervened(f"{name}: {reason}; this command begins no other fault: run it again")
+        raise Intervened(f"{name}: {reason}; this command begins no more faults, run it again")
 
 
 def forget(state_dir: Path) -> None:

@@ -125,7 +125,7 @@ def reserve(
         if conflicts(entry, wanted):
             raise Reserved(
                 f"{_names(_common(entry.covers, wanted.covers))} is reserved: {describe(entry, now_s=now_s)}; wait, "
-                f"choose other targets, or ask; `faultbed release --force{_name_of(entry)}` ends one left behind"
+                f"choose other targets, or ask; `faultbed release --force{_name_of(entry)}` ends an abandoned one"
             )
     _refuse_the_last(left, wanted, never_all, now_s=now_s)
     return (*(entry for entry in left if entry.token != wanted.token), wanted)
@@ -142,7 +142,7 @@ def _refuse_the_last(left: Book, wanted: Entry, never_all: Mapping[str, frozense
             raise Reserved(
                 f"{_names(tuple(sorted(own)))}: the other uplinks of {switch} may be down ("
                 f"{'; '.join(describe(entry, now_s=now_s) for entry in theirs)}), and the rack behind it with them; "
-                "wait, or choose another target; faultbed_safety.all_uplinks says whether this lab allows it"
+                "wait, or choose another target (faultbed_safety.all_uplinks allows it)"
             )
 
 

@@ -114,15 +114,17 @@ class ReservationStore:
         try:
             boot, up_s, day_s = stamps[0], float(stamps[1]), float(stamps[2])
         except ValueError as error:
-            raise LabError(f"{self.where}: the reservations cannot be read: its clocks say {stamps[1:]}") from error
+            raise LabError(
+                f"{self.where}: the reservations cannot be read: unexpected clock readings {stamps[1:]}"
+            ) from error
         if out.endswith("\nnone\n"):
             return Reading(book=(), now_s=day_s, digest="", boot=boot, up_s=up_s)
         try:
             file = msgspec.json.decode(text, type=_File)
         except (msgspec.DecodeError, RecursionError) as error:
             raise LabError(
-                f"{self.where}:{self.folder}/{self.lab}.json is no file of reservations of this version ({error}): "
-                "if the lab is not in use, remove it"
+                f"{self.where}:{self.folder}/{self.lab}.json is not a reservation file of this version ({error}); "
+                "if the lab is not in use, remove the file"
             ) from error
         now_s, adrift = _time_of(file.clock, boot, up_s=up_s, day_s=day_s)
         book = _moved(file.entries, now_s - file.clock.written_s) if adrift and file.clock else file.entries
@@ -147,7 +149,10 @@ class ReservationStore:
                 f"{self.where}: {self.folder} cannot be written: as root there, `install -d -m 2775 -g GROUP "
                 f"{self.folder}` with a group of all users of the lab ({err.strip()})"
             )
-        problems = {_LOCKED: "is locked by another write; try again", _TORN: "was not written: not all of it arrived"}
+        problems = {
+            _LOCKED: "is locked by another write; try again",
+            _TORN: "was not written, as it arrived incomplete; try again",
+        }
         problem = problems.get(status, f"cannot be written: {err.strip()}")
         raise LabError(f"{self.where}: {self.folder}/{self.lab}.json {problem}")
 
@@ -198,8 +203,8 @@ def local_store(lab_folder: Path, *, lab: str) -> ReservationStore:
             done = subprocess.run(argv, input=stdin or "", capture_output=True, text=True, check=False, timeout=SHELL_S)
         except subprocess.TimeoutExpired as error:
             raise LabError(
-                f"this machine: {lab_folder} does not answer for {SHELL_S:g} s, so nothing can be reserved; "
-                "see whether its file system hangs"
+                f"this machine: {lab_folder} has not answered for {SHELL_S:g} s, so nothing can be reserved; "
+                "check whether its file system hangs"
             ) from error
         return done.returncode, done.stdout, done.stderr
 

@@ -22,7 +22,7 @@ STORAGE_WAITS = {
 class Entry:
     """One event on a rank, in controller ns (`traffic.node.ranks.recorder` lists the kinds of events).
 
-    `connection` -1: an event of no connection, or of a run recorded before peers had several.
+    `connection` is -1 for an event without a connection, and in recordings from before peers could have several.
     """
 
     at_ns: int

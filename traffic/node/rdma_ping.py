@@ -42,6 +42,7 @@ PORT = 7471
 SIZE = 64
 REPEAT_S = 0.25
 POLL_S = 0.01
+# Phases of a host: its QP numbers are known, its QPs are connected, all its completions have arrived.
 KNOWN, CONNECTED, DONE = 0, 1, 2
 TIMEOUT = 14  # 4.096 us * 2^14 = 67 ms until a lost packet is retransmitted
 FOR_EVER = 7  # retries: rxe retries forever, so that the deadline of the ping decides
@@ -68,12 +69,12 @@ def ping(request: dict[str, Any]) -> dict[str, Any]:
 class _Pair:
     """One connection, from an RNIC of this host to an RNIC of a peer."""
 
-    def __init__(self, host: str, rnic: _Rnic, peer: dict[str, Any], other: dict[str, Any], number: int) -> None:
+    def __init__(self, host: str, rnic: _Rnic, peer: dict[str, Any], peer_rnic: dict[str, Any], number: int) -> None:
         self.rnic = rnic
         self.peer = peer["name"]
         self.here = f"{host}:{rnic.name}"
-        self.there = f"{peer['name']}:{other['name']}"
-        self.remote_address = other["address"]
+        self.there = f"{peer['name']}:{peer_rnic['name']}"
+        self.remote_address = peer_rnic["address"]
         self.number = number
         self.error: str | None = None
         self.request: Any = None  # kept alive while it is posted
@@ -120,6 +121,8 @@ def _gid(text: str) -> str:
 
 
 class _Run:
+    """One ping: the RNICs of this host, its pairs, and the last state that each peer has sent (`heard`)."""
+
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
         self.host = request["host"]
@@ -139,9 +142,9 @@ class _Run:
         for requested in self.request["rnics"]:
             rnic = _Rnic(requested, count)
             self.rnics.append(rnic)
-            peer_rnics = [(peer, other) for peer in self.request["peers"] for other in peer["rnics"]]
-            for number, (peer, other) in enumerate(peer_rnics):
-                pair = _Pair(self.host, rnic, peer, other, number)
+            peer_rnics = [(peer, peer_rnic) for peer in self.request["peers"] for peer_rnic in peer["rnics"]]
+            for number, (peer, peer_rnic) in enumerate(peer_rnics):
+                pair = _Pair(self.host, rnic, peer, peer_rnic, number)
                 self.pairs.append(pair)
                 self.by_qpn[rnic.name, pair.qp.qp_num] = pair
 

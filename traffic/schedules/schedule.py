@@ -96,9 +96,9 @@ def moves(
     return rows
 
 
-def step_count(of: Moves) -> int:
+def step_count(rows: Moves) -> int:
     """Return the number of steps that moves take."""
-    return int(of["step"].max(initial=-1)) + 1
+    return int(rows["step"].max(initial=-1)) + 1
 
 
 def after(first: Moves, second: Moves) -> Moves:
@@ -114,24 +114,25 @@ def joined(*parts: Moves) -> Moves:
     return together[np.argsort(together["step"], kind="stable")]
 
 
-def transposed(of: Moves, *, ranks: int, chunks: int, period: int) -> Moves:
-    """Return the same paths run backwards with reduction: an all-gather becomes a reduce-scatter, a broadcast a reduce.
+def transposed(rows: Moves, *, ranks: int, chunks: int, period: int) -> Moves:
+    """Return the moves backwards, with reduction: an all-gather becomes a reduce-scatter, a broadcast a reduce.
 
-    This is correct if every block reaches every rank on one path only, because the paths then are trees.
+    This is correct if every block reaches every rank on only one path, because then the paths are trees.
     """
-    back = of[::-1].copy()
-    back["step"] = step_count(of) - 1 - back["step"]
-    back["src"], back["dst"] = of["dst"][::-1], of["src"][::-1]
-    back["source"], back["target"] = of["target"][::-1], of["source"][::-1]
+    back = rows[::-1].copy()
+    back["step"] = step_count(rows) - 1 - back["step"]
+    back["src"], back["dst"] = rows["dst"][::-1], rows["src"][::-1]
+    back["source"], back["target"] = rows["target"][::-1], rows["source"][::-1]
     back["reduce"] = True
-    turn = back["src"] // period * period  # listed are the moves that the first ranks send
+    # Only moves that the first `period` ranks send are listed: shift each move to one of these ranks.
+    shift = back["src"] // period * period
     for name, size in (("src", ranks), ("dst", ranks), ("source", chunks), ("target", chunks)):
-        back[name] = (back[name] - turn) % size
+        back[name] = (back[name] - shift) % size
     return joined(back)
 
 
-def mirrored(of: Moves, *, ranks: int, period: int) -> Moves:
-    """Return the moves in the opposite direction around the ranks (or around the periods).
+def mirrored(rows: Moves, *, ranks: int, period: int) -> Moves:
+    """Return the moves in the opposite direction around the ring of ranks, or of periods if these are longer than one.
 
     Block numbers are rank numbers. With a period longer than one rank, only moves of single blocks are supported.
     """
@@ -141,10 +142,10 @@ def mirrored(of: Moves, *, ranks: int, period: int) -> Moves:
         turn, place = np.divmod(numbers, period)
         return -turn % turns * period + place
 
-    back = of.copy()
-    back["dst"] = turned(of["dst"])
+    back = rows.copy()
+    back["dst"] = turned(rows["dst"])
     for name in ("source", "target"):
-        back[name] = turned(of[name]) if period > 1 else (1 - of[name] - of["span"]) % ranks
+        back[name] = turned(rows[name]) if period > 1 else (1 - rows[name] - rows["span"]) % ranks
     return back
 
 
@@ -162,23 +163,24 @@ def expanded(schedule: Schedule, *, turns: int | None = None) -> Moves:
     return every[np.argsort(every["step"], kind="stable")]
 
 
-def relisted(of: Moves, *, period: int, wanted: int, ranks: int, chunks: int) -> Moves:
+def relisted(rows: Moves, *, period: int, wanted: int, ranks: int, chunks: int) -> Moves:
     """Convert moves that list `period` ranks to a list of the first `wanted` ranks."""
     if period == wanted:
-        return of
-    short = Schedule(collective="", algorithm="", ranks=ranks, chunks=chunks, period=period, moves=of)
+        return rows
+    short = Schedule(collective="", algorithm="", ranks=ranks, chunks=chunks, period=period, moves=rows)
     return expanded(short, turns=wanted // period)
 
 
-def _cut_at_end(of: Moves, name: str, chunks: int) -> Moves:
-    over = np.flatnonzero(of[name] + of["span"] > chunks)
+def _cut_at_end(rows: Moves, name: str, chunks: int) -> Moves:
+    """Split each move whose blocks, by its column `name`, go beyond the end of the buffer and wrap to its beginning."""
+    over = np.flatnonzero(rows[name] + rows["span"] > chunks)
     if not over.size:
-        return of
-    heads: npt.NDArray[Any] = chunks - of[name][over]
-    tails = of[over]
-    of = of.copy()
-    of["span"][over] = heads
+        return rows
+    heads: npt.NDArray[Any] = chunks - rows[name][over]
+    tails = rows[over]
+    rows = rows.copy()
+    rows["span"][over] = heads
     for side in ("source", "target"):
         tails[side] = (tails[side] + heads) % chunks
     tails["span"] -= heads
-    return np.insert(of, over + 1, tails)
+    return np.insert(rows, over + 1, tails)

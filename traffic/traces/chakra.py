@@ -52,24 +52,33 @@ def read(file: str, content: bytes, *, rank: int, world: int, groups: Groups) ->
     passed_ns = 0
     for number, ready_ns in _in_order(file, nodes):
         node = nodes[number]
+        if node.type in (wire.COMP, wire.METADATA):
+            continue
         if node.type == wire.COLL:
             converted = _collective(f"{file}: record {number}", number, node, rank, world, known)
         elif node.type in (wire.SEND, wire.RECV):
             converted = _message(number, node, rank, world)
-        elif node.type in PASSED_OVER:
-            converted = f"{PASSED_OVER[node.type]}, {node.name}: skipped", False
-        elif node.type in BLOCKING:
-            converted = f"{BLOCKING[node.type]}, {node.name}: not supported", True
-        elif node.type in (wire.COMP, wire.METADATA):
-            continue
         else:
-            raise ConfigError(f"{file}: record {number}: unknown node type {node.type}")
+            converted = _left_out(f"{file}: record {number}", node)
         if isinstance(converted, tuple):
             notes.append(Note(file=file, record=number, what=converted[0], blocks=converted[1]))
         else:
             parts.append(_begun(converted, node, max(0, ready_ns - passed_ns)))
             passed_ns = max(passed_ns, ready_ns)
     return RankTrace(file=file, rank=rank, world=world, parts=tuple(parts), notes=tuple(notes))
+
+
+def _left_out(where: str, node: Any) -> tuple[str, bool]:
+    """Return the note about a node that is not replayed, and whether it blocks the replay.
+
+    Raises:
+        ConfigError: the type of the node is unknown.
+    """
+    if node.type in PASSED_OVER:
+        return f"{PASSED_OVER[node.type]}, {node.name}: skipped", False
+    if node.type in BLOCKING:
+        return f"{BLOCKING[node.type]}, {node.name}: not supported", True
+    raise ConfigError(f"{where}: unknown node type {node.type}")
 
 
 def _begun(part: Part, node: Any, pause_ns: int) -> Part:

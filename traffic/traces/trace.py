@@ -91,7 +91,7 @@ class Trace:
 
 
 def fitted(trace: Trace, *, ranks: int, scale: float = 1.0) -> Trace:
-    """Return the part of a trace that its first `ranks` ranks do among themselves, with all sizes scaled by `scale`.
+    """Return the operations of a trace that only its first `ranks` ranks take part in, with sizes scaled by `scale`.
 
     Sizes are rounded up to multiples of 4 bytes, or of 4 bytes per member if all blocks have equal size, and are never
     0.

@@ -59,8 +59,8 @@ def _ranks(lab: TrafficLab, spec: ReplaySpec, trace: Trace) -> tuple[Endpoint, .
     ranks = place(lab, spec)
     if trace.ranks > len(ranks):
         raise UsageError(
-            f"{trace.source} has {trace.ranks} ranks, but there are {len(ranks)} RNICs; shrink it to what its first "
-            f"{len(ranks)} ranks do among themselves"
+            f"{trace.source} has {trace.ranks} ranks, but there are {len(ranks)} RNICs; shrink it to the operations "
+            f"among its first {len(ranks)} ranks"
         )
     return ranks[: trace.ranks]
 

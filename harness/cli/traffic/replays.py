@@ -82,8 +82,8 @@ def replay_command(
     whole = traces.load(path, form=form, ranks=len(names), groups=groups)
     if whole.ranks > len(names) and not shrink:
         raise UsageError(
-            f"{path} is of {whole.ranks} ranks, and there are {len(names)} RNICs; --shrink replays what its first "
-            f"{len(names)} ranks do among themselves"
+            f"{path} has {whole.ranks} ranks, but there are {len(names)} RNICs; --shrink replays only the operations "
+            f"among its first {len(names)} ranks"
         )
     trace = traces.fitted(whole, ranks=len(names), scale=scale)
     mine = tuple(names[: trace.ranks])
@@ -100,7 +100,7 @@ def replay_command(
     if blocking and not skip_unsupported:
         first = blocking[0]
         raise UsageError(
-            f"{first.file}: record {first.record}: {first.what} ({len(blocking)} such in all); --dry-run lists them, "
+            f"{first.file}: record {first.record}: {first.what} ({len(blocking)} such records); --dry-run lists them, "
             "--skip-unsupported replays the rest"
         )
     result = _replay(session, inventory, spec, trace)

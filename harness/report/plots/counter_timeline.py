@@ -2,7 +2,7 @@
 
 **Trouble counters.** A watcher samples as often as it can (ten times a second on a quiet machine, once in four seconds
 on an emulated one) and records what has changed. A series here consists of steps: the growth from one sample of its
-node to the next, over the time between them. When it grew within that time is unknown.
+node to the next, divided by the time between them. The exact moment of the growth is unknown.
 
 **Events.** Kernels report changes of links, routes and logs as they happen. Equal events of one node within
 `TOGETHER_NS` of each other are one mark.
@@ -35,8 +35,9 @@ __all__ = [
 NewsKind = Literal["down", "up", "link", "routes", "gone", "kernel"]
 
 TOGETHER_NS = 300_000_000
+"""Equal events of one node that are at most this far apart become one mark."""
 MOST = 8
-"""Maximum number of series in one chart; the table of counters has all."""
+"""Maximum number of series in one chart. The report's table of counters has all of them."""
 
 TROUBLE = {
     "out_of_seq_request": "gaps seen",
@@ -107,9 +108,9 @@ class News:
 
 
 def series(samples: Sequence[Sample], *, t0_ns: int, end_ns: int) -> tuple[Series, ...]:
-    """Return the trouble counters that grew in the run, alternating between meanings, fastest growth first.
+    """Return the trouble counters that grew in the run, the largest growth first, alternating between meanings.
 
-    The first few series then cover every kind of trouble, instead of eight of the most frequent kind.
+    The first few series therefore cover every kind of trouble, instead of only the most frequent kind.
     """
     times: dict[str, list[int]] = {}
     values: dict[tuple[str, str], dict[int, int]] = {}
@@ -153,7 +154,7 @@ def _series(
 
 
 def thinned(steps: Sequence[Step], width_s: float) -> tuple[Step, ...]:
-    """Merge neighbouring steps to at least `width_s`, except the last, with their mean rate."""
+    """Merge neighbouring steps until all but the last are at least `width_s` long. A merged step has the mean rate."""
     merged: list[Step] = []
     pending: list[Step] = []
     for step in steps:
@@ -222,14 +223,15 @@ def _mark_of(change: Change, before: str | None, *, known: bool) -> tuple[NewsKi
     if kind == "link":
         state = link_state(change.text)
         if state == "up" and (not known or link_state(before) == "up"):
-            # A first event of a link with carrier reports its settings: carrier can only return after it was lost.
+            # The carrier did not return, because no loss was seen before: the event reports changed settings.
             return "link", f"{name} {_settings(change.text)}"
         return ("up" if state == "up" else "down"), f"{name} {state}"
     noun = "next hop" if kind == "nexthop" else "route"
     if change.text is None:
         return "gone", f"{noun} gone"
-    ways = sorted({word for dev, word in itertools.pairwise(change.text.replace(",", " ").split()) if dev == "dev"})
-    return "routes", f"{noun} → {', '.join(ways)}" if ways else f"{noun} changed"
+    words = change.text.replace(",", " ").split()
+    devices = sorted({word for keyword, word in itertools.pairwise(words) if keyword == "dev"})
+    return "routes", f"{noun} → {', '.join(devices)}" if devices else f"{noun} changed"
 
 
 def _settings(text: str | None) -> str:

@@ -50,7 +50,7 @@ third one covers router advertisements, neighbour discovery and ARP, which are r
 
 @dataclass(kw_only=True)
 class ActiveScheme:
-    """Routing scheme of a run, from before its application on. `receipt` is complete after the `applied` block ends."""
+    """The routing scheme of a run, from before it is applied. `receipt` is complete after the `applied` block ends."""
 
     fabric: Fabric
     tables: SchemeTables
@@ -70,7 +70,7 @@ class ActiveScheme:
 
         Raises:
             FaultError: a switch refuses the scheme; the message says why.
-            LabError: the switches' machine does not answer, or another command has ended what is held on the lab.
+            LabError: the switches' machine does not answer, or another command has ended this run's holders.
         """
         released: dict[str, SchemeRelease] = {}
 
@@ -112,8 +112,9 @@ class ActiveScheme:
             before: counters before the workload.
             after: counters after it.
             seconds: time between the two readings.
-            paths: the nodes that each connection of the workload crosses. The counters count a bystander and probes as
-                well; if no path is unknown (empty), and none has a choice, the workload was not among them.
+            paths: the nodes that each connection of the workload crosses; an empty path is unknown. The counters also
+                count probes and bystanders. If all paths are known and the scheme has a choice on none of them, the
+                counted packets are not those of the workload.
 
         Raises:
             LabError: a machine could not answer.
@@ -121,8 +122,9 @@ class ActiveScheme:
         counters = _counters_of_choice(self.lab, self.tables)
         self.carried_packets = _carried(counters, before, after)
         self.needed_packets = least_packets(len(counters), seconds)
-        if paths and all(paths) and not any(_has_choice(self.lab, path, counters) for path in paths):
-            self.doubts.append("no connection of the workload leaves by a port the scheme chooses among")
+        are_known = bool(paths) and all(paths)
+        if are_known and not any(_has_choice(self.lab, path, counters) for path in paths):
+            self.doubts.append("no connection of the workload uses a port that the scheme chooses from")
         self.check_still_applied()
 
     def check_still_applied(self) -> None:
@@ -175,7 +177,7 @@ class ActiveScheme:
             yield "no switch marked a packet"
         if self.carried_packets is None or self.carried_packets < self.needed_packets:
             yield (
-                f"only {self.carried_packets or 0} packets left by the ports the scheme chooses among "
+                f"only {self.carried_packets or 0} packets left by the ports that the scheme chooses from "
                 f"(at least {self.needed_packets} needed)"
             )
         if not self.cleared.ok:
@@ -235,7 +237,7 @@ def least_packets(ports: int, seconds: float) -> int:
 
 
 def _counters_of_choice(lab: Lab, tables: SchemeTables) -> set[str]:
-    """Return the names (`node/name`) of the packet counters of all ports among which a switch chooses."""
+    """Return the packet counters (`node/name`) of all ports that a switch chooses from."""
     switches = tables.switches or scheme_tables(lab.topology, "static-parity", tables.routing).switches
     return {
         f"{name}/{port}.tx_packets"

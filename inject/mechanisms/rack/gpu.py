@@ -1,10 +1,10 @@
 """GPUs: clocks, power limits and removal by `nvidia-smi`, neighbours, events by DCGM. Not yet run on hardware.
 
-`-lgc`, `-rgc`, `-pl` and the fields of `--query-gpu` are nvidia-smi's (its manual page, `--help-query-gpu`). Only the
-clock itself shows a locked clock: the GPU keeps it whether it works or not, without an event reason
-(`testbed.node.gpu.nvml.clocks_set`). An earlier lock could not be restored, so that such a GPU is refused.
-`dcgmi test --inject` writes a value into DCGM's cache only (DCGM documentation, "Error injection"): programs that
-read DCGM see it, no GPU does.
+`-lgc`, `-rgc`, `-pl` and the fields of `--query-gpu` are options of nvidia-smi (its manual page, `--help-query-gpu`).
+A locked clock has no event reason. It shows only because the GPU keeps that clock, busy or idle
+(`testbed.node.gpu.nvml.clocks_set`). A GPU whose clock is locked already is refused, because nvidia-smi does not report
+the lock, so it could not be restored. `dcgmi test --inject` writes a value only into DCGM's cache (DCGM documentation,
+"Error injection"): programs that read DCGM see it, the GPU does not change.
 
 The driver itself removes a GPU from the bus (NVML, "Drain states": nvmlDeviceModifyDrainState, nvmlDeviceRemoveGpu)
 and fails if it is in use. A `remove` written into sysfs does not fail: the driver waits inside the kernel, where
@@ -72,11 +72,10 @@ REMAP_FIELDS = {"failed": "395", "pending": "396"}
 """DCGM_FI_DEV_ROW_REMAP_FAILURE and DCGM_FI_DEV_ROW_REMAP_PENDING."""
 TEMPERATURE_FIELD = "150"
 """DCGM_FI_DEV_GPU_TEMP."""
-# Above this share of busy time, a clock below the limit is due to the limit.
 _BUSY_PERCENT = 50
-# Reasons 0x4 to 0x80 (power cap, slowdowns, brake: nvml.h) lower a clock, too: then a low clock proves no lock.
-# nvidia-smi takes the nearest clock that the GPU has; those of an H100 are 15 MHz apart.
+"""A GPU that is busy for this share of the time, or longer, does not lower its clock by itself."""
 _STEP_MHZ = 15
+"""Distance between the clocks of an H100. nvidia-smi sets the nearest one that the GPU has."""
 
 
 def _bus(request: Request) -> str:
@@ -96,14 +95,8 @@ def _throttle(request: Request) -> Mechanism:
     bus, left = _bus(request), f"{100 - request.params['percent']:g}"
     limit = f"int({{max}} * {left} / 100)"
     query = " ".join(_query(bus, "clocks_event_reasons.active,clocks.sm,utilization.gpu"))
-    judge = (
-        f"{{ low = $2 <= {limit} + {_STEP_MHZ}; none = $1 ~ /^0x0+$/; bit = substr($1, length($1)) ~ /[2367abefABEF]/; "
-        "tail = substr($1, length($1) - 1); sick = tail ~ /[4-9a-fA-F]$/ || tail ~ /^[2-9a-fA-F]/; "
-        f"held = bit || low && !sick && (none || $3 >= {_BUSY_PERCENT}); locked = none && $2 < {{max}} * {TOP_SHARE}; "
-        'print (held ? "held" : low && sick ? "slowed" : locked ? "locked" : "free"), (low ? "low" : "high"), $0 }'
-    )
-    # A clock that is still rising has no reason either: it has arrived at the next reading.
-    once = f"w=$({query} | awk -F', *' '{judge}')"
+    once = f"w=$({query} | awk -F', *' '{_clock_state(limit)}')"
+    # A clock that is still rising looks locked, too: the next reading finds it at the top.
     look = f'for i in 1 2 3; do {once}; case $w in locked*) sleep 0.3;; *) break;; esac; done; echo "$w"'
     commands = Commands(
         needs=("nvidia-smi", "awk"),
@@ -117,6 +110,26 @@ def _throttle(request: Request) -> Mechanism:
         unclear="an idle or a hot GPU has a low clock, too: only a busy one shows that its clock is still locked",
     )
     return _on_gpu(request, commands, bus, state="clocks_set")
+
+
+def _clock_state(limit: str) -> str:
+    """Return an awk program that prints the state of a GPU's clock: held, slowed, locked or free.
+
+    The second word is `low` if the clock is at `limit` or below, else `high`. The program's fields are the active event
+    reasons (a hexadecimal bit mask, nvml.h), the SM clock in MHz and the busy time in percent. `held` means by this
+    limit, `slowed` means by heat or power, `locked` means by another lock.
+    """
+    statements = (
+        f"low = $2 <= {limit} + {_STEP_MHZ}",
+        "no_reason = $1 ~ /^0x0+$/",
+        "by_setting = $1 ~ /[2367abefABEF]$/",  # 0x2: clocks set by a user
+        "by_heat_or_power = $1 ~ /[4-9a-fA-F]$/ || $1 ~ /[2-9a-fA-F].$/",  # 0x4 to 0x80 without 0x10
+        f"held = by_setting || low && !by_heat_or_power && (no_reason || $3 >= {_BUSY_PERCENT})",
+        f"locked = no_reason && $2 < {{max}} * {TOP_SHARE}",
+        'state = held ? "held" : low && by_heat_or_power ? "slowed" : locked ? "locked" : "free"',
+        'print state, (low ? "low" : "high"), $0',
+    )
+    return f"{{ {'; '.join(statements)} }}"
 
 
 def _power_cap(request: Request) -> Mechanism:
@@ -192,8 +205,8 @@ def _overheat(request: Request) -> Mechanism:
 def _ahead_s(request: Request) -> tuple[int, int]:
     """Return how far ahead a value and its revert are dated, in s.
 
-    DCGM reads these fields from the driver again and again. Its newest value counts, so ours is dated to the end of the
-    window, and the revert after that.
+    DCGM reads these fields from the driver regularly, and the value with the latest date counts. The injected value is
+    therefore dated to the end of the window, and its revert later.
     """
     window_s = math.ceil(request.for_s)
     return window_s, window_s + 1
@@ -264,16 +277,16 @@ def _lost(request: Request) -> Mechanism:
     commands = Commands(
         needs=("nvidia-smi",),
         able=(
-            (("test", "-w", f"{PCI}/rescan"), "^", "the PCI bus cannot be rescanned: run as root"),
+            (("test", "-w", f"{PCI}/rescan"), "^", "the PCI bus cannot be rescanned; use an account with root"),
             (
                 ("nvidia-smi", "-i", bus, "--query-compute-apps=pid", "--format=csv,noheader"),
                 r"\A\s*\Z",
-                "a process computes on this GPU, and the driver removes no GPU in use: end it, or use gpu.throttle",
+                "a process computes on this GPU, and the driver removes no GPU in use; end it, or use gpu.throttle",
             ),
             (
                 ("sh", "-c", f"for s in {_HOLDERS}; do systemctl is-active --quiet $s && echo $s; done; true"),
                 r"\A\s*\Z",
-                "a daemon has this GPU open, and the driver removes no GPU in use: stop it, or use gpu.throttle",
+                "a daemon has this GPU open, and the driver removes no GPU in use; stop it, or use gpu.throttle",
             ),
         ),
         remember={"persistence": (_query(bus, "persistence_mode"), "^(Enabled|Disabled)$")},

@@ -32,7 +32,7 @@ _COLOURLESS = r"s/\x1b\[[0-9;]*m//g"
 _SHORTEST_S = 3.0
 """mlxlink waits 2 s before it checks whether the port is down (sendPaosDown)."""
 _LOCKED = (
-    "the kernel is locked down (as with Secure Boot) and mlxlink cannot reach the device: start MFT's driver "
+    "the kernel is locked down (as with Secure Boot), so mlxlink cannot access the device; start MFT's driver "
     "(mst start), or target the switch port"
 )
 _LOCKDOWN = (
@@ -63,7 +63,7 @@ def _port(request: Request) -> Mechanism:
     device = rnic.pcie
     keeps = f"KEEP_ETH_LINK_UP_P{int(device.rpartition('.')[2]) + 1}"
     kept = (
-        f"the firmware keeps this port up: set `mlxconfig -d {device} set {keeps}=0` and reset the firmware, or target "
+        f"the firmware keeps this port up; run `mlxconfig -d {device} set {keeps}=0` and reset the firmware, or target "
         f"its switch port: {switch.node}:{host}:{rnic.name}"
     )
     commands = Commands(
@@ -103,12 +103,14 @@ def _remove(request: Request) -> Mechanism:
     if rnic is None:
         raise UsageError(f"{request.where}.target: {request.target.text} is not an RNIC; name one")
     if rnic.pcie is None:
-        raise Unsupported(f"{request.where}.target: not supported on this lab: the inventory has no pcie for it")
+        raise Unsupported(
+            f"{request.where}.target: not supported on this lab: the inventory has no pcie for it; add it"
+        )
     host, device_path = request.target.node, f"{PCI}/devices/{rnic.pcie}"
     commands = Commands(
         guard=rnic.netdev,
         device=rnic.pcie,
-        able=((("test", "-w", f"{PCI}/rescan"), "^", "the PCI bus cannot be rescanned"),),
+        able=((("test", "-w", f"{PCI}/rescan"), "^", "the PCI bus cannot be rescanned; use an account with root"),),
         on=(("sh", "-c", f"echo 1 > {device_path}/remove"),),
         off=(("sh", "-c", f"[ -e {device_path} ] || echo 1 > {PCI}/rescan"),),
         look=("sh", "-c", f"[ -e {device_path} ] && echo present || echo absent"),

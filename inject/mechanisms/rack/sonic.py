@@ -31,7 +31,7 @@ _PORT_S = 1.0
 ONE_ASIC = (
     ("sh", "-c", "ls -d /run/redis[0-9]* 2>/dev/null || echo one"),
     "^one$",
-    "this switch has several ASICs, each with tables of its own: target a switch with one",
+    "this switch has several ASICs, each with its own tables, which is not supported; target another switch",
 )
 """On a switch with several ASICs, `sonic-db-cli` without -n reads none of their tables (database.sh)."""
 _ACL_S = 3.0
@@ -47,7 +47,7 @@ _BGP_S = 60.0
 _SHAPES = "broadcom|mellanox"
 """Values of `asic_type` (sonic_version.yml) whose SAI is known to accept a scheduler at a port."""
 _NO_SHAPER = (
-    "it is unknown whether this ASIC supports a scheduler at a port, and a rejected one ends orchagent: target a Linux "
+    "this ASIC may not support a scheduler at a port, and orchagent ends if the ASIC rejects one; target a Linux "
     "switch, or use link.mtu or link.flap"
 )
 # Front-panel ports; eth0 is the management port.
@@ -100,7 +100,7 @@ def facing(request: Request) -> tuple[Port, Port]:
     port = link.a if request.target.kind == "rnic" else named
     _sonic(request, port.node)
     if not _FRONT_PANEL.fullmatch(port.netdev):
-        raise UsageError(f"{request.where}.target: {port.node}:{port.netdev} is no front-panel port: never a target")
+        raise UsageError(f"{request.where}.target: {port.node}:{port.netdev} is not a front-panel port; choose one")
     return port, link.other(port.node)
 
 
@@ -178,8 +178,8 @@ def _oneway(request: Request) -> Mechanism:
 def _drop(request: Request) -> Mechanism:
     """Drop all RoCEv2 by an ACL.
 
-    SONiC has matches by BTH_OPCODE and AETH_SYNDROME since 202305 (sonic-swss pull request 2617), in table types of
-    one's own only. An ASIC may lack them, and no capability is reported before such a table is created.
+    Since 202305, SONiC can match BTH_OPCODE and AETH_SYNDROME (sonic-swss pull request 2617), but only in custom table
+    types. An ASIC may lack these matches, and SONiC reports that only after such a table has been created.
     """
     params = request.params
     plain = params.get("opcode") == "any" and not any(
@@ -187,9 +187,9 @@ def _drop(request: Request) -> Mechanism:
     )
     if params.get("share") != 1 or not plain:
         raise Unsupported(
-            f"{request.where}: not supported on this lab: a switch's ACL cannot select packets by chance, QP or PSN, "
-            "and no table reports whether its ASIC matches an opcode (BTH_OPCODE); share = 1 alone drops all RoCEv2 in "
-            "one direction (of one src, to one dst); for the rest target a Linux switch"
+            f"{request.where}: not supported on this lab: an ACL cannot select packets by chance, QP or PSN, and SONiC "
+            "does not report whether its ASIC can match an opcode; use only share = 1 (all RoCEv2 in one direction), "
+            "with src or dst if needed, or target a Linux switch"
         )
     port, _ = facing(request)
     fields = {"src": "SRC_IP", "dst": "DST_IP"}
@@ -203,16 +203,16 @@ def _acl(request: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> 
     require_phases(request, [[0.0, True]], _ACL_S, why="a switch counts the hits of an ACL once a second")
     stage = "EGRESS" if request.params["direction"] == "to" else "INGRESS"
     # The interval before the first of several such faults is saved; the last one that ends restores it.
-    quick = (
+    shorten_interval = (
         f"mkdir -p {ACL_POLL_WAS.rpartition('/')[0]}; [ -e {ACL_POLL_WAS} ] || echo '{{interval}}' >{ACL_POLL_WAS}; "
         f"counterpoll acl interval {_ACL_POLL_MS}"
     )
-    back = (
+    restore_interval = (
         f"[ -e {ACL_POLL_WAS} ] || exit 0; "
         f"case $({_DB} CONFIG_DB KEYS 'ACL_TABLE|FAULTBED_*') in *FAULTBED_*) exit 0;; esac; "
         f"was=$(cat {ACL_POLL_WAS}); counterpoll acl interval ${{was:-{_ACL_POLL_DEFAULT_MS}}} && rm -f {ACL_POLL_WAS}"
     )
-    on: list[tuple[str, ...]] = [("sh", "-c", quick)]
+    on: list[tuple[str, ...]] = [("sh", "-c", shorten_interval)]
     off: list[tuple[str, ...]] = []
     mark = f"FAULTBED_{request.id.rpartition('-')[2].upper()}"
     for family, match in rules.items():
@@ -223,7 +223,7 @@ def _acl(request: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> 
             (_DB, "CONFIG_DB", "HSET", rule, "PRIORITY", _RULE_PRIORITY, "PACKET_ACTION", "DROP", *match),
         ]
         off += [(_DB, "CONFIG_DB", "DEL", rule), (_DB, "CONFIG_DB", "DEL", table)]
-    off.append(("sh", "-c", back))
+    off.append(("sh", "-c", restore_interval))
     first = next(iter(rules))
     able = (_DB, "STATE_DB", "HGET", f"ACL_STAGE_CAPABILITY_TABLE|{stage}", "action_list")
     commands = Commands(
@@ -234,12 +234,12 @@ def _acl(request: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> 
             (
                 able,
                 "PACKET_ACTION",
-                f"the ASIC cannot drop at {stage.lower()}: use the other direction, or target a Linux switch",
+                f"the ASIC cannot drop at {stage.lower()}; use the other direction, or target a Linux switch",
             ),
             (
                 (_DB, "CONFIG_DB", "HGET", _ACL_POLL, "FLEX_COUNTER_STATUS"),
                 "^(enable|None|)$",
-                "ACL counters are off, so nothing would show this fault: turn them on with `counterpoll acl enable`",
+                "ACL counters are off, so nothing would show this fault; turn them on with `counterpoll acl enable`",
             ),
         ),
         remember={"interval": ((_DB, "CONFIG_DB", "HGET", _ACL_POLL, "POLL_INTERVAL"), r"\A(?:None)?([0-9]*)\s*\Z")},
@@ -270,7 +270,7 @@ def _rate(request: Request) -> Mechanism:
     name = f"FAULTBED_{request.id.rpartition('-')[2].upper()}"
     bytes_per_s = str(round(request.params["rate"] * 1_000_000 / 8))
     qos = f"PORT_QOS_MAP|{port.netdev}"
-    # What orchagent made of it: the port's scheduler in the ASIC's tables, and its rate.
+    # What orchagent has programmed: the port's scheduler in the ASIC's tables, and its rate.
     asic = f"{_DB} ASIC_DB HGET ASIC_STATE:SAI_OBJECT_TYPE"
     look = (
         f"port=$({_DB} COUNTERS_DB HGET COUNTERS_PORT_NAME_MAP {port.netdev}); "
@@ -422,7 +422,7 @@ def _hash_policy(request: Request) -> Mechanism:
         # SWITCH_HASH begins with 202311; sonic-mgmt skips its test on Broadcom and Cisco-8000.
         able=(
             ONE_ASIC,
-            (able, "^true$", "the ASIC's ECMP hash cannot be changed: target a Linux switch"),
+            (able, "^true$", "the ASIC's ECMP hash cannot be changed; target a Linux switch"),
         ),
         remember={"was": (look, "^(.*L4_.*)$")},
         on=((_DB, "CONFIG_DB", "HSET", key, "ecmp_hash@", fields),),

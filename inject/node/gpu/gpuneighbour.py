@@ -24,8 +24,8 @@ __all__ = ["GpuNeighbourActuator"]
 # Without persistence mode the driver must wake its GPUs first, and needs seconds for a context.
 _BEGIN_S = 20.0
 _QUEUED = 8
-"""Kernels that a process queues at a time, 16 ms of work: a single one would leave the rest of its time slice
-(2 ms or more, nvidia-smi compute-policy) to the processes that it is to disturb."""
+"""Kernels that a process queues at a time: 16 ms of work. With a single one, the process would leave the rest of its
+time slice (2 ms or more, nvidia-smi compute-policy) to the processes that it has to disturb."""
 
 
 class GpuNeighbourActuator(Actuator):
@@ -36,7 +36,7 @@ class GpuNeighbourActuator(Actuator):
 
     def __init__(self, *, pcie: str, count: int) -> None:
         self._pcie = pcie
-        self._others = [Child() for _ in range(count)]
+        self._neighbours = [Child() for _ in range(count)]
 
     def prepare(self) -> dict[str, Any]:
         """Refuse a missing GPU, one that allows a single process only, and neighbours of an earlier fault."""
@@ -57,21 +57,21 @@ class GpuNeighbourActuator(Actuator):
 
     def on(self) -> None:
         """Start the processes, and wait until each has completed work."""
-        before = [other.count for other in self._others]
-        for other in self._others:
-            other.start(functools.partial(self._compute, other))
+        before = {neighbour: neighbour.count for neighbour in self._neighbours}
+        for neighbour in self._neighbours:
+            neighbour.start(functools.partial(self._compute, neighbour))
         deadline = time.monotonic() + _BEGIN_S
-        while (idle := sum(o.count == was for o, was in zip(self._others, before))) and self._all_there():  # noqa: B905
-            if time.monotonic() > deadline:
-                break
+        while idle := sum(neighbour.count == count for neighbour, count in before.items()):
+            if time.monotonic() > deadline or not all(neighbour.is_running() for neighbour in self._neighbours):
+                raise OSError(
+                    f"{idle} of {len(self._neighbours)} processes did not begin to compute on GPU {self._pcie}"
+                )
             heartbeat()
             time.sleep(0.01)
-        if idle:
-            raise OSError(f"{idle} of {len(self._others)} processes did not begin to compute on GPU {self._pcie}")
 
     def off(self) -> None:
-        for other in self._others:
-            other.stop()
+        for neighbour in self._neighbours:
+            neighbour.stop()
 
     def read(self) -> dict[str, Any]:
         """Count the processes by /proc, and those that compute on the GPU by NVML.
@@ -92,20 +92,17 @@ class GpuNeighbourActuator(Actuator):
 
     def hits(self) -> int:
         """Return the number of kernels completed so far."""
-        return _QUEUED * sum(other.count for other in self._others)
+        return _QUEUED * sum(neighbour.count for neighbour in self._neighbours)
 
-    def _all_there(self) -> bool:
-        return all(other.is_running() for other in self._others)
-
-    def _compute(self, other: Child) -> None:
+    def _compute(self, neighbour: Child) -> None:
         with open("/proc/self/comm", "w", encoding="ascii") as comm:  # noqa: PTH123 - as the other busy processes
             comm.write(NAME)
         # The holder's priority is for its own work; a neighbour competes like a normal process.
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         try:
             work = CudaWork(pcie=self._pcie, number=0)
-            while other.is_wanted():
+            while neighbour.is_wanted():
                 work.compute(_QUEUED)
-                other.add()
+                neighbour.add()
         except NoCuda as error:
             print(error, file=sys.stderr, flush=True)

@@ -81,27 +81,30 @@ class BackgroundActuator(Actuator):
         return self._child.count
 
     def _sockets(self) -> list[socket.socket]:
-        """Open a socket for each flow; neighbours in the list belong to different sources."""
-        sockets: list[socket.socket] = []
+        """Open a socket for each flow: first one of each source, then the second of each, and so on."""
+        by_source: list[list[socket.socket]] = []
         try:
             for namespace, address in self._sources:
                 enter_netns(namespace)
+                by_source.append([])
                 for _ in range(self._flows):
                     sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-                    sockets.append(sender)
+                    by_source[-1].append(sender)
                     sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, _ECT1)
                     sender.bind((address, 0))
         except OSError as error:
-            for opened in sockets:
+            for opened in itertools.chain(*by_source):
                 opened.close()
             raise Refused(f"{address} is not an address of this machine: {error}") from None
-        return [sockets[index] for flow in range(self._flows) for index in range(flow, len(sockets), self._flows)]
+        return list(itertools.chain(*zip(*by_source)))  # noqa: B905 - Python 3.9 on nodes has no `strict`
 
     def _send(self, senders: list[socket.socket]) -> None:
         """Send while the holder exists; datagrams that miss their slice are not sent later."""
         # The holder's scheduling class makes edges punctual; this load competes like a normal process.
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        payload, per_s, owed = bytes(self._size_bytes - _HEADERS), self._rate_bps / 8 / self._size_bytes, 0.0
+        payload = bytes(self._size_bytes - _HEADERS)
+        per_s = self._rate_bps / 8 / self._size_bytes
+        owed = 0.0  # datagrams that are due, but not yet sent
         turn = itertools.cycle(senders)
         began = before = time.monotonic()
         while self._child.is_wanted():

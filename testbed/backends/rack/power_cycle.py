@@ -57,7 +57,9 @@ def plan(inventory: Inventory, host: str, *, dirty: bool) -> PowerCycle:
         Unsupported: the policy does not allow it, heal has not failed, or the host has no BMC in the inventory.
     """
     if host not in inventory.topology.host_by_name:
-        raise UsageError(f'no host "{host}" in {inventory.name}: it has {", ".join(inventory.topology.host_by_name)}')
+        raise UsageError(
+            f'no host "{host}" in {inventory.name}; choose one of {", ".join(inventory.topology.host_by_name)}'
+        )
     if inventory.safety is None or inventory.safety.power_cycle == "never":
         raise Unsupported(
             f"{host}: {inventory.name} allows no power cycle; its owner can set faultbed_safety.power_cycle: after-heal"
@@ -69,7 +71,8 @@ def plan(inventory: Inventory, host: str, *, dirty: bool) -> PowerCycle:
         )
     if not dirty:
         raise Unsupported(
-            f"{host}: {inventory.name} is not DIRTY; a power cycle is only for what `faultbed heal` could not revert"
+            f"{host}: {inventory.name} is not DIRTY, and a power cycle is only for what `faultbed heal` cannot revert; "
+            "run `faultbed heal` first"
         )
     bmc = inventory.bmcs.get(host)
     if bmc is None:

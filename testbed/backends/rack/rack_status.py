@@ -57,12 +57,12 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S) -> RackStatu
     settings = dict([*inventory.management.items(), *([inventory.jump] if inventory.jump else [])])
     hosts, switches = inventory.topology.host_by_name, inventory.topology.switch_by_name
 
-    def look(name: str) -> MachineStatus:
+    def query(name: str) -> MachineStatus:
         role = "host" if name in hosts else str(switches[name].role) if name in switches else "jump"
         return _machine_status(name, role, settings[name], patience_s)
 
     with ThreadPoolExecutor(max_workers=_MANY) as pool:
-        machines = tuple(pool.map(look, settings))
+        machines = tuple(pool.map(query, settings))
     return RackStatus(
         name=inventory.name,
         state="up" if all(machine.ssh and machine.pinned for machine in machines) else "broken",
@@ -97,4 +97,4 @@ def _silence(host: str, port: int, patience_s: float) -> str | None:
             banner = connection.recv(4)
     except OSError as error:
         return f"{host} port {port} does not answer: {error}"
-    return None if banner.startswith(b"SSH-") else f"{host} port {port} is no SSH server: it sent {banner!r}"
+    return None if banner.startswith(b"SSH-") else f"{host} port {port} is not an SSH server: it sent {banner!r}"

@@ -133,22 +133,12 @@ class SwitchAgent:
         return self._copy(is_first=False)
 
     def _copy(self, *, is_first: bool) -> int:
-        main: dict[str, list[Hop]] = {}
-        installed: dict[tuple[int, str], tuple[object, ...]] = {}
-        for route in self._kernel.routes():
-            if route.table == MAIN:
-                if route.prefix in self._prefixes and route.prefix not in main:
-                    main[route.prefix] = [hop for hop in route.hops if hop.is_usable]
-            elif route.protocol == PROTOCOL:
-                # A next hop that is dead or has no carrier makes the copy differ, so that it is written again.
-                dead = any(not hop.is_usable for hop in route.hops) and not route.group
-                installed[route.table, route.prefix] = (
-                    ("dead",) if dead else (route.group, *(() if route.group else (hop.key for hop in route.hops)))
-                )
+        """Make the scheme's tables match the main table; return the number of changes."""
+        main, installed = self._read_routes()
         changes = self._follow_groups(main, is_first=is_first) if self._buckets else 0
         desired = self._desired(main)
         for (table, prefix), (hops, group) in desired.items():
-            key = (group, *(() if group else (self._as_read(hop, len(hops)) for hop in hops)))
+            key = (group,) if group else (0, *(self._as_read(hop, len(hops)) for hop in hops))
             if installed.get((table, prefix)) != key:
                 try:
                     self._kernel.put_route(table, prefix, hops, group)
@@ -161,6 +151,24 @@ class SwitchAgent:
             self._kernel.remove_route(table, prefix)
             changes += 1
         return changes
+
+    def _read_routes(self) -> tuple[dict[str, list[Hop]], dict[tuple[int, str], tuple[object, ...]]]:
+        """Read usable next hops of the main table by prefix, and keys of the scheme's routes by (table, prefix)."""
+        main: dict[str, list[Hop]] = {}
+        installed: dict[tuple[int, str], tuple[object, ...]] = {}
+        for route in self._kernel.routes():
+            if route.table == MAIN:
+                if route.prefix in self._prefixes and route.prefix not in main:
+                    main[route.prefix] = [hop for hop in route.hops if hop.is_usable]
+            elif route.protocol == PROTOCOL:
+                if route.group:
+                    key: tuple[object, ...] = (route.group,)
+                elif all(hop.is_usable for hop in route.hops):
+                    key = (0, *(hop.key for hop in route.hops))
+                else:  # a next hop is dead or has no carrier: the key differs, so that the route is written again
+                    key = ("dead",)
+                installed[route.table, route.prefix] = key
+        return main, installed
 
     def drain(self) -> bool:
         """Read all pending notifications of the kernel. Returns whether the tables have to be copied again."""
@@ -225,12 +233,16 @@ class SwitchAgent:
         self._notifications.close()
 
     def _desired(self, main: dict[str, list[Hop]]) -> dict[tuple[int, str], tuple[list[Hop], int]]:
+        """Return the scheme's routes by (table, prefix): either next hops, or the id of a next-hop group that is not 0.
+
+        Each port has a table with the routes that leave by it. Schemes by group or by weight have a shared table.
+        """
         desired: dict[tuple[int, str], tuple[list[Hop], int]] = {}
         names = {index: name for name, index in self._index_of.items()}
         for table, port in self._port_of.items():
             for prefix, hops in main.items():
-                if mine := [hop for hop in hops if names.get(hop.index) == port]:
-                    desired[table, prefix] = (mine[:1], 0)
+                if by_port := [hop for hop in hops if names.get(hop.index) == port]:
+                    desired[table, prefix] = (by_port[:1], 0)
         if self._buckets:
             for number, prefix in enumerate(self._prefixes):
                 if main.get(prefix):

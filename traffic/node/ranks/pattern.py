@@ -28,11 +28,12 @@ __all__ = ["PERIOD", "Pattern", "Regions", "count_wrong", "fill"]
 
 PERIOD = 4099
 MOST = 251
+"""Maximum number of different values in a pattern. 251 is prime."""
 BATCH = 1 << 13
-"""Elements that are hashed at once, at most (unless one region needs more). Larger arrays do not stay in the CPU's
-caches, and malloc maps new pages for each of them."""
+"""Maximum number of elements that are hashed at once, unless one region has more. Larger arrays do not stay in the
+CPU's caches, and malloc maps new pages for each of them."""
 _PLACES = np.tile(np.arange(PERIOD, dtype=np.uint32) * np.uint32(0x9E3779B1), 2)
-"""The hashed positions of two periods: a slice of it is a part of the pattern that begins anywhere in the period."""
+"""The hashed positions of two periods. Its slices are therefore one period from any position on."""
 _RANK_FACTOR, _MIX_FACTOR = np.uint32(0x85EBCA6B), np.uint32(0x2C1B3C6D)
 _SHIFTS, _HALF = (np.uint32(15), np.uint32(13)), np.uint32(16)
 
@@ -79,9 +80,9 @@ class Pattern:
         return self.looked_up(numbers[0], len(members))
 
     def looked_up(self, numbers: Array, members: int) -> Array:
-        """Return the elements for whole numbers that are the reduction of so many inputs.
+        """Convert whole numbers, each a reduction of `members` inputs, to elements of the type.
 
-        Few distinct numbers occur, so each is divided once in a run (`exactly`).
+        Few distinct numbers occur, so a table holds the result of `exactly` for each of them.
         """
         divisor = members if self.redop == "avg" else 1
         table = self._tables.get(divisor)
@@ -93,25 +94,27 @@ class Pattern:
 
 
 class Regions:
-    """Regions of a rank's memory whose contents are known. All regions of one length are computed at once.
+    """Regions of a rank's memory whose contents are known.
 
     A region is (offset, count, ranks, index): the elements from `index` on of the reduction of the inputs of `ranks`.
-    For small regions the number of calls to numpy is what costs, on an emulated CPU several times as much as elsewhere.
+    Regions of one length are computed together. For small regions the calls to numpy are the main cost, above all on
+    an emulated CPU, and this makes them fewer.
     """
 
     def __init__(self, pattern: Pattern, regions: list[tuple[int, int, list[int], int]]) -> None:
         self.pattern = pattern
-        alike: dict[tuple[int, int], list[tuple[int, int, list[int], int]]] = {}
+        by_shape: dict[tuple[int, int], list[tuple[int, int, list[int], int]]] = {}
         for region in regions:
-            alike.setdefault((region[1], len(region[2])), []).append(region)
+            _, count, members, _ = region
+            by_shape.setdefault((count, len(members)), []).append(region)
         self._batches = []
-        for (count, members), rows in alike.items():
-            most = max(1, BATCH // (min(count, PERIOD) * members))
-            self._batches += [_Batch(rows[start : start + most]) for start in range(0, len(rows), most)]
+        for (count, member_count), alike in by_shape.items():
+            most = max(1, BATCH // (min(count, PERIOD) * member_count))
+            self._batches += [_Batch(alike[start : start + most]) for start in range(0, len(alike), most)]
         self._computed: tuple[int, list[Array]] = (-1, [])
 
     def _periods(self, iteration: int) -> list[Array]:
-        """Return the periods of each batch. They are computed once in an iteration, which writes and verifies them."""
+        """Return the periods of each batch. An iteration both writes and verifies them, so the last ones are kept."""
         if self._computed[0] != iteration:
             self._computed = iteration, [batch.periods(self.pattern, iteration) for batch in self._batches]
         return self._computed[1]
@@ -139,13 +142,13 @@ class _Batch:
         self.count = regions[0][1]
         self.members = ranks_of([ranks for _, _, ranks, _ in regions])
         self.places = places_of([index for *_, index in regions], self.count)
-        # Regions that follow each other are one region if none repeats its period.
+        # Adjacent regions can be handled as one region, unless they are long enough to repeat their period.
         first = self.offsets[0]
-        follow = self.offsets == list(range(first, first + len(regions) * self.count, self.count))
-        self.is_one = self.count <= PERIOD and follow
+        are_adjacent = self.offsets == list(range(first, first + len(regions) * self.count, self.count))
+        self.is_one = self.count <= PERIOD and are_adjacent
 
     def periods(self, pattern: Pattern, iteration: int) -> Array:
-        """Return what each region holds, of shape (regions, elements): at most a period of it."""
+        """Return the contents of each region, or its first period if it is longer. The shape is (regions, elements)."""
         return pattern.looked_up(pattern.hashed(self.members, self.places, iteration), self.members.shape[1])
 
     def pairs(self, array: Array, periods: Array) -> Iterator[tuple[Array, Array]]:
@@ -200,7 +203,7 @@ _FORMATS = {"fp32": (24, 127), "fp16": (11, 15), "bf16": (8, 127)}
 def fill(array: Array, period: Array, index: int = 0) -> None:
     """Fill a 1-d array with the repeated period, from element `index` on.
 
-    For an array that is no longer, any other contents may stand for the period.
+    If the array is no longer than `period`, `period` may have any length: nothing is repeated.
     """
     period = np.roll(period, -index) if index else period
     whole = len(array) // PERIOD * PERIOD if len(array) > len(period) else 0

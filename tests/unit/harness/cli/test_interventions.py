@@ -130,7 +130,7 @@ def test_command_with_two_faults_begins_no_second_one_after_the_lab_was_put_back
         assert re.search(f"^first: .*{reason}", out, re.MULTILINE), (
             "the receipt does not say what ended the first fault"
         )
-    assert "this command begins no other fault: run it again" in out
+    assert "this command begins no more faults, run it again" in out
     assert False not in qemu.links[changes:], "the second fault took the link down"
 
 
@@ -146,7 +146,7 @@ def test_prepared_fault_is_not_armed_after_a_heal_from_a_different_shell(qemu, f
         with pytest.raises(FaultError, match="`faultbed heal --panic`"):
             prepared.arm()
         receipt = prepared.clear()
-    assert "this command begins no other fault" in receipt.armed.error
+    assert "this command begins no more faults" in receipt.armed.error
     assert not receipt.proved
     assert False not in qemu.links
 

@@ -91,7 +91,7 @@ def test_replay_trace_with_fewer_ranks_uses_the_first_ones(folder):
         ("repeat = 2", 'groups = "absent.json"', "workload.replay: .*absent.json: No such file"),
         ("repeat = 2", 'collective = "all-reduce"', "workload: say what runs"),
         ("repeat = 2", "scale = 1e5", "workload.replay: .*ranking.json: record 1: all-to-allv"),
-        ("repeat = 2", 'ranks = ["host1:rxe0", "host2:rxe0"]', "workload.replay: .*of 4 ranks, and there are 2 RNICs"),
+        ("repeat = 2", 'ranks = ["host1:rxe0", "host2:rxe0"]', "workload.replay: .*has 4 ranks, but there are 2 RNICs"),
         ("repeat = 2", 'ranks = ["host1:rxe0", "host9:rxe0"]', r"workload.ranks\[1\]"),
         ("repeat = 2", "qp = { retry_cnt = 7 }", "workload.qp: retry_cnt must be 0 to 6"),
     ],

@@ -95,20 +95,20 @@ def test_select_all_of_each_class_gives_targets_of_every_shipped_lab(name, word)
         ("rack[1]:host[2]", r"rack rack2 has 2 of the class host"),
         ("atsw[0]", r"this lab has no atsw"),
         ("uplnk[0]", r'no class "uplnk"; did you mean uplink\?'),
-        ("host[0]:uplink[0]", r"no uplink belongs to a host; it has rnic, gpu, downlink"),
+        ("host[0]:uplink[0]", r"no uplink belongs to a host; choose one of rnic, gpu, downlink"),
         ("rnic[0]:gpu[0]", r"no gpu belongs to a rnic; end the selector there"),
         ("uplink[0]:rnic[0]", r"no rnic belongs to a port"),
-        ("rack[0]", r"is a rack, and no target; go on with host"),
+        ("rack[0]", r"is a rack, not a target; continue with host"),
         ("host[0]:mlx5_0", r"host1 has no mlx5_0"),
         ("host9:rnic[0]", r"this lab has no host9"),
-        ("host[x]", r"is no selector: write a class and an index"),
-        ("host[]", r"is no selector"),
-        ("host[0", r"is no selector"),
-        ("[0]", r"is no selector"),
-        ("host[0]:", r"is no selector"),
-        ("host[0]:rnic[0] ", r"is no selector"),
-        ("host[1.0]", r"is no selector"),
-        ("host[9999999]", r"is no selector"),
+        ("host[x]", r"is not a selector; write a class and an index"),
+        ("host[]", r"is not a selector"),
+        ("host[0", r"is not a selector"),
+        ("[0]", r"is not a selector"),
+        ("host[0]:", r"is not a selector"),
+        ("host[0]:rnic[0] ", r"is not a selector"),
+        ("host[1.0]", r"is not a selector"),
+        ("host[9999999]", r"is not a selector"),
     ],
 )
 def test_select_without_a_match_lists_what_the_lab_has(text, message):
@@ -139,7 +139,7 @@ def test_select_of_any_text_returns_targets_of_the_lab_or_rejects_it(text, name)
 
 
 def test_select_one_of_several_is_refused_with_their_number():
-    with pytest.raises(UsageError, match=r"selects 8 targets \(host1:rxe0, .*, \.\.\.\), and one is needed"):
+    with pytest.raises(UsageError, match=r"selects 8 targets \(host1:rxe0, .*, \.\.\.\), but one is needed"):
         select_one(SOFT.topology, "rnic[*]")
 
 

@@ -180,7 +180,7 @@ def test_routing_scheme_is_not_proved_by_a_bystander(apply, scheme):
     """The workload stays in its rack, so the packets on the uplinks are those of the bystander or of probes."""
     inside, across = ("host1", "rtsw1", "host2"), ("host1", "rtsw1", "ctsw1", "rtsw2", "host3")
     receipt = apply(scheme, paths=[inside, inside[::-1]])
-    assert receipt.unproven == ("no connection of the workload leaves by a port the scheme chooses among",)
+    assert receipt.unproven == ("no connection of the workload uses a port that the scheme chooses from",)
     assert verdict_of(scheme, receipt).verdict is Verdict.INCONCLUSIVE
     for known in ([inside, across], [across[::-1]], [inside, ()]):  # a sprayed connection has no single path
         assert apply(scheme, paths=known).unproven == ()
@@ -225,12 +225,24 @@ def test_routing_rules_left_by_another_scheme_are_not_ecmp(apply, monkeypatch):
         (
             "pinned",
             {"after": BEFORE},
-            "only 0 packets left by the ports the scheme chooses among (at least 280 needed)",
+            "only 0 packets left by the ports that the scheme chooses from (at least 280 needed)",
         ),
-        ("pinned", {"seconds": 600.0}, "only 3000 packets left by the ports the scheme chooses among (at least 10900"),
+        (
+            "pinned",
+            {"seconds": 600.0},
+            "only 3000 packets left by the ports that the scheme chooses from (at least 10900",
+        ),
         # The absolute counters of ports are not what they sent for the workload.
-        ("pinned", {"before": {}}, "only 0 packets left by the ports the scheme chooses among (at least 280 needed)"),
-        ("pinned", {"after": {}}, "only 0 packets left by the ports the scheme chooses among (at least 280 needed)"),
+        (
+            "pinned",
+            {"before": {}},
+            "only 0 packets left by the ports that the scheme chooses from (at least 280 needed)",
+        ),
+        (
+            "pinned",
+            {"after": {}},
+            "only 0 packets left by the ports that the scheme chooses from (at least 280 needed)",
+        ),
     ],
 )
 def test_routing_scheme_not_seen_to_route_the_workload_is_inconclusive(apply, scheme, changes, reason_part):

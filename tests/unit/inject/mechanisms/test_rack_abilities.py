@@ -125,12 +125,12 @@ def test_probe_rejects_an_unknown_request():
 
 LACKS = [
     ("host1", "tool mlxlink: mstlink", "", "no mlxlink"),
-    ("host1", "tool dcgmi: dcgmi", "", "no dcgmi: gpu.xid"),
+    ("host1", "tool dcgmi: dcgmi", "", "no dcgmi: needed for gpu.xid"),
     ("host1", "[none] integrity", "none [integrity]", "locked down"),
     ("rtsw1", "SONiC.202405", "SONiC.202111", "need 202205"),
     ("rtsw1", "SONiC.202405", "SONiC.202211", "switch.hash-policy needs 202311"),
-    ("rtsw1", "SONiC.202405", "SONiC.master", "its release is not told"),
-    ("rtsw1", "asic: broadcom", "asic: vs", "ASIC vs: link.rate"),
+    ("rtsw1", "SONiC.202405", "SONiC.master", "it does not report its release"),
+    ("rtsw1", "asic: broadcom", "asic: vs", "ASIC vs may not shape a port; link.rate"),
     ("rtsw1", "acl EGRESS: PACKET_ACTION,COUNTER", "acl EGRESS: None", "drops at egress"),
     ("rtsw1", "restart: enabled", "restart: always_enabled", "switch.bgp-kill"),
     ("rtsw1", "python: Python 3.11.2", "", "its version of Python"),

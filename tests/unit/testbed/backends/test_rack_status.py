@@ -81,7 +81,7 @@ def test_status_separates_reachable_and_unreachable_machines(tmp_path):
         assert (by_name["host1"].ssh, by_name["host1"].pinned) == (True, False)
         assert "host key" in by_name["host1"].why
         assert (by_name["host2"].ssh, by_name["host2"].pinned) == (False, True)
-        assert "no SSH server" in by_name["host2"].why
+        assert "not an SSH server" in by_name["host2"].why
         assert not by_name["rtsw1"].ssh
         assert "refused" in by_name["rtsw1"].why
         pin(tmp_path, good)

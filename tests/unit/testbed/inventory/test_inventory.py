@@ -226,15 +226,15 @@ def put(target, **values):
         (
             lambda g, v: put(host(g), faultbed_zone={"__ansible_vault": "$ANSIBLE_VAULT;1.1;AES256"}),
             (
-                "FILE: hosts.host1.zone: expected str, got object: a tag of Ansible's (!vault, !unsafe) is not "
-                "resolved here, write it plainly"
+                "FILE: hosts.host1.zone: expected str, got object; tags of Ansible (!vault, !unsafe) are not "
+                "resolved here, write the value itself"
             ),
         ),
         (
             lambda g, v: put(host(g)["faultbed_rnics"][0], mac=7837510859),
             (
-                'FILE: hosts.host1.rnics[0].mac: expected str, got int "7837510859": YAML takes it for a number '
-                "without quotes"
+                'FILE: hosts.host1.rnics[0].mac: expected str, got int "7837510859"; put it in quotes, or YAML '
+                "reads it as a number"
             ),
         ),
         (

@@ -308,7 +308,7 @@ CASES = [
         "PCIe address that YAML reads as a number",
         lambda h: put(rnic(h, "host1", 1), pcie=1080.0),
         "hosts.host1.rnics[1].pcie",
-        "without quotes",
+        "put it in quotes",
     ),
     (
         "name that a shell would run",

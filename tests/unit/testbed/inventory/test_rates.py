@@ -97,17 +97,17 @@ def test_labs_without_rates_are_not_shaped():
             lambda g, v: v.update(faultbed_tiers={"rtsw": {"speed_gbps": 400}, "ctsw": {"speed_gbps": 400}}),
             "all.tiers.host.speed_gbps: rtsw1:host1:rxe0 has no speed, but other links do",
         ),
-        (lambda g, v: v.update(faultbed_rate_scale=10**9), "less than the 0.5 Mb/s below which one packet outlasts"),
+        (lambda g, v: v.update(faultbed_rate_scale=10**9), "less than the 0.5 Mb/s at which sending one packet"),
         (
             lambda g, v: tier(v, "ctsw").update(speed_gbps=400),
             (
-                "all.tiers.ctsw.taper: 2.8, but ctsw1 has 800 Gb/s below it and 800 Gb/s of uplinks, 1; change the "
-                "taper, or speed_gbps or number of its uplinks"
+                "all.tiers.ctsw.taper: 2.8, but ctsw1 has 800 Gb/s below it and 800 Gb/s of uplinks, a taper of 1; "
+                "change the taper, or speed_gbps or number of its uplinks"
             ),
         ),
         (
             lambda g, v: [port.update(speed_gbps=800) for port in switch(g, "rtsw", "rtsw1")["faultbed_ports"][2:3]],
-            "all.tiers.rtsw.taper: 1, but rtsw1 has 800 Gb/s below it and 800 Gb/s of uplinks, 1;",
+            "all.tiers.rtsw.taper: 1, but rtsw1 has 800 Gb/s below it and 800 Gb/s of uplinks, a taper of 1;",
         ),
         (
             lambda g, v: [
@@ -169,10 +169,10 @@ def test_rates_on_a_rack_check_the_taper_and_shape_nothing(changed, monkeypatch)
     assert with_vars(faultbed_tiers={"rtsw": {"taper": taper}}).shapes == {}
     with pytest.raises(ConfigError, match=r"all\.tiers\.rtsw\.taper: "):
         with_vars(faultbed_tiers={"rtsw": {"taper": taper * 2}})
-    with pytest.raises(ConfigError, match=r"all\.rate_scale: is of soft labs"):
+    with pytest.raises(ConfigError, match=r"all\.rate_scale: applies only to soft labs"):
         with_vars(faultbed_rate_scale=20000)
     with pytest.raises(
-        ConfigError, match=r"all\.tiers\.rtsw\.delay_us: is of soft labs: a rack's distance is its fibre"
+        ConfigError, match=r"all\.tiers\.rtsw\.delay_us: applies only to soft labs, a rack has its own fibre"
     ):
         with_vars(faultbed_tiers={"rtsw": {"delay_us": 5}})
 
@@ -333,4 +333,4 @@ def test_asn_shared_so_that_it_hides_a_rack_is_reported(changed):
 
     (finding,) = audit(changed(edit))
     assert finding.place in {"ctsw.ctsw1.asn", "ctsw.ctsw2.asn"}
-    assert "so that rtsw2 never learns it" in finding.what
+    assert "so that rtsw2 never learns routes of" in finding.what

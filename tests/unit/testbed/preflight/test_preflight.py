@@ -76,7 +76,7 @@ def test_preflight_rack_clock_is_read_apart_from_slow_tools(monkeypatch):
     (wrong,) = run_checks(rack, state, clock)
     assert (wrong.where, wrong.found[:8]) == ("host1", "+2.000 s")
     (unseen,) = not_looked(rack, state, clock)
-    assert unseen.why == "asked over SSH, a skew of less than 0.01 s is not seen"
+    assert unseen.why == "SSH is too slow to show a skew of less than 0.01 s"
 
 
 def test_preflight_expected_number_of_next_hops():
@@ -143,7 +143,7 @@ def test_preflight_leftovers_of_a_tool_that_failed_are_not_right(tmp_path, nft, 
     check = next(one for one in CHECKS if one.name == "leftovers")
     unseen = not_looked(INVENTORY, state, [check])
     assert [(one.where, one.why) for one in unseen] == [
-        ("host1", f"{one} could not list what is there") for one in failed
+        ("host1", f"{one} failed, so leftovers of that kind are unknown") for one in failed
     ]
 
 

@@ -172,8 +172,8 @@ def test_gpu_healthy_has_no_finding():
         ({"reasons": 0x48}, "throttled: hardware slowdown"),
         ({"reasons": 0x4}, "throttled: software power cap"),
         ({"pcie": [5, 8]}, "PCIe width 8"),
-        ({"persistence": False}, "persistence mode off: the first job pays for the driver's start"),
-        ({"ecc": False}, "ECC off: a bit that flips is not seen"),
+        ({"persistence": False}, "persistence mode off, so the first job waits for the driver to load"),
+        ({"ecc": False}, "ECC off, so bit flips are not detected"),
         ({"why": "NVML: GPU is lost"}, "does not answer: NVML: GPU is lost"),
     ],
 )
@@ -194,7 +194,7 @@ def test_gpu_unsupported_value_is_unknown_and_named():
     assert run_checks(RACK, state, RACK_CHECKS) == []
     (unseen,) = not_looked(RACK, state, RACK_CHECKS)
     assert unseen.where == "host1:gpu4 (00000000:19:00.0)"
-    assert unseen.why == ("NVML does not report ECC mode, persistence mode, what holds its clocks, power limit")
+    assert unseen.why == ("NVML does not report ECC mode, persistence mode, reasons for lowered clocks, power limit")
 
 
 def test_rack_checks_of_a_healthy_rack_find_nothing():
@@ -293,7 +293,7 @@ def test_firmware_two_versions_equally_frequent_blame_no_host():
     (actual,) = [finding for finding in run_checks(RACK, state, RACK_CHECKS) if finding.check == "firmware"]
     assert (actual.where, actual.found) == (
         "rack-h100",
-        "firmware 28.36.1010, 28.39.1002 on MT_0000000838, and none of them on most",
+        "RNICs of MT_0000000838 have firmware 28.36.1010, 28.39.1002, without a majority",
     )
 
 
@@ -326,13 +326,15 @@ def test_gpu_affinity_reports_the_distance_to_its_rnic():
     facts = state["host1"]
     facts.raw["pci"] = facts.raw["pci"].replace("0000:05:01.0/0000:06:00.0/0000:07:01.0/", "0000:05:02.0/")
     (near,) = run_checks(RACK, state, RACK_CHECKS)
-    assert near.found == "gpu0 below another root port of NUMA node 0 (NODE); beside it: no GPU of the inventory"
+    place, _, beside = near.found.partition("; ")
+    assert place == "gpu0 below another root port of NUMA node 0 (NODE)"
+    assert beside == "below the RNIC's own PCIe switch: no GPU of the inventory"
     facts.raw["numa"] = facts.raw["numa"].replace("0000:19:00.0/numa_node:0", "0000:19:00.0/numa_node:1")
     (far,) = run_checks(RACK, state, RACK_CHECKS)
-    assert far.found.startswith("gpu0 on NUMA node 1, itself on 0 (SYS)")
+    assert far.found.startswith("gpu0 on NUMA node 1, the RNIC on 0 (SYS)")
     facts.raw["numa"] = facts.raw["numa"].replace("numa_node:0", "numa_node:-1")
     (unknown,) = run_checks(RACK, state, RACK_CHECKS)
-    assert "NUMA nodes are not told" in unknown.found
+    assert "NUMA nodes are not reported" in unknown.found
 
 
 def test_gpu_affinity_of_a_swapped_pair_names_the_nearest_gpu():
@@ -341,7 +343,10 @@ def test_gpu_affinity_of_a_swapped_pair_names_the_nearest_gpu():
     hosts = (dataclasses.replace(RACK.topology.hosts[0], rnics=swapped), *RACK.topology.hosts[1:])
     inventory = dataclasses.replace(RACK, topology=dataclasses.replace(RACK.topology, hosts=hosts))
     (finding,) = run_checks(inventory, rack_state(), RACK_CHECKS)
-    assert (finding.where, finding.found.rpartition("; ")[2]) == ("host1:mlx5_0", "beside it: gpu0")
+    assert (finding.where, finding.found.rpartition("; ")[2]) == (
+        "host1:mlx5_0",
+        "below the RNIC's own PCIe switch: gpu0",
+    )
     (unseen,) = not_looked(inventory, rack_state(), RACK_CHECKS)
     assert (unseen.where, unseen.why) == ("host1:mlx5_1", "the inventory pairs it with no GPU (faultbed_rnics[].gpu)")
 
@@ -397,7 +402,7 @@ def test_switch_qos_that_cannot_be_read_is_not_checked():
     state["rtsw2"].raw["configdb"] = ""
     assert run_checks(RACK, state, RACK_CHECKS) == []
     reasons = {unchecked.where: unchecked.why for unchecked in not_looked(RACK, state, RACK_CHECKS)}
-    assert reasons == {"rtsw1": "sonic-cfggen: sonic-cfggen: not found", "rtsw2": "sonic-cfggen says nothing"}
+    assert reasons == {"rtsw1": "sonic-cfggen: sonic-cfggen: not found", "rtsw2": "sonic-cfggen printed nothing"}
     assert "sonic-cfggen" not in script(RACK, "host1")
 
 
@@ -521,7 +526,7 @@ def test_gpu_check_reports_why_there_are_no_gpus():
     state["host2"].raw["gpu"] = "Traceback: no such thing"
     first, second = [finding for finding in run_checks(RACK, state, RACK_CHECKS) if finding.check == "gpu"]
     assert first.found == "0 GPUs answer (NVML: Driver Not Loaded)"
-    assert second.found == "0 GPUs answer (the host did not tell of its GPUs: Traceback: no such thing)"
+    assert second.found == "0 GPUs answer (the host did not report its GPUs: Traceback: no such thing)"
 
 
 class Answering:

@@ -164,7 +164,7 @@ def test_linux_switch_port_that_firmware_keeps_up_is_refused(
 
 def test_packet_drop_by_opcode_on_an_asic_is_refused_with_a_linux_switch_instead():
     """SONiC has a match BTH_OPCODE, but does not report whether the ASIC supports it."""
-    with pytest.raises(Unsupported, match=r"BTH_OPCODE.*target a Linux switch"):
+    with pytest.raises(Unsupported, match=r"match an opcode.*target a Linux switch"):
         planned("packet.drop", "host1:mlx5_0", share=1, opcode="ack")
     assert "any opcode" in MECHANISMS["packet.drop"].by
 
@@ -324,7 +324,7 @@ def test_bgp_kill_leaves_pid_1_the_time_that_a_container_needs():
 
 def test_link_rate_is_refused_where_a_rejected_scheduler_would_end_orchagent(tools):
     edit(tools, asic="cisco-8000")
-    with pytest.raises(Refused, match=r"ends orchagent.*Linux switch"):
+    with pytest.raises(Refused, match=r"orchagent ends.*Linux switch"):
         actuator("link.rate", "host1:mlx5_0", rate=100).prepare()
 
 

@@ -132,7 +132,7 @@ def test_store_write_with_truncated_input_changes_nothing(tmp_path):
             where="here", folder=store.folder, lab="x",
             shell=lambda argv, stdin, keep=keep: real(argv, stdin and stdin[:keep]),
         )  # fmt: skip
-        with pytest.raises(LabError, match="not all of it arrived"):
+        with pytest.raises(LabError, match="it arrived incomplete"):
             cut.write((), after=store.read())
         assert [reservation.token for reservation in store.read().book] == ["old"]
 
@@ -163,7 +163,7 @@ def test_store_unreadable_book_is_not_an_empty_one(tmp_path):
         store.write((), after=empty)
     book.rmdir()
     book.write_text("")
-    with pytest.raises(LabError, match="no file of reservations of this version"):
+    with pytest.raises(LabError, match="not a reservation file of this version"):
         store.read()
 
 

@@ -233,6 +233,6 @@ def test_replay_of_unsupported_records_is_refused_with_the_record(tmp_path, monk
     assert "record 1: gather: this collective is not supported" in str(done.exception)
     path.write_text(json.dumps([{"comms": "all_reduce", **record, "world_size": 8}]))
     done = CliRunner().invoke(cli, ["traffic", "replay", str(path), "--dry-run"])
-    assert "of 8 ranks, and there are 4 RNICs; --shrink" in str(done.exception)
+    assert "has 8 ranks, but there are 4 RNICs; --shrink" in str(done.exception)
     done = CliRunner().invoke(cli, ["traffic", "replay", str(path), "--dry-run", "--shrink"])
     assert done.exit_code == 0
