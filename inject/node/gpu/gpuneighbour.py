@@ -88,7 +88,7 @@ class GpuNeighbourActuator(Actuator):
 
     def is_lost(self) -> bool:
         """Return whether any of the processes has ended, or no longer computes on the GPU."""
-        return int(self.read()["computing"]) < len(self._others)
+        return int(self.read()["computing"]) < len(self._neighbours)
 
     def hits(self) -> int:
         """Return the number of kernels completed so far."""
