@@ -19,6 +19,8 @@ from inject.node.management import management_interfaces, on_device
 __all__ = ["CommandsActuator"]
 
 _LOOK_EVERY_S = 0.2
+_LAST_LOOK_S = 10.0
+"""Deadline of the look before a removal, which it delays. nvidia-smi without persistence mode needs seconds."""
 
 
 class CommandsActuator(Actuator):
@@ -140,7 +142,7 @@ class CommandsActuator(Actuator):
 
     def is_lost(self) -> bool:
         """Return whether `look` no longer shows the fault; what it prints may depend on the load (`unclear`)."""
-        output = self._output()
+        output = run(self._filled(self._look), timeout_s=_LAST_LOOK_S)
         if self._lost is not None and match_lines(self._pattern(self._lost), output):
             return True
         if match_lines(self._pattern(self._applied), output):

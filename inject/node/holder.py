@@ -350,6 +350,11 @@ class Holder:
         """Whether the fault should be on, and was when the last change was read back."""
         return bool(self.is_on and self.done and self.done[-1][2]["applied"])
 
+    def end(self) -> None:
+        """Revert without a look: no controller is left to hear of it, and a program that hangs must not delay it."""
+        self.is_ending = True
+        self.finish()
+
     def look_for_loss(self) -> None:
         """Note whether something else has ended the fault; a later look does not take that back.
 
@@ -492,7 +497,7 @@ def main() -> int:
         if now_ns > holder.heard_ns + holder.ttl_ns:
             break
         holder.due(now_ns)
-    holder.finish()
+    holder.end()
     _send(holder.out, holder.cleared or {})
     return 0 if holder.cleared is None or holder.cleared["ok"] else 1
 

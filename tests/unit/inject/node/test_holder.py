@@ -23,8 +23,9 @@ from qmp_server import Qemu
 from waiting import until
 
 from inject.leases.channels import open_holder
-from inject.node import holder
+from inject.node import commands, holder
 from inject.node.actuator import Actuator
+from inject.node.commands import CommandsActuator
 from inject.node.qmp import DEADLINE_S, QmpActuator
 from inject.node.qmp import execute as qmp_execute
 from testbed.errors import Unreachable
@@ -475,3 +476,23 @@ def test_holder_says_why_nothing_shows_the_state_of_a_link_in_qemu(held, qemu, t
     arm(held, qemu)
     observed = send_request(held, "clear")["observed"]
     assert (observed["lost"], observed["unseen"]) == (False, "QEMU does not report a link's state")
+
+
+def test_holder_without_a_controller_reverts_before_a_look_that_may_hang(switched, monkeypatch):
+    """A vendor's tool that hangs would have kept the fault on for half a minute beyond its lease."""
+    one = switched()
+    one.answer({"do": "arm"})
+    monkeypatch.setattr(one.actuator, "is_lost", lambda: pytest.fail("the removal waits for this"))
+    one.end()
+    assert one.actuator.word == "off"
+    assert one.cleared["ok"]
+
+
+def test_look_of_a_command_that_hangs_ends_at_its_deadline(monkeypatch):
+    monkeypatch.setattr(commands, "_LAST_LOOK_S", 0.2)
+    hanging = CommandsActuator(
+        on=[], off=[], look=["sleep", "60"], applied="x", normal="y", needs=[], able=[], remember={}, guard=None,
+        count=None, settle_s=0.0, shows={},
+    )  # fmt: skip
+    with pytest.raises(OSError, match=r"did not end within 0\.2 s"):
+        hanging.is_lost()
