@@ -325,15 +325,32 @@ def _error_checks(errors: Sequence[str]) -> list[Check]:
 def _workload_checks(run: Measurements) -> list[Check]:
     """Return checks that the workload moved data and did not fail. A failed job is a FAIL, not an ERROR.
 
-    A workload that moved no data does not show what the faults do to it, although a bound on errors would hold.
+    A workload that moved no data does not show what the faults do to it, although a bound on errors would hold. Of
+    several flows, each has to move some.
     """
     if run.failure is not None:
         return [_worded_check("workload", Verdict.FAIL, "The workload ran to its end", f"it failed: {run.failure}")]
     has_moved = any(any(sample.bytes for sample in series.samples) or series.iterations for series in run.series)
-    if has_moved or run.errors or run.serving is not None:
+    if run.errors or run.serving is not None:
+        return []
+    if has_moved and not (silent := _silent_flows(run)):
         return []
     detail = "no data arrived and no iteration finished, so the effect of the faults is unknown"
+    if has_moved:
+        detail = f"nothing arrived on {silent[0]} from beginning to end ({len(silent)} such), so the effect of the "
+        detail += "faults on it is unknown"
     return [_worded_check("workload", Verdict.INCONCLUSIVE, "The workload moves data", detail)]
+
+
+def _silent_flows(run: Measurements) -> list[str]:
+    """Return the flows at whose counting end no byte was seen: over RC their source has the ACKs, else their sink."""
+    if "flow" not in run.workload:
+        return []
+    names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+    carried = {names[series.rank] for series in run.series if any(sample.bytes for sample in series.samples)}
+    is_acknowledged = run.workload.get("transport", "rc") == "rc"
+    flows = {(connection.src, connection.dst) for connection in run.connections}
+    return sorted(f"{src} > {dst}" for src, dst in flows if (src if is_acknowledged else dst) not in carried)
 
 
 def _emulation_checks(run: Measurements) -> tuple[Check, ...]:

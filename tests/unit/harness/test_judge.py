@@ -17,6 +17,7 @@ from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import METRICS, lookup
 from harness.judge import check_expectation, judge, noisy_checks
 from harness.proof import unproven
+from harness.record.measurements import Connection
 from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
 from inject.evidence.receipt import Armed, Cleared
 from testbed.observe.telemetry import CHANGES_LOST, Change, Machine
@@ -578,6 +579,30 @@ def test_judge_workload_that_moved_nothing_is_inconclusive_although_its_faults_a
     assert [check.detail for check in result.checks if check.name == "workload"] == [
         "no data arrived and no iteration finished, so the effect of the faults is unknown"
     ]
+
+
+@pytest.mark.parametrize(("transport", "silent"), [("rc", "src"), ("uc", "dst"), ("ud", "dst")])
+def test_judge_flow_that_moved_nothing_beside_others_is_inconclusive(transport, silent):
+    """One of several flows never carried a byte: bounds on errors held, and the rest of the goodput hid it."""
+    run = msgspec.structs.replace(synthetic_run(), qp_errors=0)
+    names = [f"{rank.host}:{rank.rnic}" for rank in run.ranks]
+    common = {"lqpn": 17, "rqpn": 17, "udp_sport": None, "path": ()}
+    connections = tuple(
+        Connection(src=src, dst=dst, **common) for src, dst in zip(names[::2], names[1::2], strict=True)
+    )
+    flows = msgspec.structs.replace(
+        run,
+        workload={"flow": "send", "transport": transport, "size_bytes": 4096, "qps": 1},
+        connections=connections,
+        series=tuple(msgspec.structs.replace(series, iterations=()) for series in run.series),
+    )
+    assert [check for check in verdict_of(flows).checks if check.name == "workload"] == []
+    quiet = names.index(getattr(connections[0], silent))
+    series = tuple(msgspec.structs.replace(one, samples=()) if one.rank == quiet else one for one in flows.series)
+    result = verdict_of(msgspec.structs.replace(flows, series=series), at_most("qp_errors", 0))
+    assert result.verdict is INCONCLUSIVE
+    (check,) = [check for check in result.checks if check.name == "workload"]
+    assert check.detail.startswith(f"nothing arrived on {connections[0].src} > {connections[0].dst} from beginning")
 
 
 @pytest.mark.parametrize("which", ["counters_before", "counters_after"])
