@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,14 @@ def replay_command(
         )
     result = _replay(session, inventory, spec, trace)
     if as_json:
-        session.json(result.to_dict())
+        session.json({**result.to_dict(), "not_replayed": _not_replayed(trace)})
     else:
         _tell(session, result)
     return ExitCode.FAIL if result.wrong_elements else exit_code(session, result.outcome, result.where)
+
+
+def _not_replayed(trace: Trace) -> list[dict[str, object]]:
+    return [asdict(note) for note in trace.notes]
 
 
 def _replay(session: Session, inventory: Inventory, spec: ReplaySpec, trace: Trace) -> ReplayResult:
@@ -145,10 +150,7 @@ def _tell_plan(
                 }
                 for operation, algorithm, wait in rows
             ],
-            "not_replayed": [
-                {"file": note.file, "record": note.record, "what": note.what, "blocks": note.blocks}
-                for note in trace.notes
-            ],
+            "not_replayed": _not_replayed(trace),
         }
         session.json(plan)
         return
