@@ -44,10 +44,13 @@ class Child:
             os.waitpid(pid, 0)
 
     def is_running(self) -> bool:
-        """Return whether the child runs."""
+        """Return whether the child runs: it has neither ended nor been stopped (SIGSTOP, proc_pid_stat(5))."""
         if self._pid and os.waitpid(self._pid, os.WNOHANG) != (0, 0):
             self._pid = 0
-        return bool(self._pid)
+        if not self._pid:
+            return False
+        with open(f"/proc/{self._pid}/stat", encoding="utf-8", errors="replace") as stat:  # noqa: PTH123 - start-up time
+            return stat.read().rpartition(")")[2].split()[0] not in "Tt"
 
     @property
     def count(self) -> int:

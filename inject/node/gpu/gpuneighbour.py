@@ -87,8 +87,9 @@ class GpuNeighbourActuator(Actuator):
         return {"applied": bool(running), "gpu": self._pcie, "processes": len(running), "computing": computing}
 
     def is_lost(self) -> bool:
-        """Return whether any of the processes has ended, or no longer computes on the GPU."""
-        return int(self.read()["computing"]) < len(self._neighbours)
+        """Return whether any of the processes has ended, was stopped, or no longer computes on the GPU."""
+        is_idle = int(self.read()["computing"]) < len(self._neighbours)
+        return is_idle or not all(neighbour.is_running() for neighbour in self._neighbours)
 
     def hits(self) -> int:
         """Return the number of kernels completed so far."""

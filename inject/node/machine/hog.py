@@ -61,8 +61,8 @@ class HogActuator(Actuator):
         return {"applied": bool(inside), "hogs": len(running), "inside": len(inside), "cgroup": self._cgroup}
 
     def is_lost(self) -> bool:
-        """Return whether any of the processes has ended or left the cgroup."""
-        return int(self.read()["inside"]) < len(self._hogs)
+        """Return whether any of the processes has ended, was stopped, or left the cgroup."""
+        return int(self.read()["inside"]) < len(self._hogs) or not all(hog.is_running() for hog in self._hogs)
 
     def _work(self, hog: Child) -> None:
         with open("/proc/self/comm", "w", encoding="ascii") as comm:  # noqa: PTH123 - start-up time

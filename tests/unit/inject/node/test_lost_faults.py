@@ -21,6 +21,7 @@ from inject.node.machine.hog import HogActuator
 from inject.node.machine.limit import LimitActuator
 from inject.node.machine.reboot import RebootActuator
 from inject.node.network import detour
+from inject.node.network.background import BackgroundActuator
 from inject.node.network.detour import DetourActuator
 from inject.node.network.tamper import TamperActuator
 
@@ -80,6 +81,23 @@ def test_hog_of_which_one_process_was_killed_is_lost(monkeypatch):
         assert hogs.read()["applied"], "one of them still runs"
     finally:
         hogs.off()
+
+
+def test_background_load_whose_process_was_stopped_is_lost():
+    """It exists and sends nothing."""
+    load = BackgroundActuator(
+        sources=[(None, "127.0.0.1")], destination="127.0.0.1", rate_bps=1_000_000, flows=1, size_bytes=1000
+    )
+    load.prepare()
+    load.on()
+    try:
+        until(lambda: load.hits() > 0)
+        assert not load.is_lost()
+        os.kill(load._child._pid, signal.SIGSTOP)
+        until(load.is_lost)
+    finally:
+        load.off()
+    assert not load.read()["applied"]
 
 
 @pytest.fixture
