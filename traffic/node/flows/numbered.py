@@ -44,6 +44,9 @@ QUERY = NUMBERS = 1 << 31
 QUERIES = 8
 """Maximum number of queries in flight."""
 QUERY_ID = 1 << 60
+REMEMBERED = 4096
+"""Numbers below the highest one of which a receiver knows whether they arrived. An older message counts as a copy, as
+with the anti-replay window of IPsec (RFC 4303, 3.4.3)."""
 SLOTS_BYTES = 64 << 20
 """Memory for a flow's receives. Large messages get fewer than `RECEIVES`, but never fewer than two depths."""
 
@@ -63,6 +66,7 @@ class NumberedReceiver(UnreliableReceiver):
         self.next_number: dict[int, int] = {}  # the number after the highest one that arrived
         self.settled: dict[int, int] = {}  # the first number whose slot is still awaited
         self.early: dict[int, set[int]] = {}  # numbers above `over` that arrived
+        self.arrived: dict[int, set[int]] = {}  # the newest numbers that arrived, by connection
 
     def slots(self) -> int:
         """Return the number of slots per QP."""
@@ -115,7 +119,10 @@ class NumberedReceiver(UnreliableReceiver):
             self.requests[conn.number].rotate(-1)
             offset, self.receive = self.requests[conn.number][-1]
         self._verify(conn, number, self.buffer.read(self.size, offset + self.front))
-        super().on_recv(conn, imm, now_ns)
+        conn.qp.post_recv(self.receive)
+        self.last_ns = now_ns
+        if self._is_first(conn, number):
+            self._count(conn, now_ns)
         self.next_number[conn.number] = max(self.next_number[conn.number], number + 1)
         if self.writes:
             if number >= self.settled[conn.number]:
@@ -123,6 +130,16 @@ class NumberedReceiver(UnreliableReceiver):
             self._settle(conn, self.settled[conn.number])
             self.uncredited[conn.number] += 1
             self._send_report(conn, now_ns)
+
+    def _is_first(self, conn: Conn, number: int) -> bool:
+        """Return whether a message arrives for the first time: a copy of it is verified, but is no goodput."""
+        arrived, oldest = self.arrived.setdefault(conn.number, set()), self.next_number[conn.number] - REMEMBERED
+        if len(arrived) > 2 * REMEMBERED:
+            self.arrived[conn.number] = arrived = {one for one in arrived if one >= oldest}
+        if number < oldest or number in arrived:
+            return False
+        arrived.add(number)
+        return True
 
     def _verify(self, conn: Conn, number: int, data: bytes) -> None:
         want = self.content.of(conn.number, number)

@@ -122,6 +122,10 @@ class UnreliableReceiver(FlowReceiver):
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
         conn.qp.post_recv(self.receive)
+        self._count(conn, now_ns)
+
+    def _count(self, conn: Conn, now_ns: int) -> None:
+        """Count a message as arrived."""
         count = self.counts[conn.number]
         count[0] += 1
         count[1] = count[1] or now_ns
