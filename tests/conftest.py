@@ -1,5 +1,6 @@
 """Settings of all our tests."""
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -32,7 +33,14 @@ def pytest_runtestloop(session):
     command = session.config.getoption("--meanwhile")
     if not command or session.config.option.collectonly:
         return
+    from harness.pytest_plugin.hooks import uses_lab
+    from harness.pytest_plugin.session_lab import prewarm
+    from testbed.errors import FaultbedError
     from testbed.tenancy.lab_lease import INHERITED
+
+    if any(map(uses_lab, session.items)):  # the plugin waits with it until the first one of them, if that comes first
+        with contextlib.suppress(FaultbedError):  # which reports it
+            prewarm(session.config)
 
     # The command's tests must not act as this session, which holds the lab's lease.
     env = {name: value for name, value in os.environ.items() if name != INHERITED}

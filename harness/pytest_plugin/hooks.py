@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from testbed.inventory.lab_inventory import Inventory
     from testbed.lab import Lab
 
-__all__ = ["Inject", "Traffic"]
+__all__ = ["Inject", "Traffic", "uses_lab"]
 
 _MARKERS = (
     "soft: needs a soft lab (QEMU VMs); `--lab` names another inventory than the default one",
@@ -134,7 +134,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _mark_experiments(config, items)
     _deselect_rounds(config, items)
     _apply_quarantine(config, items)
-    items.sort(key=_uses_lab)  # keeps the order otherwise
+    items.sort(key=uses_lab)  # keeps the order otherwise
 
 
 def _apply_quarantine(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -204,7 +204,7 @@ def _reject_unknown_names(config: pytest.Config, items: list[pytest.Item]) -> No
     Raises:
         UsageError (pytest's): the lab or the need is unknown.
     """
-    lab_tests = [item for item in items if _uses_lab(item)]
+    lab_tests = [item for item in items if uses_lab(item)]
     if not lab_tests:
         return
     from harness.experiment.needs import parse_need
@@ -233,7 +233,7 @@ def _deselect_rounds(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item not in surplus]
 
 
-def _uses_lab(item: pytest.Item) -> bool:
+def uses_lab(item: pytest.Item) -> bool:
     """Return whether an item is an experiment or uses the `lab` fixture of faultbed, not another one of that name."""
     if _is_experiment(item):
         return True
@@ -244,8 +244,8 @@ def _uses_lab(item: pytest.Item) -> bool:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start a soft lab in the background if tests that do not need it come first."""
     _reject_unknown_names(session.config, session.items)
-    config, uses_lab = session.config, [_uses_lab(item) for item in session.items]
-    if config.option.collectonly or not any(uses_lab) or uses_lab[0]:
+    config, lab_tests = session.config, [uses_lab(item) for item in session.items]
+    if config.option.collectonly or not any(lab_tests) or lab_tests[0]:
         return
     from harness.pytest_plugin.session_lab import prewarm
 
@@ -398,7 +398,7 @@ def pytest_runtest_makereport(
         excused = hasattr(report, "wasxfail")
         error = call.excinfo.value
         # An error at the end of a test may leave the lab changed, unless it says that the lab is clean.
-        at_end = report.when == "teardown" and (item.stash.get(QUARANTINED, False) or _uses_lab(item))
+        at_end = report.when == "teardown" and (item.stash.get(QUARANTINED, False) or uses_lab(item))
         reports_clean = getattr(error, "lab_state", None) == "CLEAN"
         if excused and (_leaves_dirty(error) or (at_end and not reports_clean)):
             report.outcome = "failed"
@@ -417,7 +417,7 @@ def pytest_runtest_makereport(
 
 def __getattr__(name: str) -> Any:
     """Import `Inject` and `Traffic`, the types of the fixtures, on first use."""
-    if name in __all__:
+    if name in ("Inject", "Traffic"):
         from harness.pytest_plugin import fixtures
 
         return getattr(fixtures, name)

@@ -218,8 +218,8 @@ def closing_after_error(config: pytest.Config) -> Iterator[None]:
 
 
 def prewarm(config: pytest.Config) -> None:
-    """Start a soft lab in the background while tests run that do not need it."""
-    if traits_of(inventory_of(config).kind).has_snapshot:
+    """Start a soft lab in the background while tests run that do not need it. A second call does nothing."""
+    if _PREWARM not in config.stash and traits_of(inventory_of(config).kind).has_snapshot:
         acquire_lease(config)
         if process := LabPrewarm.start(inventory_of(config)):
             config.stash[_PREWARM] = process

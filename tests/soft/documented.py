@@ -1,7 +1,8 @@
-"""Every command of the documentation, and how it is tested: `test_docs.py` runs them, and a unit test checks that these
-tables and the pages have the same commands.
+"""Every command of the documentation, and how it is tested.
 
-Keys are commands as written on the pages. Each command is in one table only.
+`test_docs.py` runs those that need a lab, and `tests/unit/project/test_documented_commands.py` the others. A unit test
+checks that these tables and the pages have the same commands. Keys are commands as written on the pages. Each command
+is in one table only.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import os
 import shlex
 import subprocess
 import sys
@@ -162,3 +163,20 @@ def test_make_test_stops_if_the_tests_that_run_while_the_lab_comes_up_fail(statu
     )
     assert "unit tests" in done.stdout
     assert (done.returncode, " passed" in done.stdout) == (code, status == 0), done.stdout + done.stderr
+
+
+@pytest.mark.process
+def test_make_test_begins_with_the_lab_and_then_with_the_unit_tests(tmp_path):
+    """The plugin leaves a lab that the first test needs to that test, which comes after minutes of unit tests here."""
+    (tmp_path / "early.py").write_text(
+        "from harness.pytest_plugin import session_lab\nsession_lab.prewarm = lambda _config: print('the lab')\n"
+    )
+    own = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "early", "-s", "tests/soft/test_lab.py", "-k", "loopback"]
+    meanwhile = shlex.join([sys.executable, "-c", "print('unit tests'); raise SystemExit(3)"])
+    done = subprocess.run(
+        [sys.executable, "-u", *own, "--meanwhile", meanwhile], capture_output=True, text=True, check=False, cwd=HOUSE,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    first, _, rest = done.stdout.partition("the lab\n")
+    assert "unit tests" in rest, done.stdout + done.stderr
+    assert "unit tests" not in first

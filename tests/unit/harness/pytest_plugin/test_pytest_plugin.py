@@ -28,7 +28,7 @@ def test_plugin_fixture_merely_named_lab_brings_no_lab_up(pytester):
     pytester.makepyfile(test_own="import pytest\n@pytest.fixture\ndef lab(): ...\ndef test_own(lab): ...\n")
     pytester.makepyfile(test_ours="def test_ours(lab): ...\ndef test_injects(inject): ...\ndef test_pure(): ...\n")
     items, _ = pytester.inline_genitems()
-    takes = {item.name: plugin._uses_lab(item) for item in items}
+    takes = {item.name: plugin.uses_lab(item) for item in items}
     assert takes == {"test_own": False, "test_ours": True, "test_injects": True, "test_pure": False}
 
 
