@@ -333,6 +333,11 @@ def _value(value: Any, param: Param, *, where: str) -> Any:
         return _psn(text, wrong)
     if param.type == "rnic" or (param.type == "qpn" and text == "any"):
         return text
+    return _number(text, param, wrong)
+
+
+def _number(text: str, param: Param, wrong: UsageError) -> float:
+    """Return the number of a parameter; `wrong` is raised if it is not one, is out of range, or must be whole."""
     try:
         number = float(text)
     except ValueError:

@@ -226,13 +226,13 @@ def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequenc
         return {"telemetry": None}
     inside = {"t0_ns": measured.t0_ns, "end_ns": measured.end_ns}
     series = counter_timeline.series(recorded.samples, **inside)
-    news = counter_timeline.news(recorded.changes, **inside)
+    event_marks = counter_timeline.event_marks(recorded.changes, **inside)
     sampled = {node: rate for node, rate in _sampled(recorded, measured).items() if rate}
     return {
-        "telemetry": page.markup(counter_plot.counters_chart(measured, series, news, bands)) or {},
+        "telemetry": page.markup(counter_plot.counters_chart(measured, series, event_marks, bands)) or {},
         "telemetry_series": series,
         "telemetry_shown": counter_timeline.MOST,
-        "telemetry_news": news,
+        "telemetry_news": event_marks,
         "telemetry_rates": (min(sampled.values()), max(sampled.values())) if sampled else None,
         "telemetry_lost": [machine for machine in measured.watched if machine.lost],
     }

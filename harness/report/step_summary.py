@@ -24,7 +24,17 @@ from harness.record.rundir import open_run
 from harness.verdict import VerdictFile
 from testbed.errors import UsageError
 
-__all__ = ["Case", "Step", "flaky", "markdown", "parse_step", "read_junit", "read_preflight", "read_verdicts"]
+__all__ = [
+    "Case",
+    "JobResults",
+    "Step",
+    "flaky",
+    "markdown",
+    "parse_step",
+    "read_junit",
+    "read_preflight",
+    "read_verdicts",
+]
 
 SHOWN = 30
 """Entries per list. A page has at most ten lists."""
@@ -184,49 +194,57 @@ def flaky(cases: Sequence[Case]) -> list[tuple[str, int, int]]:
     ]
 
 
-def markdown(
-    title: str,
-    cases: Sequence[Case],
-    verdicts: Sequence[VerdictFile],
-    unfinished: Sequence[str] = (),
-    *,
-    steps: Sequence[Step] = (),
-    missing: Sequence[str] = (),
-    preflight: Sequence[str] = (),
-    broken: Sequence[str] = (),
-    worse: Sequence[str] = (),
-) -> str:
-    """Return the page as Markdown.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResults:
+    """The results of a CI job.
 
-    Args:
-        title: the headline.
-        cases: tests of JUnit files.
-        verdicts: verdicts of runs.
-        unfinished: names of runs without a verdict.
-        steps: steps of the job, in order.
-        missing: JUnit files that the tests should have written.
-        preflight: findings of preflight.
-        broken: files that cannot be read, with the reason.
-        worse: regressions (`harness.report.history`); they change no verdict and no headline.
+    `cases` are the tests of its JUnit files, `verdicts` those of its runs, and `unfinished` the names of runs without a
+    verdict. `steps` are in order. `missing` are JUnit files that the tests should have written. `preflight` are the
+    findings of preflight. `broken` are the files that cannot be read, with the reason. `worse` are regressions
+    (`harness.report.history`), which change neither a verdict nor the headline.
     """
-    stopped = [step for step in steps if step.stopped]
-    bad = [case for case in cases if case.outcome in ("failed", "error")]
-    dirty = [verdict for verdict in verdicts if verdict.lab_state != "CLEAN"]
-    ran = any(case.outcome != "skipped" for case in cases) or bool(verdicts)
-    troubles = (bad, dirty, unfinished, stopped, missing, preflight, broken)
-    good = ran and not any(troubles) and all(v.verdict == "PASS" for v in verdicts)
-    lines = [f"## {'✅' if good else '❌'} {_plain(title)}", "", _totals(cases, verdicts, ran=ran), ""]
-    lines += _stops(stopped, missing, preflight)
-    lines += _section("Files that cannot be read", [_plain(text) for text in broken])
-    if verdicts:
-        lines += ["| | experiment | seed | lab | faults fired | verdict |", "|---|---|---|---|---|---|"]
-        # Runs that need attention are sorted first, so that they are shown.
-        shown = sorted(verdicts, key=_fine)[:SHOWN_RUNS] if len(verdicts) > SHOWN_RUNS else verdicts
-        lines += [_verdict_row(verdict) for verdict in shown]
-        lines += [f"| | … and {len(verdicts) - len(shown)} more | | | | |"] * (len(verdicts) > len(shown)) + [""]
-    lines += _section("Runs without a verdict: killed, or still running", [_code(name) for name in unfinished])
-    lines += _section("Regressions against earlier runs", [_plain(text) for text in worse])
-    lines += _section("Failures", [_case_line(case) for case in bad])
+
+    cases: Sequence[Case] = ()
+    verdicts: Sequence[VerdictFile] = ()
+    unfinished: Sequence[str] = ()
+    steps: Sequence[Step] = ()
+    missing: Sequence[str] = ()
+    preflight: Sequence[str] = ()
+    broken: Sequence[str] = ()
+    worse: Sequence[str] = ()
+
+    @property
+    def failed(self) -> list[Case]:
+        """The tests that failed or ended with an error."""
+        return [case for case in self.cases if case.outcome in ("failed", "error")]
+
+    @property
+    def has_run(self) -> bool:
+        """Whether any test or experiment ran."""
+        return any(case.outcome != "skipped" for case in self.cases) or bool(self.verdicts)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether something ran, everything passed, every lab is CLEAN, and nothing is missing or unreadable."""
+        troubles = (self.failed, self.unfinished, self.missing, self.preflight, self.broken)
+        return (
+            self.has_run
+            and not any(troubles)
+            and not any(step.stopped for step in self.steps)
+            and all(_fine(verdict) for verdict in self.verdicts)
+        )
+
+
+def markdown(title: str, results: JobResults) -> str:
+    """Return the page as Markdown, with `title` as its headline."""
+    cases = results.cases
+    lines = [f"## {'✅' if results.is_good else '❌'} {_plain(title)}", "", _totals(results), ""]
+    lines += _stops([step for step in results.steps if step.stopped], results.missing, results.preflight)
+    lines += _section("Files that cannot be read", [_plain(text) for text in results.broken])
+    lines += _verdict_table(results.verdicts)
+    lines += _section("Runs without a verdict: killed, or still running", [_code(name) for name in results.unfinished])
+    lines += _section("Regressions against earlier runs", [_plain(text) for text in results.worse])
+    lines += _section("Failures", [_case_line(case) for case in results.failed])
     lines += _section(
         "Flaky: passed and failed in this session",
         [f"{_code(name)}: failed {failed} of {of}" for name, failed, of in flaky(cases)],
@@ -242,6 +260,20 @@ def markdown(
     passed = [case for case in cases if case.outcome == "passed" and case.quarantined]
     lines += _section("In quarantine, and passed: is it fixed?", [_code(case.name) for case in passed])
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _verdict_table(verdicts: Sequence[VerdictFile]) -> list[str]:
+    """Return a table with a row for each run. If there are too many, runs that need attention come first."""
+    if not verdicts:
+        return []
+    shown = sorted(verdicts, key=_fine)[:SHOWN_RUNS] if len(verdicts) > SHOWN_RUNS else verdicts
+    return [
+        "| | experiment | seed | lab | faults fired | verdict |",
+        "|---|---|---|---|---|---|",
+        *(_verdict_row(verdict) for verdict in shown),
+        *([f"| | … and {len(verdicts) - len(shown)} more | | | | |"] if len(verdicts) > len(shown) else []),
+        "",
+    ]
 
 
 def _stops(stopped: Sequence[Step], missing: Sequence[str], preflight: Sequence[str]) -> list[str]:
@@ -265,8 +297,9 @@ def _case_line(case: Case) -> str:
     return f"{_code(case.name)}: {_plain(case.said)}"
 
 
-def _totals(cases: Sequence[Case], verdicts: Sequence[VerdictFile], *, ran: bool) -> str:
-    if not ran:
+def _totals(results: JobResults) -> str:
+    cases, verdicts = results.cases, results.verdicts
+    if not results.has_run:
         return "**No test and no experiment ran.** That is no pass."
     counts = {word: sum(case.outcome == word for case in cases) for word in ("passed", "failed", "error", "skipped")}
     parts = [f"{count} {word}" for word, count in counts.items() if count]

@@ -23,7 +23,7 @@ from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Host, Rnic
 from testbed.remote.remote_node import Node
 
-__all__ = ["FAR_ADDRESS", "Facts", "Interface", "look", "parse", "script"]
+__all__ = ["FAR_ADDRESS", "Facts", "Interface", "parse", "read_facts", "script"]
 
 FAR_ADDRESS = "192.0.2.1"
 """An unused address (RFC 5737): the route to it shows the next hop of a source's own table."""
@@ -108,7 +108,7 @@ class Facts:
     offset_error_s: float = 0.0
 
 
-def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = None) -> dict[str, Facts]:
+def read_facts(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = None) -> dict[str, Facts]:
     """Return the facts of every host, switch and carrier of a lab, read from all machines at once.
 
     With `silent`, hosts that do not answer are added to it with the reason, and are missing in the result.

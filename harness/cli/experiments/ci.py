@@ -60,17 +60,17 @@ def summary(
     verdicts, unfinished, broken = step_summary.read_verdicts(runs) if runs else ([], [], [])
     cases = [case for path in junit for case in _or_none(step_summary.read_junit, (path,), broken)]
     preflight_result = _or_none(step_summary.read_preflight, preflight, broken) if preflight else []
-    page = step_summary.markdown(
-        title,
-        cases,
-        verdicts,
-        unfinished,
+    results = step_summary.JobResults(
+        cases=cases,
+        verdicts=verdicts,
+        unfinished=unfinished,
         steps=[step_summary.parse_step(text) for text in steps],
         missing=[str(path) for path in junit if not path.exists()],
         preflight=preflight_result,
         broken=broken,
         worse=_or_none(partial(_worse, runs), kept, broken) if kept and kept.is_dir() else [],
     )
+    page = step_summary.markdown(title, results)
     if to is None:
         session.out.print(page, end="", soft_wrap=True)
         return

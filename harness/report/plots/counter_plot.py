@@ -24,7 +24,7 @@ from harness.report.plots.charts import (
     svg,
     time_axis,
 )
-from harness.report.plots.counter_timeline import MOST, News, NewsKind, Series, Step, thinned
+from harness.report.plots.counter_timeline import MOST, EventKind, EventMark, Series, Step, thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ _FEW = 4
 _MOST_STEPS, _MOST_TICKS, _MOST_MARKS = 300, 60, 300
 """Maximum numbers in one row: more are finer than a screen and make the page heavy."""
 
-_SIGNS: dict[NewsKind, tuple[str, str]] = {
+_SIGNS: dict[EventKind, tuple[str, str]] = {
     "down": ("v", FAIL),
     "up": ("^", GOODPUT),
     "link": ("D", MUTED),
@@ -52,16 +52,16 @@ _LETTER_IN, _BESIDE_IN = 0.058, 0.08
 
 @mpl.rc_context(STYLE)
 def counters_chart(
-    run: Measurements, series: Sequence[Series], news: Sequence[News], bands: Sequence[Band]
+    run: Measurements, series: Sequence[Series], marks: Sequence[EventMark], bands: Sequence[Band]
 ) -> Chart | None:
     """Draw the growth of the first `MOST` series, and marks for events. None if there is neither."""
     shown = sorted(series[:MOST], key=lambda drawn: (drawn.words, drawn.place))
-    rows_of_news = _rows(news)
-    if not shown and not rows_of_news:
+    rows_of_marks = _rows(marks)
+    if not shown and not rows_of_marks:
         return None
 
     def draw(width: float, *, narrow: bool) -> str:
-        heights = [0.5] * len(shown) + [0.46] * len(rows_of_news)
+        heights = [0.5] * len(shown) + [0.46] * len(rows_of_marks)
         figure = Figure(figsize=(width, sum(heights) + 0.75))
         rows = figure.subplots(
             len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights, "hspace": 0.95}
@@ -73,7 +73,7 @@ def counters_chart(
             _steps(axes, steps)
             named_row(axes, drawn.label if not narrow else f"{drawn.place} {drawn.words}", peak * 1.1, bands)
             axes.set_yticks([peak], [f"{peak:.3g}/s"])
-        for axes, (name, events) in zip(rows[len(shown) :], rows_of_news.items(), strict=True):
+        for axes, (name, events) in zip(rows[len(shown) :], rows_of_marks.items(), strict=True):
             named_row(axes, name, 1.0, bands)
             _marks(axes, events[:_MOST_MARKS], seconds, inches=width - 0.72, narrow=narrow)
         time_axis(list(rows), run)
@@ -82,12 +82,12 @@ def counters_chart(
     return both_widths(draw)
 
 
-def _rows(news: Sequence[News]) -> dict[str, list[News]]:
+def _rows(marks: Sequence[EventMark]) -> dict[str, list[EventMark]]:
     """Group events by row: each node with changes of links or routes, then all other nodes' kernel logs together."""
-    names = sorted({item.node for item in news if item.kind != "kernel"})
-    rows = {name: [item for item in news if item.node == name] for name in names[:MOST_NODES]}
-    logs = [item for item in news if item.kind == "kernel" and item.node not in rows]
-    machines = sorted({item.node for item in logs})
+    names = sorted({mark.node for mark in marks if mark.kind != "kernel"})
+    rows = {name: [mark for mark in marks if mark.node == name] for name in names[:MOST_NODES]}
+    logs = [mark for mark in marks if mark.kind == "kernel" and mark.node not in rows]
+    machines = sorted({mark.node for mark in logs})
     if logs:
         rows[f"kernel logs of {', '.join(machines) if len(machines) <= _FEW else f'{len(machines)} machines'}"] = logs
     return rows
@@ -103,22 +103,22 @@ def _steps(axes: Axes, steps: Sequence[Step]) -> None:
         axes.plot(edges, np.zeros(len(edges)), "|", color=MUTED, markersize=5, markeredgewidth=0.8, clip_on=False)
 
 
-def _marks(axes: Axes, news: Sequence[News], seconds: float, *, inches: float, narrow: bool) -> None:
+def _marks(axes: Axes, marks: Sequence[EventMark], seconds: float, *, inches: float, narrow: bool) -> None:
     """Draw the marks of one node, labelled beside them if there is room, else above, else only in the list."""
     per_inch = seconds / inches
     free_s = above_s = 0.0
-    for index, item in enumerate(news):
-        shape, colour = _SIGNS[item.kind]
+    for index, mark in enumerate(marks):
+        shape, colour = _SIGNS[mark.kind]
         size = 7 if shape == "|" else 4.5
-        axes.plot([item.start_s], [0.3], shape, color=colour, markersize=size, linewidth=0, clip_on=False)
-        begin_s = item.start_s + _BESIDE_IN * per_inch
-        end_s = begin_s + len(item.words) * _LETTER_IN * per_inch
-        if item.kind == "kernel" or narrow or end_s > seconds:
+        axes.plot([mark.start_s], [0.3], shape, color=colour, markersize=size, linewidth=0, clip_on=False)
+        begin_s = mark.start_s + _BESIDE_IN * per_inch
+        end_s = begin_s + len(mark.words) * _LETTER_IN * per_inch
+        if mark.kind == "kernel" or narrow or end_s > seconds:
             continue
-        next_s = next((later.start_s for later in news[index + 1 :] if later.start_s > begin_s), seconds)
-        if item.start_s >= free_s and end_s <= next_s:
-            axes.text(begin_s, 0.3, item.words, fontsize=7.5, color=INK, va="center", ha="left")
+        next_s = next((later.start_s for later in marks[index + 1 :] if later.start_s > begin_s), seconds)
+        if mark.start_s >= free_s and end_s <= next_s:
+            axes.text(begin_s, 0.3, mark.words, fontsize=7.5, color=INK, va="center", ha="left")
             free_s = end_s
-        elif item.start_s >= above_s:
-            axes.text(item.start_s, 0.86, item.words, fontsize=7.5, color=INK, va="center", ha="left")
+        elif mark.start_s >= above_s:
+            axes.text(mark.start_s, 0.86, mark.words, fontsize=7.5, color=INK, va="center", ha="left")
             above_s = end_s

@@ -22,17 +22,17 @@ __all__ = [
     "MOST",
     "TOGETHER_NS",
     "TROUBLE",
-    "News",
-    "NewsKind",
+    "EventKind",
+    "EventMark",
     "Series",
     "Step",
+    "event_marks",
     "link_state",
-    "news",
     "series",
     "thinned",
 ]
 
-NewsKind = Literal["down", "up", "link", "routes", "gone", "kernel"]
+EventKind = Literal["down", "up", "link", "routes", "gone", "kernel"]
 
 TOGETHER_NS = 300_000_000
 """Equal events of one node that are at most this far apart become one mark."""
@@ -96,13 +96,13 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class EventMark:
     """One mark: `count` equal changes on a node from `start_s` to `end_s` since the workload's start."""
 
     node: str
     start_s: float
     end_s: float
-    kind: NewsKind
+    kind: EventKind
     words: str
     count: int
 
@@ -183,10 +183,10 @@ def link_state(text: str | None) -> Literal["up", "no carrier", "down", "gone"]:
     return "no carrier" if "UP" in flags else "down"
 
 
-def news(changes: Iterable[Change], *, t0_ns: int, end_ns: int) -> tuple[News, ...]:
+def event_marks(changes: Iterable[Change], *, t0_ns: int, end_ns: int) -> tuple[EventMark, ...]:
     """Return the marks of a run, in order of time."""
-    marks: list[News] = []
-    latest: dict[tuple[str, NewsKind, str], int] = {}
+    drawn: list[EventMark] = []
+    latest: dict[tuple[str, EventKind, str], int] = {}
     before: dict[tuple[str, str], str | None] = {}
     for change in sorted(changes, key=lambda change: change.at_ns):
         key = change.node, change.subject
@@ -197,9 +197,9 @@ def news(changes: Iterable[Change], *, t0_ns: int, end_ns: int) -> tuple[News, .
         kind, words = mark
         at_s = (change.at_ns - t0_ns) / 1e9
         index = latest.get((change.node, kind, words))
-        if index is not None and at_s - marks[index].end_s <= TOGETHER_NS / 1e9:
-            latest_mark = marks[index]
-            marks[index] = News(
+        if index is not None and at_s - drawn[index].end_s <= TOGETHER_NS / 1e9:
+            latest_mark = drawn[index]
+            drawn[index] = EventMark(
                 node=latest_mark.node,
                 start_s=latest_mark.start_s,
                 end_s=at_s,
@@ -208,12 +208,12 @@ def news(changes: Iterable[Change], *, t0_ns: int, end_ns: int) -> tuple[News, .
                 count=latest_mark.count + 1,
             )
             continue
-        latest[change.node, kind, words] = len(marks)
-        marks.append(News(node=change.node, start_s=at_s, end_s=at_s, kind=kind, words=words, count=1))
-    return tuple(_counted(mark) for mark in marks)
+        latest[change.node, kind, words] = len(drawn)
+        drawn.append(EventMark(node=change.node, start_s=at_s, end_s=at_s, kind=kind, words=words, count=1))
+    return tuple(_counted(mark) for mark in drawn)
 
 
-def _mark_of(change: Change, before: str | None, *, known: bool) -> tuple[NewsKind, str] | None:
+def _mark_of(change: Change, before: str | None, *, known: bool) -> tuple[EventKind, str] | None:
     """Describe a change in a few words; None if nothing changed."""
     kind, _, name = change.subject.partition(" ")
     if kind == "kernel":
@@ -240,9 +240,11 @@ def _settings(text: str | None) -> str:
     return " ".join(f"{name} {value}" for name, value in itertools.pairwise(words) if name in {"mtu", "qdisc"})
 
 
-def _counted(mark: News) -> News:
+def _counted(mark: EventMark) -> EventMark:
     if mark.count == 1 or mark.kind not in {"routes", "gone"}:
         return mark
     noun, _, rest = mark.words.rpartition(" gone") if mark.kind == "gone" else mark.words.partition(" →")
     words = f"{mark.count} {noun}s gone" if mark.kind == "gone" else f"{mark.count} {noun}s →{rest}"
-    return News(node=mark.node, start_s=mark.start_s, end_s=mark.end_s, kind=mark.kind, words=words, count=mark.count)
+    return EventMark(
+        node=mark.node, start_s=mark.start_s, end_s=mark.end_s, kind=mark.kind, words=words, count=mark.count
+    )

@@ -17,7 +17,7 @@ from testbed.inventory.subset import without_hosts
 from testbed.lab import open_lab
 from testbed.model.topology import Topology
 from testbed.preflight.checks import Check, State, Wrong, run_checks
-from testbed.preflight.collect import look
+from testbed.preflight.collect import read_facts
 from traffic.flows.burnin import Outlier, ends_in_common
 
 __all__ = ["REACH", "Unfit", "by_hand", "excluded_hosts", "of_outliers", "only", "silent_hosts", "unfit"]
@@ -112,7 +112,7 @@ def excluded_hosts(
     progress("preflight: checking which hosts are fit")
     silent: dict[str, str] = {}
     with open_lab(without_hosts(inventory, [exclusion.host for exclusion in already])) as lab:
-        state = look(lab, silent=silent)
+        state = read_facts(lab, silent=silent)
     fitness = unfit(inventory, state, checks, [*already, *silent_hosts(silent)])
     if fitness.rest:
         first = fitness.rest[0]

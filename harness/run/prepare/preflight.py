@@ -17,7 +17,7 @@ from testbed.lab import Lab
 from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Topology
 from testbed.preflight.checks import CHECKS, NotLooked, State, Wrong, not_looked, run_checks
-from testbed.preflight.collect import look
+from testbed.preflight.collect import read_facts
 from testbed.preflight.gpu_health_check import CHECK as GPU_HEALTH
 from testbed.preflight.rack_checks import RACK_CHECKS
 from testbed.tenancy import reservation
@@ -89,7 +89,7 @@ def preflight(
     inventory = lab.inventory_model
     progress("looking at every machine")
     silent: dict[str, str] = {}
-    state = look(lab, silent=silent if leave_out else None)
+    state = read_facts(lab, silent=silent if leave_out else None)
     answering = without_hosts(inventory, silent)
     stale = _stale(inventory)
     wrong = [*map(_silent, silent.items()), *run_checks(answering, state, ALL_CHECKS), *stale]

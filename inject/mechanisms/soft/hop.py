@@ -106,26 +106,16 @@ def hop_of(request: Request) -> Hop:
 
 
 def matches(request: Request) -> tuple[list[str], LateBinding | None]:
-    """Return the nftables expressions that select a fault's packets, and what is bound only when it is armed."""
-    params, where = request.params, request.where
-    psn, qp, share, every = (params.get(name) for name in ("psn", "qp", "share", "every"))
-    if psn is not None and qp is None:
-        raise UsageError(f"{where}.psn: a PSN means nothing without its QP; add qp (or qp = any)")
-    if sum(x is not None for x in (psn, share, every)) > 1:
-        raise UsageError(f"{where}: {request.kind} takes either share, every or psn; remove the others")
-    if psn is None and params.get("round", 1) != 1:
-        raise UsageError(f"{where}.round: it counts the transmissions of one packet; add psn and qp")
-    ahead = int(psn) if isinstance(psn, str) else None
-    late_binding = None
-    if ahead is not None or qp == "any":
-        link = request.target.link
-        if link is None or link.rnic is None or params["direction"] != "to":
-            raise UsageError(
-                f"{where}: a relative psn, or qp = any, needs one receiving RNIC; name one, with direction = to"
-            )
-        late_binding = LateBinding(
-            host=link.b.node, rnic=link.rnic, qp=qp if qp is not None else "any", psn_ahead=ahead
-        )
+    """Return the nftables expressions that select a fault's packets, and what is bound only when it is armed.
+
+    Raises:
+        UsageError: the parameters contradict each other, or select packets of no RNIC.
+    """
+    _check_selection(request)
+    params = request.params
+    psn, qp, every = (params.get(name) for name in ("psn", "qp", "every"))
+    late_binding = _late_binding(request)
+    ahead = late_binding.psn_ahead if late_binding is not None else None
     match = [*_ends(request), f"udp dport {ROCE_PORT}", *OPCODES[params.get("opcode", "any")]]
     if qp is not None:
         match.append(f"{_QP} {'@qp@' if qp == 'any' else qp}")
@@ -137,6 +127,32 @@ def matches(request: Request) -> tuple[list[str], LateBinding | None]:
     elif (selection := selection_of(request)) is not None:
         match += [PASSED, selection.expression()]
     return match, late_binding
+
+
+def _check_selection(request: Request) -> None:
+    """Refuse parameters that select packets in contradictory ways."""
+    params, where = request.params, request.where
+    psn, share, every = (params.get(name) for name in ("psn", "share", "every"))
+    if psn is not None and params.get("qp") is None:
+        raise UsageError(f"{where}.psn: a PSN means nothing without its QP; add qp (or qp = any)")
+    if sum(parameter is not None for parameter in (psn, share, every)) > 1:
+        raise UsageError(f"{where}: {request.kind} takes only one of share, every and psn; remove the others")
+    if psn is None and params.get("round", 1) != 1:
+        raise UsageError(f"{where}.round: it counts the transmissions of one packet; add psn and qp")
+
+
+def _late_binding(request: Request) -> LateBinding | None:
+    """Return what is known only when the fault is armed: a PSN relative to the current one, or `any` queue pair."""
+    psn, qp = request.params.get("psn"), request.params.get("qp")
+    ahead = int(psn) if isinstance(psn, str) else None
+    if ahead is None and qp != "any":
+        return None
+    link = request.target.link
+    if link is None or link.rnic is None or request.params["direction"] != "to":
+        raise UsageError(
+            f"{request.where}: a relative psn, or qp = any, needs one receiving RNIC; name one, with direction = to"
+        )
+    return LateBinding(host=link.b.node, rnic=link.rnic, qp=qp if qp is not None else "any", psn_ahead=ahead)
 
 
 def one_packet(request: Request) -> int | None:

@@ -118,7 +118,7 @@ def test_gpu_throttle_quota_has_a_short_period():
         ("packet.drop", "host1:rxe0", {"share": 0.1, "round": 2}, ["fault.round", "psn"]),
         ("packet.drop", "host1:rxe0", {"every": 10, "burst": 4}, ["fault.burst", "share"]),
         ("packet.drop", "host1:rxe0", {"share": 0.9, "burst": 1.5}, ["fault.burst", "is impossible with bursts"]),
-        ("packet.mark", "host1:rxe0", {"share": 0.1, "every": 4}, ["either share, every or psn"]),
+        ("packet.mark", "host1:rxe0", {"share": 0.1, "every": 4}, ["only one of share, every and psn"]),
         ("packet.corrupt", "host1:rxe0", {"share": 1}, ["fault.share", "never ends"]),
         ("packet.corrupt", "host1:rxe0", {}, ["needs share, every or psn"]),
         ("packet.delay", "host1:rxe0", {"delay": 5, "jitter": 9}, ["fault.jitter"]),

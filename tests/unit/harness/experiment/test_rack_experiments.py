@@ -5,7 +5,7 @@ from house import DEMO
 
 from harness.experiment import experiment_file as experiment_module
 from harness.experiment.run_plan import encode
-from harness.report.step_summary import markdown, read_junit
+from harness.report.step_summary import JobResults, markdown, read_junit
 from harness.run import loop as run
 from inject.policy import safety
 from testbed.directories import cache_dir
@@ -112,7 +112,7 @@ def test_experiment_for_the_other_kind_of_lab_is_skipped_and_no_pass(of_the_demo
     done.assert_outcomes(skipped=1)
     assert done.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     done.stdout.fnmatch_lines(["*this is not a pass*", "*it is for a soft lab; rack-h100 is none*"])
-    page = markdown("x", read_junit([pytester.path / "junit.xml"]), [])
+    page = markdown("x", JobResults(cases=read_junit([pytester.path / "junit.xml"])))
     assert page.startswith("## ❌")
     assert "it is for a soft lab" in page
 

@@ -14,7 +14,7 @@ from harness.record import telemetry_file
 from harness.report import run_page as report
 from harness.report.plots.charts import Band
 from harness.report.plots.counter_plot import counters_chart
-from harness.report.plots.counter_timeline import Step, link_state, news, series, thinned
+from harness.report.plots.counter_timeline import Step, event_marks, link_state, series, thinned
 from testbed.errors import UsageError
 
 NO_CARRIER = "UP mtu 4200 qdisc noqueue 02:fb:03:00:01:02 veth"
@@ -26,7 +26,7 @@ def of(*samples):
 
 
 def marks_of(*changes):
-    return [(one.start_s, one.node, one.kind, one.words) for one in news(changes, t0_ns=T0, end_ns=END)]
+    return [(one.start_s, one.node, one.kind, one.words) for one in event_marks(changes, t0_ns=T0, end_ns=END)]
 
 
 def test_counter_step_is_the_growth_between_two_samples_of_a_node():
@@ -165,7 +165,7 @@ def test_counters_chart_names_its_rows_and_marks():
     chart = counters_chart(
         run,
         series(RECORDED.samples, **inside),
-        news(RECORDED.changes, **inside),
+        event_marks(RECORDED.changes, **inside),
         [Band(start_s=9.4, end_s=10.5, number=1, colour="#d1495b")],
     )
 

@@ -10,6 +10,7 @@ from harness.cli.main import cli
 from harness.report import history
 from harness.report.step_summary import (
     Case,
+    JobResults,
     Step,
     flaky,
     markdown,
@@ -57,7 +58,14 @@ def test_step_summary_decodes_junit(cases):
 
 
 def test_step_summary_lists_failures_flakes_and_quarantine(cases):
-    page = markdown("nightly", cases, [verdict(), verdict("storm", "INCONCLUSIVE", fired=0)], ["20261121T-killed-1"])
+    page = markdown(
+        "nightly",
+        JobResults(
+            cases=cases,
+            verdicts=[verdict(), verdict("storm", "INCONCLUSIVE", fired=0)],
+            unfinished=["20261121T-killed-1"],
+        ),
+    )
     assert page.startswith("## ❌ nightly\n")
     for words in (
         "1 passed, 1 failed, 1 error, 2 skipped, 1 of 2 experiments PASS",
@@ -83,11 +91,12 @@ def test_step_summary_lists_failures_flakes_and_quarantine(cases):
     ],
 )
 def test_step_summary_is_green_only_if_all_ran_passed_and_the_lab_is_clean(verdicts, unfinished, mark):
-    assert markdown("x", [], verdicts, unfinished).startswith(f"## {mark} x")
+    page = markdown("x", JobResults(verdicts=verdicts, unfinished=unfinished))
+    assert page.startswith(f"## {mark} x")
 
 
 def test_step_summary_of_skipped_tests_only_is_no_pass(cases):
-    page = markdown("x", [case for case in cases if case.outcome == "skipped"], [])
+    page = markdown("x", JobResults(cases=[case for case in cases if case.outcome == "skipped"]))
     assert page.startswith("## ❌")
     assert "That is no pass" in page
 
@@ -151,8 +160,9 @@ def test_step_summary_exists_for_a_job_that_failed_before_its_tests(tmp_path):
     "left", [{"steps": [Step(name="x", outcome="cancelled")]}, {"missing": ["junit.xml"]}, {"preflight": ["mtu: x"]}]
 )
 def test_step_summary_of_a_stopped_job_is_not_green_even_if_tests_passed(left):
-    assert markdown("x", [], [verdict()], steps=[Step(name="a", outcome="success")]).startswith("## ✅")
-    assert markdown("x", [], [verdict()], **left).startswith("## ❌")
+    ended = {"steps": [Step(name="a", outcome="success")]}
+    assert markdown("x", JobResults(verdicts=[verdict()], **ended)).startswith("## ✅")
+    assert markdown("x", JobResults(verdicts=[verdict()], **left)).startswith("## ❌")
 
 
 def test_step_summary_rejects_foreign_files(tmp_path):
@@ -194,7 +204,7 @@ def test_step_summary_lists_truncated_files(tmp_path):
 def test_step_summary_escapes_markdown():
     """GitHub's rules: an escaped backslash before a pipe leaves the pipe active, and a code span has no escapes."""
     nasty = "a\\|b <img src=x> `c` ~~d~~ $e$ &lt; [f](g)"
-    page = markdown(nasty, [case("t::x[`|`` <b>]", said=nasty)], [verdict(nasty)])
+    page = markdown(nasty, JobResults(cases=[case("t::x[`|`` <b>]", said=nasty)], verdicts=[verdict(nasty)]))
     (row,) = [line for line in page.splitlines() if "2 of" not in line and line.startswith("| ✅")]
     assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 7
     assert "a\\\\\\|b \\<img src=x\\> \\`c\\` \\~\\~d" in row
@@ -208,7 +218,8 @@ def test_step_summary_never_exceeds_githubs_limit():
     cases = [case(f"t::{long}{n}.toml::", outcome, long, quarantined=q) for n in range(500) for outcome, q in states]
     runs = [verdict(long), *(verdict(long, "FAIL", "DIRTY") for _ in range(500))]
     lists = {name: [long] * 500 for name in ("missing", "preflight", "broken", "worse")}
-    page = markdown(long, cases, runs, [long] * 500, steps=[Step(name=long, outcome=long)] * 20, **lists)
+    steps = [Step(name=long, outcome=long)] * 20
+    page = markdown(long, JobResults(cases=cases, verdicts=runs, unfinished=[long] * 500, steps=steps, **lists))
     assert len(page.encode()) < 2**20
     assert page.count("| FAIL, lab DIRTY |") == 200
     assert "… and 301 more" in page

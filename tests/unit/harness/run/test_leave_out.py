@@ -143,12 +143,12 @@ class FakeLab:
 
 def test_collect_records_a_silent_host_only_on_request():
     with pytest.raises(Unreachable):
-        collect.look(FakeLab(INVENTORY))
+        collect.read_facts(FakeLab(INVENTORY))
     silent = {}
-    assert set(collect.look(FakeLab(INVENTORY), silent=silent)) == {"host1", "host2", "host4", "fabric"}
+    assert set(collect.read_facts(FakeLab(INVENTORY), silent=silent)) == {"host1", "host2", "host4", "fabric"}
     assert silent == {"host3": "host3 does not answer: no route to host"}
     with pytest.raises(Unreachable):
-        collect.look(FakeLab(INVENTORY, silent=("fabric",)), silent={})
+        collect.read_facts(FakeLab(INVENTORY, silent=("fabric",)), silent={})
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def looked(monkeypatch, tmp_path):
     """Preflight and runs without a lab: `state` is what preflight finds, `silent` are machines that do not answer."""
     reported = SimpleNamespace(state=healthy(), silent={}, decided=[])
 
-    def look(lab, *, silent=None):
+    def read_facts(lab, *, silent=None):
         if reported.silent and silent is None:
             raise Unreachable(next(iter(reported.silent.values())))
         hosts = lab.inventory_model.topology.host_by_name
@@ -170,7 +170,7 @@ def looked(monkeypatch, tmp_path):
         return Finished(run_dir=run, verdict=output, report=run.report)
 
     for module in (exclusions, preflight):
-        monkeypatch.setattr(module, "look", look)
+        monkeypatch.setattr(module, "read_facts", read_facts)
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(exclusions, "open_lab", FakeLab)
     monkeypatch.setattr("harness.cli.lab.preflights.open_lab", FakeLab)

@@ -17,7 +17,7 @@ from testbed.errors import LabError
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.preflight import collect
 from testbed.preflight.checks import CHECKS, expected_next_hops, not_looked, run_checks
-from testbed.preflight.collect import Interface, look, parse, script
+from testbed.preflight.collect import Interface, parse, read_facts, script
 from traffic.flows import burnin
 from traffic.flows.burnin import Pair, _better, outliers, pairs_of
 
@@ -70,7 +70,7 @@ def test_preflight_rack_clock_is_read_apart_from_slow_tools(monkeypatch):
         inventory_model=rack,
         topology=rack.topology,
     )
-    state = look(lab)
+    state = read_facts(lab)
     assert state["host1"].offset_error_s == pytest.approx(0.005)
     clock = [check for check in CHECKS if check.name == "clock"]
     (wrong,) = run_checks(rack, state, clock)
@@ -200,7 +200,7 @@ def test_preflight_machine_that_denies_access_is_named_with_its_message():
         nodes=lambda: ["host1"], node=lambda _name: node, inventory_model=INVENTORY, topology=INVENTORY.topology
     )
     with pytest.raises(LabError, match=r"^host1: .*sudo: a password is required"):
-        look(lab)
+        read_facts(lab)
 
 
 def test_preflight_script_queries_every_switch_of_a_carrier():

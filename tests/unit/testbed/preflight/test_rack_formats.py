@@ -20,7 +20,7 @@ from testbed.inventory import lab_inventory as inventory_module
 from testbed.inventory.schema import GoldenVars
 from testbed.preflight import fec
 from testbed.preflight.checks import CHECKS, not_looked, run_checks
-from testbed.preflight.collect import Facts, look, parse, script
+from testbed.preflight.collect import Facts, parse, read_facts, script
 from testbed.preflight.rack_checks import RACK_CHECKS
 from testbed.preflight.rack_formats import (
     chrony_offset_s,
@@ -557,8 +557,8 @@ class Answering:
 
 def test_collect_queries_gpus_of_hosts_and_not_of_switches():
     decoded = json.loads(gpu_report({}))
-    assert gpus(look(Answering(decoded))["host1"].raw["gpu"]).gpus[0].sm_mhz == 1980
-    silent = look(Answering(LabError("host1: python3 is not there")))
+    assert gpus(read_facts(Answering(decoded))["host1"].raw["gpu"]).gpus[0].sm_mhz == 1980
+    silent = read_facts(Answering(LabError("host1: python3 is not there")))
     assert gpus(silent["host1"].raw["gpu"]).why == "host1: python3 is not there"
     assert "gpu" not in silent["rtsw1"].raw
 
