@@ -25,10 +25,14 @@ _STARTING = re.compile(rf"^#\s*Collective test starting: {_NAME}", re.MULTILINE)
 # size count type redop root, then time algbw busbw #wrong out of place, and the same in place
 _LINE = re.compile(
     r"^\s*(?P<size>[0-9]+)\s+[0-9]+\s+\w+\s+(?P<redop>\w+)\s+(?P<root>-?[0-9]+)"
-    r"\s+[0-9.]+\s+[0-9.]+\s+(?P<out>[0-9.]+)\s+(?P<out_wrong>[0-9]+|N/A)"
-    r"\s+[0-9.]+\s+[0-9.]+\s+(?P<in>[0-9.]+)\s+(?P<in_wrong>[0-9]+|N/A)\s*$",
+    r"\s+[0-9.]+\s+[0-9.]+\s+(?P<out>[0-9.]+)\s+(?P<out_wrong>[0-9.]+(?:e\+[0-9]+)?|N/A)"
+    r"\s+[0-9.]+\s+[0-9.]+\s+(?P<in>[0-9.]+)\s+(?P<in_wrong>[0-9.]+(?:e\+[0-9]+)?|N/A)\s*$",
     re.MULTILINE,
 )
+"""A million wrong elements are `1e+06`: nccl-tests prints their number with %g (src/common.cu)."""
+_ROW = re.compile(r"^\s*[0-9]+\s+[0-9]+\s+\w+\s+\w+\s+-?[0-9]+\s.*$", re.MULTILINE)
+"""What begins like a line of results."""
+_FAILED = re.compile(r"^#\s*Out of bounds values\s*:.*FAILED", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,8 @@ def read(text: str) -> Run:
     """Parse the output of `all_reduce_perf` and its relatives.
 
     Raises:
-        UsageError: it has no line of results, or those of more than one run.
+        UsageError: it has no line of results, one that cannot be read, or those of more than one run; or it says that
+            data were wrong, and no line does.
     """
     text = _TAG.sub("", text)
     ranks, starting = _RANK.findall(text), _STARTING.findall(text)
@@ -75,10 +80,16 @@ def read(text: str) -> Run:
         Measured(
             size_bytes=int(match["size"]),
             gbytes_per_s=min(float(match["out"]), float(match["in"])),
-            wrong=sum(int(match[name]) for name in ("out_wrong", "in_wrong") if match[name] != "N/A"),
+            wrong=sum(round(float(match[name])) for name in ("out_wrong", "in_wrong") if match[name] != "N/A"),
         )
         for match in _LINE.finditer(text)
     )
+    if unread := next((row[0] for row in _ROW.finditer(text) if not _LINE.fullmatch(row[0])), None):
+        raise UsageError(
+            f'a line of results cannot be read: "{unread.strip()}"; give the whole output as it was printed'
+        )
+    if _FAILED.search(text) and not any(line.wrong for line in lines):
+        raise UsageError("the output ends with FAILED, and none of its lines has wrong elements; give the whole output")
     if not lines:
         raise UsageError("the output has no line of results of nccl-tests; give the whole output of all_reduce_perf")
     test = starting or _TEST.findall(text)

@@ -94,6 +94,28 @@ def test_busbw_with_wrong_data_is_never_fast_enough():
     assert short.found == "6 wrong elements"
 
 
+@given(st.integers(1, 1 << 33))
+def test_busbw_any_number_of_wrong_elements_is_found(wrong):
+    """From a million on it is printed as 1e+06, and the line used to be skipped: the worst data were no finding."""
+    short = compare(read(output((GIB, 99, 99, 0), (2 * GIB, 99, 99, f"{wrong:g}"))), TABLE)
+    assert [one.where for one in short] == [f"all-reduce of 2, {2 * GIB} bytes"]
+    assert "wrong elements" in short[0].found
+
+
+@pytest.mark.parametrize("row", ["nan", "-1", "3.1e-05", "inf", ""])
+def test_busbw_line_of_results_that_cannot_be_read_is_named(row):
+    text = output((GIB, 99, 99, 0), (2 * GIB, 99, 99, row))
+    with pytest.raises(UsageError, match=f"cannot be read: .{2 * GIB} "):
+        read(text)
+
+
+def test_busbw_output_that_failed_without_a_wrong_line_is_rejected():
+    failed = output((GIB, 99, 99, 0)).replace("values : 0 OK", "values : 1 FAILED")
+    with pytest.raises(UsageError, match="ends with FAILED"):
+        read(failed)
+    assert compare(read(failed.replace(" 0 ", " 7 ")), TABLE)
+
+
 @given(st.floats(0.01, 400), st.floats(0.01, 400), st.integers(1, 64))
 def test_busbw_check_has_no_false_alarm_and_no_miss(out, inn, mib):
     size = mib * 16 * MIB
