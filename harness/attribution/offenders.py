@@ -136,7 +136,8 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
     """Return what a preflight blames: each host, RNIC, switch or link that a check found wrong, once.
 
     A pair of RNICs that fell out of the burn-in blames the end that it has in common with other such pairs, and no end
-    if there is none. What a fault or a command left behind is not a defect.
+    if there is none. What a fault or a command left behind is not a defect, and what is wrong with the lab as a whole,
+    such as a burn-in that did not start, blames no part of it.
 
     Args:
         content: what `faultbed preflight --json` printed, decoded.
@@ -159,7 +160,7 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
         name = place.partition(" ")[0]
         if is_pair:
             pairs.setdefault((src, dst), cause)
-        elif name and name not in best and cause not in _LEFT_BEHIND:
+        elif name and name not in best and cause not in _LEFT_BEHIND and place != content.get("lab"):
             best[name] = Strike(name=name, cause=cause, origin=origin, at=at, weight=1.0)
     for name in _ends_to_blame(pairs, best):
         cause = next(cause for ends, cause in pairs.items() if name in ends)

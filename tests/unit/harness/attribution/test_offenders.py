@@ -157,6 +157,16 @@ def test_preflight_slow_pair_with_an_already_failed_end_blames_only_that_end():
     assert [(one.name, one.cause) for one in result] == [("host3:rxe0", "link")]
 
 
+def test_preflight_finding_of_the_whole_lab_strikes_no_part():
+    """A burn-in that failed three times used to make an offender of the lab's own name, to be sent to repair."""
+    wrong = [
+        {"check": "burn-in", "where": "soft", "found": "no connection", "wanted": "every pair connects", "do": ""},
+        {"check": "mtu", "where": "host1:rxe0", "found": "1024", "wanted": "4096", "do": ""},
+    ]
+    result = strikes_of_preflight({"lab": "soft", "wrong": wrong}, origin="p.json", at=NOW)
+    assert [one.name for one in result] == ["host1:rxe0"]
+
+
 @pytest.mark.parametrize("check", ["leftovers", "reservations"])
 def test_preflight_leftovers_of_faults_are_no_strikes(check):
     """The injector would send its own victims to repair."""
