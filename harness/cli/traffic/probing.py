@@ -28,8 +28,8 @@ _SHOWN = 12
 def probe(session: Session, *, duration: str, rate: float, qps: int, as_json: bool) -> int:
     """Send datagrams over every link in both directions, and locate loss and delay.
 
-    Exit code 1: a place loses datagrams; 2: no place loses more than chance, but no probe crossed some link. Slow
-    places are listed and do not change the exit code.
+    Exit code 1: a place loses datagrams; 2: no place loses more than chance, but no probe crossed some link, or none
+    came over it. Slow places are listed and do not change the exit code.
 
     Each RNIC sends to one RNIC in every rack, on several queue pairs, which ECMP spreads. The switches' kernels report
     the path of each queue pair. A place is named if it explains the lost probes much better than chance. Each probe is
@@ -51,10 +51,15 @@ def probe(session: Session, *, duration: str, rate: float, qps: int, as_json: bo
 
 
 def _exit_code(result: ProbeResult) -> ExitCode:
-    """Return the exit code. A link that no probe crossed is not known to lose nothing."""
+    """Return the exit code. A link that no probe crossed, or that none came through, is not known to lose nothing."""
     if result.suspects:
         return ExitCode.FAIL
-    return ExitCode.INCONCLUSIVE if result.uncovered else ExitCode.PASS
+    return ExitCode.INCONCLUSIVE if result.uncovered or _silent(result) else ExitCode.PASS
+
+
+def _silent(result: ProbeResult) -> list[str]:
+    """Return the links of which every probe was lost: so few that chance explains it, or others are as bad."""
+    return [name for name, (sent, lost) in result.links.items() if sent and lost == sent]
 
 
 def _show(session: Session, result: ProbeResult) -> None:
@@ -73,6 +78,10 @@ def _show(session: Session, result: ProbeResult) -> None:
     if not result.suspects:
         sent, lost = sum(group.sent for group in result.probes), sum(group.lost for group in result.probes)
         session.out.print(f"no place loses more than chance: {lost:,} of {sent:,} probes")
+        if silent := _silent(result):
+            session.out.print(
+                f"nothing came over {', '.join(silent)}: too few probes to blame a place; use a longer --for"
+            )
     _show_times(session, result)
     if result.uncovered:
         session.out.print(f"not covered: {', '.join(result.uncovered)}; more --qps, or a link is down")

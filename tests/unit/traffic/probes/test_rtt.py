@@ -20,6 +20,7 @@ from harness.cli.traffic import probing
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from traffic.flows import flow_run
+from traffic.probes import tomography
 from traffic.probes.prober import ProbeResult, ProbeSpec
 from traffic.probes.rtt import SLOW, Trip, echoes, locate, times_of
 from traffic.probes.tomography import Probes, Suspect
@@ -232,6 +233,18 @@ def test_probe_of_a_link_that_no_probe_crossed_is_no_pass():
         {}, {"uncovered": missed}, {"suspects": (suspect,)}, {"suspects": (suspect,), "uncovered": missed},
     )]  # fmt: skip
     assert codes == [ExitCode.PASS, ExitCode.INCONCLUSIVE, ExitCode.FAIL, ExitCode.FAIL]
+
+
+def test_probe_of_a_link_over_which_nothing_came_is_no_pass():
+    """The only probe of a link was lost, which may be chance: no place was named, and the command ended with 0."""
+    path = ("host1:rxe0", "rtsw1", "ctsw1", "rtsw2", "host3:rxe0")
+    assert tomography.locate([Probes(path=path, sent=1, lost=1)]) == ()
+    links = {"rtsw1 -> ctsw1": (1, 1), "rtsw1 -> ctsw2": (40, 0)}
+    assert probing._exit_code(result(links=links)) is ExitCode.INCONCLUSIVE
+    session = Session(None)
+    session.out = console = Console(width=200, record=True, file=io.StringIO())
+    probing._show(session, result(links=links))
+    assert "nothing came over rtsw1 -> ctsw1: too few probes" in console.export_text()
 
 
 def test_probe_json_has_every_path_and_place():
