@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from bench import calibration as bench_calibration
-from bench import fail_slow as bench_soft_errors
+from bench import fail_slow as bench_fail_slow
 from bench import fault_free as bench_fault_free
 from bench import faults as bench_faults
 from bench import packets as bench_packets
@@ -103,18 +103,16 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
     """
     session = Session(lab)
     wanted = list(parts or PARTS)
-    if "packets" in wanted:  # needs no lab
-        wanted.remove("packets")
-        _show(session, list(bench_packets.measure()))
-    if "soft-errors" in wanted:  # needs no lab
-        wanted.remove("soft-errors")
-        _show(session, list(bench_soft_errors.measure()))
-    if "calibration" in wanted:  # needs no lab
-        wanted.remove("calibration")
-        _calibration(session)
-    if "schedule" in wanted:  # needs no lab
-        wanted.remove("schedule")
-        _show(session, list(_schedule()), columns=("what", "slowest", "which", "goal", ""))
+    without_lab: dict[str, Callable[[], None]] = {
+        "packets": lambda: _show(session, list(bench_packets.measure())),
+        "soft-errors": lambda: _show(session, list(bench_fail_slow.measure())),
+        "calibration": lambda: _calibration(session),
+        "schedule": lambda: _show(session, list(_schedule()), columns=("what", "slowest", "which", "goal", "")),
+    }
+    for part, show in without_lab.items():
+        if part in wanted:
+            wanted.remove(part)
+            show()
     if not wanted:
         return
     inventory = session.inventory()
@@ -123,7 +121,7 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
         lifecycle.up(inventory, booting)
     session.out.print(
         f"{inventory.name}: {len(lifecycle.vms(inventory))} VMs, {lifecycle.status(inventory).accelerator}, "
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} (numbers of a busy machine mean nothing)"
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} (on a busy machine the numbers have no meaning)"
     )
     on_lab = functools.partial(_on_lab, inventory)
     ends = bench_faults.ends(inventory.topology)
@@ -176,13 +174,15 @@ def _show(session: Session, rows: Sequence[Row], *, columns: Sequence[str] = COL
 
 
 def _calibration(session: Session) -> None:
-    """Show how often intervals lie wholly above or below the truth, and how many there are not, in percent."""
+    """Show in percent how often intervals lie wholly above or below the truth, and how often there is no interval."""
     rows, summary = [], []
     with session.progress() as progress:
         for of_metric, worst in bench_calibration.measure(progress):
             rows += of_metric
             summary.append(worst)
-    session.out.print("wholly above / below the truth, in % of all series (of which without an interval)")
+    session.out.print(
+        "intervals wholly above / below the truth, in % of all series (and % of series without an interval)"
+    )
     session.table(bench_calibration.COLUMNS, rows)
     session.out.print()
     _show(session, summary, columns=("at the true value: wrong by", "above / below", "", "goal", ""))
@@ -245,7 +245,7 @@ def _flow(lab: Lab, src: str, dst: str) -> Iterator[Row]:
 
 def _mpi(inventory: Inventory, rows: Iterator[Row]) -> Iterator[Row]:
     yield from rows
-    lifecycle.reset(inventory, lambda _: None)  # Open MPI's packages go from the hosts
+    lifecycle.reset(inventory, lambda _: None)  # removes Open MPI's packages from the hosts
 
 
 def _collective(lab: Lab) -> Iterator[Row]:

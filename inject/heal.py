@@ -65,7 +65,8 @@ _FOREIGN = "not ours:"
 _SWEEP = f"""\
 for w in $(nft list tables netdev 2>/dev/null); do
   case $w in faultbed_*)
-    if nft delete table netdev "$w"; then echo "{_MARK} removed nft table $w$1"; else echo "failed: nft table $w$1"; fi
+    if nft delete table netdev "$w"; then echo "{_MARK} removed nft table $w$1"
+    else echo "failed: nft table $w$1 is left"; fi
   esac
 done
 kind= before= hooked= ask=
@@ -79,11 +80,12 @@ case $([ -n "$ask" ] && printf %s "$ask" | tc -batch -) in *"mark 0xfb"*)
   for w in $hooked; do
     filters=$(tc filter show dev "$w" egress)
     case $filters in
-    *"pref {OWN} "*"mark 0xfb"*) way="qdisc del dev $w clsact" ;;
-    *"mark 0xfb"*) way="filter del dev $w egress protocol ip prio {GUEST}" ;;
+    *"pref {OWN} "*"mark 0xfb"*) delete="qdisc del dev $w clsact" ;;
+    *"mark 0xfb"*) delete="filter del dev $w egress protocol ip prio {GUEST}" ;;
     *) continue ;;
     esac
-    if tc $way; then echo "{_MARK} removed a redirection at $w$1"; else echo "failed: redirection of $w$1"; fi
+    if tc $delete; then echo "{_MARK} removed a redirection at $w$1"
+    else echo "failed: a redirection at $w$1 is left"; fi
   done
 esac
 devices=
@@ -91,15 +93,16 @@ while read -r w _; do
   case $w in fbvia*) devices="$devices ${{w%%:*}}" ;; esac
 done </proc/net/dev
 for w in $devices; do
-  if ip link del "$w"; then echo "{_MARK} removed $w$1"; else echo "failed: $w$1"; fi
+  if ip link del "$w"; then echo "{_MARK} removed $w$1"; else echo "failed: device $w$1 is left"; fi
 done
 case $(ip rule show priority {PRIORITY} 2>/dev/null) in *"lookup {TABLE}"*)
   if ip rule del priority {PRIORITY}; then echo "{_MARK} removed the rule to table {TABLE}$1"
-  else echo "failed: rule {PRIORITY}$1"; fi
+  else echo "failed: the rule of priority {PRIORITY}$1 is left"; fi
   ip route flush table {TABLE} 2>/dev/null
 esac
 if [ -n "{LEFTOVERS}" ]; then
-  if {{ {SWEEP} }}; then echo "{_MARK} removed the routing scheme$1"; else echo "failed: routing scheme$1"; fi
+  if {{ {SWEEP} }}; then echo "{_MARK} removed the routing scheme$1"
+  else echo "failed: a part of the routing scheme$1 is left"; fi
 fi
 true
 """
@@ -121,24 +124,25 @@ if [ -n "$units" ]; then
 fi
 for f in {REVERT_DIR}/*.revert; do
   [ -e "$f" ] || continue
-  if sh "$f"; then rm -f "$f" "${{f%.revert}}.claim"; echo "{_MARK} ran stored revert $f"; else echo "failed: $f"; fi
+  if sh "$f"; then rm -f "$f" "${{f%.revert}}.claim"; echo "{_MARK} ran stored revert $f"
+  else echo "failed: stored revert $f"; fi
 done
 for g in {" ".join(CGROUPS)}; do
   [ -d "$g" ] || continue
   for p in $(cat "$g/cgroup.procs"); do echo "$p" > /sys/fs/cgroup/cgroup.procs; done
-  if rmdir "$g"; then echo "{_MARK} removed $g"; else echo "failed: $g"; fi
+  if rmdir "$g"; then echo "{_MARK} removed $g"; else echo "failed: cgroup $g is left"; fi
 done
 for c in /sys/fs/cgroup/faultbed.slice/*/cpu.max; do
   {{ read -r was <"$c"; }} 2>/dev/null || continue
   [ "$was" = "{UNLIMITED}" ] && continue
-  if echo {UNLIMITED} > "$c"; then echo "{_MARK} $c was $was"; else echo "failed: $c is $was"; fi
+  if echo {UNLIMITED} > "$c"; then echo "{_MARK} $c was $was"; else echo "failed: $c is still $was"; fi
 done
 for f in {HEALTH}/*.now; do
   [ -e "$f" ] || continue
-  if rm -f "$f"; then echo "{_MARK} removed $f"; else echo "failed: $f"; fi
+  if rm -f "$f"; then echo "{_MARK} removed $f"; else echo "failed: $f is left"; fi
 done
 if [ -e {LATE} ]; then
-  if rm -f {LATE}; then echo "{_MARK} removed {LATE}"; else echo "failed: {LATE}"; fi
+  if rm -f {LATE}; then echo "{_MARK} removed {LATE}"; else echo "failed: {LATE} is left"; fi
 fi
 for f in /proc/[0-9]*/stat; do
   {{ read -r p name state _ <"$f"; }} 2>/dev/null || continue
@@ -192,9 +196,9 @@ def heal(lab: Lab, *, only: Collection[str] = (), panic: bool = False, timeout_s
         except LabError as error:
             return [f"{machine}: failed: {error}"]
         lines = [f"{machine}: {line}" for line in ran.stdout.splitlines()]
-        if ran.rc:  # the script ends with 0: it did not come to its end, or never began
+        if ran.rc:  # a complete script ends with 0: this one did not
             message = (ran.stderr.strip() or "no message").splitlines()[-1]
-            lines.append(f"{machine}: failed: its script ended with {ran.rc}: {message}")
+            lines.append(f"{machine}: failed: the healing script did not run to its end (status {ran.rc}): {message}")
         return lines
 
     with ThreadPoolExecutor(max_workers=len(machines) + 1) as pool:

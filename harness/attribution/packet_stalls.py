@@ -44,8 +44,8 @@ class _Ends:
     @property
     def pair(self) -> tuple[int, int] | None:
         """The two ranks; None if an RNIC has several."""
-        (source, *more), (target, *other_targets) = self.ranks
-        return None if more or other_targets else (source, target)
+        senders, receivers = self.ranks
+        return (senders[0], receivers[0]) if len(senders) == len(receivers) == 1 else None
 
     def __str__(self) -> str:
         return "→".join(self.rnics) if self.pair is None else f"rank {self.pair[0]}→{self.pair[1]}"
@@ -87,7 +87,7 @@ def waits(
                 receiver=receiver,
                 waited_ns=waited_ns,
                 until_ns=until_ns,
-                words=_sentence(run, flow, episode, ends=ends, iteration=iteration, by=findings),
+                words=_sentence(run, flow, episode, ends=ends, iteration=iteration, findings=findings),
             )
         )
     return tuple(longest)
@@ -98,30 +98,45 @@ def _waited_ns(episode: Episode) -> int:
     return episode.silence_ns if episode.gap_ns is None else max(episode.silence_ns, episode.resent_ns - episode.gap_ns)
 
 
+_AWAITED = {"timer": "a timer", "nak": "a NAK", "rnr": "a receiver that was not ready"}
+"""What a sender waited for, by the cause of its go-back."""
+
+
 def _sentence(
-    run: Measurements, flow: FlowReport, episode: Episode, *, ends: _Ends, iteration: int | None, by: Sequence[Finding]
+    run: Measurements,
+    flow: FlowReport,
+    episode: Episode,
+    *,
+    ends: _Ends,
+    iteration: int | None,
+    findings: Sequence[Finding],
 ) -> str:
     iteration_text = "" if iteration is None else f"iteration {iteration}, "
     return (
-        f"{iteration_text}{ends} waited {format_duration(_waited_ns(episode))} for a "
-        f"{ {'timer': 'timer', 'nak': 'NAK', 'rnr': 'receiver that was not ready'}[episode.cause] } "
-        f"after PSN {episode.psn} {_fate(run, flow, episode, ends, by)}"
+        f"{iteration_text}{ends} waited {format_duration(_waited_ns(episode))} for {_AWAITED[episode.cause]} "
+        f"after PSN {episode.psn} {_fate(run, flow, episode, ends, findings)}"
     )
 
 
 def _fate(run: Measurements, flow: FlowReport, episode: Episode, ends: _Ends, findings: Sequence[Finding]) -> str:
+    """Return what happened to the packet: it was rejected, or lost before, at or after the captured port."""
     if episode.cause == "rnr":
         return "was rejected"
     if not episode.missing and episode.gap_ns is None:
-        return f"had passed {flow.port}: it, or its ACK, was lost behind"
+        return f"had passed {flow.port}: it, or its ACK, was lost after that"
     link = next(
-        (finding.name for finding in findings if finding.cause == "loss" and _on_way(run, ends.rnics, finding.name)),
+        (
+            finding.name
+            for finding in findings
+            if finding.cause == "loss" and _is_on_path(run, ends.rnics, finding.name)
+        ),
         None,
     )
     return f"was lost at {link}" if link else f"was lost before {flow.port}"
 
 
-def _on_way(run: Measurements, rnics: tuple[str, str], name: str) -> bool:
+def _is_on_path(run: Measurements, rnics: tuple[str, str], name: str) -> bool:
+    """Return whether a link is on the path of a connection between two RNICs."""
     link = next((candidate for candidate in run.topology.links if candidate.name == name), None)
     return link is not None and any(
         {link.a.node, link.b.node} <= set(connection.path)

@@ -1,4 +1,4 @@
-"""What goes on beside the workload of an experiment, in its fault-free twin too: capture, probes, and bystander."""
+"""What runs beside the workload of an experiment and of its fault-free twin: capture, probes and bystander."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def bystander(
 ) -> Iterator[Running[FlowsResult] | None]:
     """Run the bystander's flow while the block lasts; None: the experiment has none.
 
-    Its events do not renew the reservation of the lab, as those of probes do not (`probing`).
+    Like events of probes (`probing`), its events do not renew the reservation of the lab.
 
     Raises:
         LabError: the flow could not be started.
@@ -77,7 +77,7 @@ def bystander(
 
 
 def stop_bystander(running: Running[FlowsResult]) -> FlowsResult:
-    """Stop the bystander's flow and return its result. That of a flow that failed says where it did.
+    """Stop the bystander's flow and return its result. If the flow failed, the result says where.
 
     Raises:
         LabError: the flow did not end in time.

@@ -1,9 +1,10 @@
-"""What each fault claims: two faults that would change the same thing at one time are refused, and it is named. Pure.
+"""Conflicts between faults: two faults that would change the same resource at the same time are refused. Pure.
 
-A claim is a path from a whole thing to a part of it: `switch rtsw1`, `switch rtsw1 / bgpd`. A fault that claims a whole
-thing (a switch that reboots, a host that is frozen) claims everything inside it. Two faults conflict if a path of one
-equals a path of the other, or contains it. A link is inside both of its ends, and inside its RNIC: a claim of any of
-them claims the link. Faults that compose (each packet fault has its own table in the hop) have parts of their own.
+Each fault claims resources. A claim is a path from a whole to a part of it: `switch rtsw1`, `switch rtsw1 / bgpd`. A
+fault that claims a whole (a switch that reboots, a host that is frozen) claims everything inside it. Two faults
+conflict if a path of one equals a path of the other, or contains it. A link is inside both of its ends, and inside its
+RNIC, so a claim of any of these includes the link. Faults that can be combined claim different parts: each packet fault
+has its own table at the hop.
 """
 
 from __future__ import annotations
@@ -86,13 +87,14 @@ def other_host(planned: PlannedFault, topology: Topology) -> str | None:
 
 
 def touches(planned: PlannedFault, topology: Topology) -> tuple[str, ...]:
-    """Return what must be reserved for a fault: its target, the host that carries it out, a host with a bus rescan."""
+    """Return the names to reserve for a fault: its target, a host that sends to it, a host whose bus is rescanned."""
     other = other_host(planned, topology)
     scans = not traits_of(planned.lab_kind).is_emulated and has_trait(planned.kind, Trait.BUS_RESCAN)
     return (planned.target.text, *([other] if other else []), *([planned.target.node] if scans else []))
 
 
 def _whole(planned: PlannedFault) -> list[Path]:
+    """Return the path of a fault's whole target."""
     target = planned.target
     if target.rnic is not None:
         return [("host", target.node, "rnic", target.rnic.name)]

@@ -152,9 +152,9 @@ def _collective(
     members = groups[name] if name else tuple(range(world))
     size = BARRIER_BYTES if kind == "barrier" else int(attributes.get("comm_size", 0))
     if rank not in members:
-        return f"{node.name} of process group {name}, which rank {rank} is not in", False
+        return f"{node.name} of process group {name}: rank {rank} is not a member; skipped", False
     if len(members) == 1 or size <= 0:
-        return f"{node.name} of one rank, or of 0 bytes", False
+        return f"{node.name}: it has only one rank, or 0 bytes; skipped", False
     root = int(attributes.get("root", members[0])) if kind in ("broadcast", "reduce") else None
     if root is not None and root not in members:
         raise ConfigError(f"{where} ({node.name}): root {root} is not in its group, {list(members)}")
@@ -172,7 +172,7 @@ def _message(number: int, node: Any, rank: int, world: int) -> Part | tuple[str,
     if not (0 <= src < world and 0 <= dst < world):
         return f"{node.name}: there is no rank {dst if sends else src}", True
     if src == dst or size <= 0:
-        return f"{node.name}: a message of 0 bytes, or to its own sender", False
+        return f"{node.name}: a message of 0 bytes, or to its own sender; skipped", False
     return Part(record=number, collective="p2p", members=(src, dst), size_bytes=size, root=rank)
 
 

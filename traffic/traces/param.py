@@ -156,7 +156,7 @@ def _part(
         return _message(number, record, rank, sent if kind == "send" else received, sends=kind == "send")
     members = _members(record, groups, world)
     if len(members) == 1 or (rank is not None and rank not in members):
-        return f"{record.comms} of ranks {list(members)}: a single rank, or without this rank", False
+        return f"{record.comms} of ranks {list(members)}: it has only one rank, or not this one; skipped", False
     if kind == "barrier":
         return Part(record=number, collective=kind, members=members, size_bytes=BARRIER_BYTES)
     return _collective(number, record, kind, members)
@@ -173,7 +173,7 @@ def _collective(number: int, record: _Record, kind: str, members: tuple[int, ...
         receives = _split(record.out_split, received, item, count) if record.out_split else ()
         size = max(sum(sends), sum(receives))
     if size <= 0:
-        return f"{record.comms} of 0 bytes", False
+        return f"{record.comms} of 0 bytes; skipped", False
     return Part(
         record=number,
         collective=kind,
@@ -218,7 +218,7 @@ def _message(number: int, record: _Record, rank: int | None, size: int, *, sends
     if rank is not None and owner != rank:
         raise ValueError(f"{record.comms} of rank {owner} in the trace of rank {rank}")
     if record.src_rank == record.dst_rank or size <= 0:
-        return f"{record.comms} of 0 bytes, or to its own sender", False
+        return f"{record.comms} of 0 bytes, or to its own sender; skipped", False
     members = (record.src_rank, record.dst_rank)
     return Part(record=number, collective="p2p", members=members, size_bytes=size, root=owner, dtype=record.dtype)
 
@@ -229,7 +229,7 @@ def _split(split: Sequence[int] | None, size_bytes: int, item: int, count: int) 
         share, more = divmod(size_bytes // item, count)
         return tuple((share + (index < more)) * item for index in range(count))
     if len(split) != count:
-        raise ValueError(f"a split into {len(split)} parts for a group of {count}")
+        raise ValueError(f"the split has {len(split)} parts, but the group has {count} ranks")
     if any(part < 0 for part in split):
         raise ValueError("a split cannot have negative parts")
     return tuple(part * item for part in split)

@@ -71,12 +71,13 @@ def of_job(result: JobResult) -> Trace:
 
 def _trace(source: str, repeated: Sequence[_Repeated], iterations: Sequence[Sequence[Iteration]], dtype: str) -> Trace:
     operations: list[Operation] = []
-    complete = list(zip(*iterations, strict=False))  # iterations that every rank has finished
-    base_ns = min((_phase_start_ns(item, 0) for item in (complete[0] if complete else ())), default=0)
-    for ranks in complete:
+    complete = list(zip(*iterations, strict=False))  # iterations that every rank has finished, each with all ranks
+    first = complete[0] if complete else ()
+    base_ns = min((_phase_start_ns(iteration, 0) for iteration in first), default=0)
+    for of_ranks in complete:
         for operation in repeated:
-            items = [ranks[member] for member in operation.members]
-            starts = [_phase_start_ns(item, operation.phase) - base_ns for item in items]
+            of_members = [of_ranks[member] for member in operation.members]
+            starts = [_phase_start_ns(iteration, operation.phase) - base_ns for iteration in of_members]
             operations.append(
                 Operation(
                     record=len(operations),
@@ -85,18 +86,22 @@ def _trace(source: str, repeated: Sequence[_Repeated], iterations: Sequence[Sequ
                     size_bytes=operation.size_bytes,
                     root=operation.root,
                     counts=operation.counts,
-                    pauses_ns=(0,) * len(items),
+                    pauses_ns=(0,) * len(of_members),
                     not_before_ns=tuple(max(0, start) for start in starts),
-                    duration_ns=min(_phase_duration_ns(item, operation.phase) for item in items),
+                    duration_ns=min(_phase_duration_ns(iteration, operation.phase) for iteration in of_members),
                     dtype=dtype,
                 )
             )
     return Trace(source=source, format="recorded", ranks=len(iterations), operations=tuple(operations))
 
 
-def _phase_start_ns(item: Iteration, phase: int) -> int:
-    return item.end_ns - item.comm_ns + (item.phases_ns[phase - 1] if phase else 0)
+def _phase_start_ns(iteration: Iteration, phase: int) -> int:
+    """Return when a phase began; `phases_ns` are the ends of all phases, relative to the first one's beginning."""
+    comm_began_ns = iteration.end_ns - iteration.comm_ns
+    return comm_began_ns + (iteration.phases_ns[phase - 1] if phase else 0)
 
 
-def _phase_duration_ns(item: Iteration, phase: int) -> int:
-    return item.phases_ns[phase] - (item.phases_ns[phase - 1] if phase else 0) if item.phases_ns else item.comm_ns
+def _phase_duration_ns(iteration: Iteration, phase: int) -> int:
+    if not iteration.phases_ns:  # a collective, which is one phase
+        return iteration.comm_ns
+    return iteration.phases_ns[phase] - (iteration.phases_ns[phase - 1] if phase else 0)

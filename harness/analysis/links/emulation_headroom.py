@@ -20,7 +20,7 @@ def exceeds_headroom(offered_bps: float, capacity_bps: float | None) -> bool:
 
     An unknown capacity (None) counts as exceeded.
     """
-    return capacity_bps is None or not 0 <= offered_bps <= MAX_LOAD_FRACTION * capacity_bps  # NaN is beyond
+    return capacity_bps is None or not 0 <= offered_bps <= MAX_LOAD_FRACTION * capacity_bps  # NaN counts as exceeded
 
 
 def describe_headroom(offered_bps: float, capacity_bps: float | None) -> str:

@@ -19,6 +19,7 @@ from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import open_lab
 from testbed.preflight import busbw as busbw_module
 from testbed.preflight import support_bundle as support_bundle_module
+from testbed.suggestions import first_of
 from testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
@@ -30,17 +31,19 @@ __all__ = ["COMMANDS"]
 @click.option(
     "--leave-out",
     is_flag=True,
-    help="End with 0 if the lab is right without the hosts that are named to be left out (also: that do not answer).",
+    help="Exit with 0 if the lab is right without the hosts to leave out, which include hosts that do not answer.",
 )
 @click.option("--list", "only_list", is_flag=True, help="List the checks with their method and expected state.")
 @click.option(
     "--busbw",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Only hold what nccl-tests printed into FILE to the inventory's faultbed_busbw; the lab is not touched.",
+    help="Only compare the output of nccl-tests in FILE with the inventory's faultbed_busbw. The lab is not used.",
 )
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON of --json there too, with the time."
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the JSON of --json to this file, with the time.",
 )
 @json_option
 @pass_session
@@ -77,7 +80,7 @@ def preflight(
         if as_json:
             session.json([{"name": name, "how": how, "right": right} for name, how, right in rows])
         else:
-            session.table(("check", "looks at", "right is"), rows)
+            session.table(("check", "reads", "right is"), rows)
         return ExitCode.PASS
     inventory = leave_out_module.only(inventory, hosts)
     with (
@@ -135,8 +138,8 @@ def _show(session: Session, result: preflight_module.Preflight) -> None:
             pairs = [pair for pair in result.burnin.pairs if pair.kind == kind]
             rates = sorted(pair.goodput_bps for pair in pairs if pair.goodput_bps is not None)
             if rates:
-                unchecked = f"{len(pairs)} pairs, goodput {rates[0] / 1e9:.3f} to {rates[-1] / 1e9:.3f} Gb/s"
-                session.out.print(f"{kind}: {unchecked}")
+                goodput = f"{rates[0] / 1e9:.3f} to {rates[-1] / 1e9:.3f} Gb/s"
+                session.out.print(f"{kind}: {len(pairs)} pairs, goodput {goodput}")
     _show_not_looked(session, result)
     for exclusion in result.leave_out:
         session.out.print(Text.assemble("leave out ", (exclusion.host, "bold"), f": {exclusion.why}"), soft_wrap=True)
@@ -154,20 +157,11 @@ def _mark(name: str, bad: set[str], unseen: set[str]) -> Text:
 
 
 def _show_not_looked(session: Session, result: preflight_module.Preflight) -> None:
-    """Each reason once, with how many places it is of."""
+    """Print each reason once, with the first place that it applies to and the number of the others."""
     places: dict[tuple[str, str], list[str]] = {}
     for item in result.not_looked:
         places.setdefault((item.check, item.why), []).append(item.where)
-    rows = [
-        (
-            check,
-            places_of_reason[0]
-            if len(places_of_reason) == 1
-            else f"{places_of_reason[0]} and {len(places_of_reason) - 1} more",
-            why,
-        )
-        for (check, why), places_of_reason in places.items()
-    ]
+    rows = [(check, first_of(where, 1), why) for (check, why), where in places.items()]
     if rows:
         session.table(("not looked at", "where", "why"), rows)
 
@@ -190,7 +184,7 @@ def support_bundle(session: Session, *, out: Path) -> None:
     with open_lab(session.inventory()) as lab:
         texts = support_bundle_module.gather(lab)
     support_bundle_module.write(out, texts)
-    session.out.print(f"{out}: what {len(texts)} machines print; look into it before you send it", soft_wrap=True)
+    session.out.print(f"{out}: the output of {len(texts)} machines; review it before you send it", soft_wrap=True)
 
 
 COMMANDS = (preflight, support_bundle)

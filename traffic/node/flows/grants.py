@@ -27,7 +27,7 @@ class Grants:
         return granted + self._serve()
 
     def arrived(self, sender: Any) -> list[Any]:
-        """Record that a granted chain of `who` has arrived. Return the senders that get a grant now."""
+        """Record that a granted chain of `sender` has arrived. Return the senders that get a grant now."""
         if self.held.get(sender):
             self.held[sender] -= 1
             self.free += 1

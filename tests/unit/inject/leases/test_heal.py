@@ -120,7 +120,9 @@ def test_heal_of_a_machine_whose_script_did_not_end_is_no_success(tmp_path, monk
         return one
 
     lab.node = refuses
-    with pytest.raises(RevertFailed, match=f"host2: failed: its script ended with 1: {error}"):
+    with pytest.raises(
+        RevertFailed, match=f"host2: failed: the healing script did not run to its end \\(status 1\\): {error}"
+    ):
         heal(lab, panic=panic)
 
 

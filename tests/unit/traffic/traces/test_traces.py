@@ -154,7 +154,10 @@ REDUCE = {"comms": "all_reduce", "in_msg_size": 4, "out_msg_size": 4, "dtype": "
         ({**REDUCE, "in_msg_size": -1}, "record 1: sizes cannot be negative"),
         ({**REDUCE, "pg_id": 7}, "record 1: no init record creates process group 7"),
         ({**REDUCE, "comms": "broadcast", "root": 5}, r"record 1: root 5 is not in its group, \[0, 1\]"),
-        ({**REDUCE, "comms": "all_to_allv", "in_split": [1, 2, 1]}, "record 1: a split into 3 parts for a group of 2"),
+        (
+            {**REDUCE, "comms": "all_to_allv", "in_split": [1, 2, 1]},
+            "record 1: the split has 3 parts, but the group has 2 ranks",
+        ),
         ({**REDUCE, "comms": "send"}, "record 1: send needs src_rank and dst_rank"),
         ({"markers": []}, "record 1: the record has neither comms nor compute"),
     ],
