@@ -20,9 +20,12 @@ from inject.leases.channels import last_heal
 from inject.leases.claim_request import claim_of
 from inject.policy import blast_radius, safety
 from inject.policy.conflicts import claims_of
+from inject.policy.other_commands import faults_of_others
+from inject.policy.overlap import TAIL_S
 from inject.prepared_fault import PreparedFault
 from testbed.errors import FaultError, RevertFailed
 from testbed.tenancy import audit_log, interventions
+from testbed.tenancy.lab_lease import this_process
 
 if TYPE_CHECKING:
     from inject.fault_plan import PlannedFault
@@ -175,7 +178,7 @@ class Injector:
 
     def audit(self, event: str, planned: PlannedFault, **more: Any) -> None:
         """Record in the lab's audit log what has been done, and how it is undone."""
-        audit_log.try_to_append(self.lab.state_dir, event, **audit_fields(planned), **more)
+        audit_log.try_to_append(self.lab.state_dir, event, **self._audit_fields(planned), **more)
 
     def audit_change(self, event: str, planned: PlannedFault) -> None:
         """Record in the lab's audit log what is about to be done.
@@ -183,7 +186,10 @@ class Injector:
         Raises:
             FaultError: the record cannot be written, so the change must not be made.
         """
-        audit_log.append_before_change(self.lab.state_dir, event, **audit_fields(planned))
+        audit_log.append_before_change(self.lab.state_dir, event, **self._audit_fields(planned))
+
+    def _audit_fields(self, planned: PlannedFault) -> dict[str, Any]:
+        return audit_fields(planned) | {"session": self._session, "process": this_process()}
 
     def refuse_after_intervention(self, planned: PlannedFault) -> None:
         """Refuse a fault if a `heal`, `reset` or `down` in another shell has ended the lab's faults meanwhile.
@@ -205,14 +211,19 @@ class Injector:
         """Return the faults that are prepared and not cleared."""
         return tuple(self._open)
 
-    def overlapping(self, prepared: PreparedFault, *, only_ended: bool = False) -> list[PreparedFault]:
-        """Return the other faults that may have moved the counters of `prepared` (`inject.policy.overlap`)."""
+    def overlapping(self, prepared: PreparedFault, *, only_ended: bool = False) -> list[PlannedFault]:
+        """Return the other faults that may have moved the counters of `prepared` (`inject.policy.overlap`).
+
+        Faults that another command of this controller has armed are among them.
+        """
         since_ns = prepared.baseline_ns or time.monotonic_ns()
-        return [
-            fault
+        own = [
+            fault.planned
             for fault in self._all
             if fault is not prepared and fault.may_act_after(since_ns) and not (only_ended and fault.ended_ns is None)
         ]
+        others = faults_of_others(self.lab, session=self._session, since_ns=since_ns, tail_s=TAIL_S)
+        return own + [fault for fault, is_over in others if is_over or not only_ended]
 
     def remove(self, prepared: PreparedFault, receipt: FaultReceipt | None = None) -> None:
         """Remove a fault from the active ones: it was never prepared, or it has ended with this receipt."""

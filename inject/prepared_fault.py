@@ -209,7 +209,7 @@ class PreparedFault:
         """Wait until the effects of earlier faults can no longer be mistaken for effects of this one."""
         deadline = time.monotonic() + TAIL_S
         while time.monotonic() < deadline:
-            overlapping = [fault.planned for fault in self._injector.overlapping(self, only_ended=True)]
+            overlapping = self._injector.overlapping(self, only_ended=True)
             if not overlapping or not own_evidence(self.planned, overlapping, self._lab.topology)[1]:
                 return
             self.lease.pause(0.1)
@@ -373,8 +373,7 @@ class PreparedFault:
         return cleared, fired, doubts
 
     def _own_evidence(self) -> tuple[PlannedFault, tuple[str, ...]]:
-        overlapping = [fault.planned for fault in self._injector.overlapping(self)]
-        return own_evidence(self.planned, overlapping, self._lab.topology)
+        return own_evidence(self.planned, self._injector.overlapping(self), self._lab.topology)
 
 
 def _named(error: Exception) -> str:

@@ -28,11 +28,13 @@ __all__ = [
     "entries",
     "error_text",
     "last_fault",
+    "latest",
     "path_of",
     "try_to_append",
 ]
 
 
+_LATEST_BYTES = 256 << 10
 _UNSEEN_S = 10.0
 """How long a fault may be on after its window if its end is not recorded: the lease of a dead controller."""
 
@@ -117,13 +119,25 @@ def try_to_append(state_dir: Path, event: str, **fields: Any) -> None:
 def entries(state_dir: Path) -> Iterator[dict[str, Any]]:
     """Yield every whole line, oldest first."""
     path = path_of(state_dir)
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    yield from _decoded(path.read_bytes() if path.exists() else b"")
+
+
+def _decoded(content: bytes) -> Iterator[dict[str, Any]]:
+    for line in content.splitlines():
         try:
             entry = json.loads(line)
         except ValueError:
             continue
         if isinstance(entry, dict):
             yield entry
+
+
+def latest(state_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of the end of the log, oldest first."""
+    with contextlib.suppress(FileNotFoundError), path_of(state_dir).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _LATEST_BYTES))
+        yield from _decoded(file.read())
 
 
 def error_text(error: BaseException) -> str:

@@ -14,10 +14,12 @@ from waiting import until
 from harness import proof
 from inject.evidence import witnesses
 from inject.fault_plan import FaultSpec, plan
-from inject.injector import Injector
+from inject.injector import Injector, audit_fields
 from inject.journal import Journal
 from inject.policy.overlap import TAIL_S
 from testbed.observe import clock, counters, fingerprint
+from testbed.tenancy import audit_log
+from testbed.tenancy.lab_lease import this_process
 
 S = 1_000_000_000
 HOLD_S = 0.5
@@ -149,6 +151,32 @@ def test_fault_directly_after_another_waits_for_own_evidence(lab, injecting):
     assert second.armed.at_ns - first.cleared.at_ns >= TAIL_S * S
     assert "no evidence of its own" in hurried.unproven[0]
     assert "link.flap on host1:rxe0" in hurried.unproven[0]
+
+
+@pytest.mark.parametrize(
+    ("process", "event", "proven"),
+    [("alive", "arming", False), ("alive", "cleared", False), ("dead", "arming", True), ("own", "arming", True)],
+)
+def test_fault_needs_evidence_that_no_fault_of_another_shell_may_have_moved(
+    lab, injecting, tmp_path, process, event, proven
+):
+    """The other command takes the same carrier down from the switch's side, or did until a moment ago."""
+    with injecting() as injector:
+        prepared = injector.prepare(flap(lab, HOLD_S))
+        prepared.baseline()
+        other = {
+            **audit_fields(flap(lab, 60.0)),
+            "session": injector._session if process == "own" else "another",
+            "process": this_process() if process != "dead" else this_process().rpartition(":")[0] + ":1",
+        }
+        audit_log.append(tmp_path, "arming", **other)
+        if event != "arming":
+            audit_log.append(tmp_path, event, **other)
+        prepared.arm()
+        until(lambda: is_over(prepared), within_s=10)
+        receipt = prepared.clear()
+    assert receipt.proved is proven
+    assert any("no evidence of its own: link.flap on host1:rxe0" in reason for reason in receipt.unproven) is not proven
 
 
 @pytest.mark.parametrize("paused_s", [0.0, 5.0])
