@@ -18,7 +18,7 @@ __all__ = ["unproven", "why_unproven", "why_unproven_in"]
 
 
 def why_unproven_in(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
-    """Say why a fault of a run is not proven; empty when it is."""
+    """Return why a fault of a run is not proven; empty if it is."""
     planned = (0, fault.plan.duration_ns)
     return why_unproven(fault.receipt, fault.doubts, workloads=((run.t0_ns, run.end_ns),), planned=planned)
 
@@ -35,8 +35,8 @@ def unproven(receipt: Receipt | None) -> tuple[str, ...]:
         problems.append(f"it never fired ({fired.witness or 'no witness'} counts {fired.count})")
     if fired.must_move and not any(delta is not None and delta > 0 for delta in fired.must_move.values()):
         problems.append(f"what must move did not ({', '.join(fired.must_move)})")
-    # Some kinds move no counter: a second look while it was on saw the state that it makes, and its value is judged
-    # where it was read (`inject.evidence.receipt`).
+    # A kind that moves no counter is proven by a state that was read while it was on, independently of the holder. The
+    # state's value is judged where it is read (`inject.evidence.receipt`).
     if not fired.must_move and fired.witness not in receipt.armed.while_on:
         problems.append("only its holder has seen it: no counter moved, and no state was read independently")
     for name, delta in fired.must_not_move.items():
@@ -57,46 +57,65 @@ def why_unproven(
     planned: Span | None = None,
     overlap: bool = False,
 ) -> tuple[str, ...]:
-    """Say why a receipt does not prove its fault; empty when it does.
+    """Return why a receipt does not prove its fault; empty if it does.
 
     Args:
-        receipt: of the fault; None: it was never tried.
-        doubts: the injector's own.
-        workloads: when workloads ran (controller ns); the fault is to lie within one of them. None at all: not judged.
-        planned: from when to when after its onset the fault was to be on; for receipts of before `on_time`.
-        overlap: it is enough that it fired at some time while a workload ran: a test may begin with the fault.
+        receipt: the fault's receipt; None: the fault was never tried.
+        doubts: doubts of the injector.
+        workloads: when workloads ran (controller ns). The fault must lie within one of them. Empty: not judged.
+        planned: planned begin and end of the fault after its onset, for receipts recorded before `on_time` existed.
+        overlap: the fault need only fire at some time while a workload ran, because a test may begin with the fault.
     """
     problems = unproven(receipt)
     if receipt is None:
         return problems
-    # What the injector doubts is said more exactly; what it has not looked at is added.
+    # The injector's doubts are more exact than the problems found here.
     problems = tuple(doubts) or problems
     if receipt.fired.first_ns is None or not receipt.armed.ok:
         return problems
     on_time, first_ns = _on_time(receipt, planned), receipt.fired.first_ns
     if on_time is None and planned is not None:
-        problems = (*problems, "how long it was on is not known: nothing says when it was armed and cleared")
-    between = receipt.fired.between_ns or (first_ns, first_ns)
-    last_ns = max(receipt.fired.last_ns or first_ns, between[1])
-    times: list[tuple[str, ...]] = []
-    workload: Span | None
-    for workload in workloads or (None,):
-        if workload is not None and overlap and between[0] <= workload[1] and last_ns >= workload[0]:
-            if on_time is not None and firing_times.is_off_during(on_time, workload):
-                times.append(("was off all the time that the workload ran",))
-                continue
-            workload = None  # noqa: PLW2901 (nothing more is asked of it)
-        if workload is not None and (outside := firing_times.why_outside(between, workload)):
-            times.append((outside,))
-        elif workload is not None and (beyond := _why_beyond(receipt, on_time, last_ns, workload)):
-            times.append((beyond,))
-        else:
-            times.append(firing_times.why_not_as_planned(on_time, workload) if on_time else ())
-    return (*problems, *(reason for reason in min(times, key=len) if reason not in problems))
+        problems = (*problems, "it is unknown how long it was on: nothing says when it was armed and cleared")
+    first_hit = receipt.fired.between_ns or (first_ns, first_ns)
+    last_ns = max(receipt.fired.last_ns or first_ns, first_hit[1])
+    reasons = [_why_not_as_planned(on_time, None)]
+    if workloads:
+        why_not = _why_not_overlapping if overlap else _why_not_within
+        reasons = [why_not(receipt, on_time, first_hit, last_ns, workload) for workload in workloads]
+    return (*problems, *(reason for reason in min(reasons, key=len) if reason not in problems))
+
+
+def _why_not_within(
+    receipt: Receipt, on_time: OnTime | None, first_hit: Span, last_ns: int, workload: Span
+) -> tuple[str, ...]:
+    """Return why a fault did not act as planned within a workload; empty if it did.
+
+    `first_hit` are two moments between which its first hit lies, `last_ns` is the time of its last one.
+    """
+    if outside := firing_times.why_outside(first_hit, workload):
+        return (outside,)
+    if beyond := _why_beyond(receipt, on_time, last_ns, workload):
+        return (beyond,)
+    return _why_not_as_planned(on_time, workload)
+
+
+def _why_not_overlapping(
+    receipt: Receipt, on_time: OnTime | None, first_hit: Span, last_ns: int, workload: Span
+) -> tuple[str, ...]:
+    """Return why a fault did not act as planned, partly while a workload ran; empty if it did."""
+    if first_hit[0] > workload[1] or last_ns < workload[0]:
+        return _why_not_within(receipt, on_time, first_hit, last_ns, workload)
+    if on_time is not None and firing_times.is_off_during(on_time, workload):
+        return ("was off all the time that the workload ran",)
+    return _why_not_as_planned(on_time, None)
+
+
+def _why_not_as_planned(on_time: OnTime | None, workload: Span | None) -> tuple[str, ...]:
+    return firing_times.why_not_as_planned(on_time, workload) if on_time else ()
 
 
 def _why_beyond(receipt: Receipt, on_time: OnTime | None, last_ns: int, workload: Span) -> str | None:
-    """Say why a fault that is complete by its hits did not have all of them while the workload ran; None: it had."""
+    """Return why a fault that is complete by its hits did not have all of them while the workload ran, or None."""
     if on_time is None or not on_time.complete or receipt.fired.count <= 1 or last_ns <= workload[1]:
         return None
     return f"its last hits came up to {(last_ns - workload[1]) / 1e9:.2f} s after the workload ended"

@@ -228,9 +228,9 @@ class Lab:
         self._connections[machine].close()
 
     def forget_dead(self, machine: str) -> None:
-        """Close the connection to a machine that has rebooted, unless it answers.
+        """Close the connection to a machine that has rebooted, unless the machine answers over it.
 
-        Then it was opened after the reboot, and a job that restarted on the machine may use it.
+        If it answers, the connection was opened after the reboot, and a job that has restarted there may use it.
         """
         try:
             self.node(machine).run(["true"], timeout_s=ALIVE_TIMEOUT_S)
@@ -290,7 +290,7 @@ def machine_address(name: str, management: Management) -> Address:
     keys = known.lookup(host if port == 22 else f"[{host}]:{port}")  # noqa: PLR2004 (SSH's port)
     if not keys or "ssh-ed25519" not in keys:
         raise Unreachable(
-            f"{name}: no ssh-ed25519 host key of {host} in {path}: verify the key on its console and add it; "
+            f"{name}: {path} has no ssh-ed25519 host key of {host}; verify the key on its console and add it, because "
             "faultbed trusts no key on first use"
         )
     return Address(

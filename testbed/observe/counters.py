@@ -41,10 +41,13 @@ STATES = frozenset(
         *("temp_c", "remap_pending", "remap_failed", "slowdown_c", "shutdown_c", "boot"),
     }
 )
-"""Last parts of names that are states: 0 or 1, a setting, a queue length, s, MHz, °C, a limit (`quota_us` -1: none)."""
+"""Last parts of the names of states, which may also fall: flags, settings, lengths, s, MHz, °C, and limits.
+
+A `quota_us` of -1 means that there is no limit.
+"""
 
 BOOT = "kernel.boot"
-"""A number that another boot of the machine, or another network namespace of a switch, does not have."""
+"""A number that changes with each boot of a machine, and with each new network namespace of a switch."""
 
 MLX5 = {
     "out_of_seq_request": "out_of_sequence",
@@ -115,32 +118,32 @@ def deltas(before: Snapshot, after: Snapshot) -> dict[str, dict[str, int]]:
 def restarted(before: Snapshot, after: Snapshot) -> dict[str, tuple[str, ...]]:
     """Return the nodes that have booted between two readings, each with the counters that show it.
 
-    All counters of such a node lack what came before the boot, also those that are higher by now.
+    No counter of such a node includes what happened before the boot, even if it is higher by now.
     """
     return {node: names for node in before if (names := _shows_boot(before, after, node))}
 
 
 def why_reset(before: Snapshot, after: Snapshot, key: str) -> str:
-    """Say why a counter (`node/name`) that was read both times may lack a part of its increment; empty: it does not.
+    """Return why the increment of a counter (`node/name`) that was read twice may be too small; empty: it is right.
 
-    It does if its node has booted meanwhile, if its device was removed and created again, or if it is lower than
-    before. A counter that was 0 and is 0 shows none of this by itself.
+    It may be too small if the node has booted since, if the device was removed and created again, or if the counter is
+    lower than before. A counter that was 0 and is 0 shows none of this by itself, so other counters are compared, too.
     """
     node, _, name = key.partition("/")
     was, now = before.get(node, {}), after.get(node, {})
     if name in was and name in now and now[name] < was[name]:
         return f"was reset, from {was[name]} to {now[name]}"
     if names := _shows_boot(before, after, node):
-        return f"is of {node}, which has booted meanwhile ({_words(names, was, now)})"
+        return f"belongs to {node}, which has booted since ({_words(names, was, now)})"
     device = name.rpartition(".")[0]
     fallen = tuple(
         other for other in _fallen(was, now) if device and other.rpartition(".")[0] == device and other != name
     )
-    return f"is of {device}, which was reset meanwhile ({_words(fallen, was, now)})" if len(fallen) >= _FELL else ""
+    return f"belongs to {device}, which was reset since ({_words(fallen, was, now)})" if len(fallen) >= _FELL else ""
 
 
 def _shows_boot(before: Snapshot, after: Snapshot, node: str) -> tuple[str, ...]:
-    """Return the counters by which a node has booted between two readings; nothing: it has not."""
+    """Return the counters that show that a node has booted between two readings; empty if it has not."""
     was, now = before.get(node, {}), after.get(node, {})
     if BOOT in was and BOOT in now and was[BOOT] != now[BOOT]:
         return (BOOT,)

@@ -125,7 +125,7 @@ READINGS: tuple[Threshold, ...] = (
         at_least="slowdown_c",
         action="drain",
         meaning="°C: so hot that it lowers its clocks by half or more",
-        do="look at fans, airflow and the cold plate",
+        do="check fans, airflow and the cold plate",
         source=_NVML,
     ),
     Threshold(
@@ -133,7 +133,7 @@ READINGS: tuple[Threshold, ...] = (
         at_least="shutdown_c",
         action="drain",
         meaning="°C: so hot that it shuts itself down",
-        do="look at fans, airflow and the cold plate, then power-cycle the host",
+        do="check fans, airflow and the cold plate, then power-cycle the host",
         source=_NVML,
     ),
 )
@@ -147,7 +147,7 @@ XIDS: Mapping[int, Event] = {
         do="run NVIDIA's field diagnostic, and return the GPU",
         source=_MEMORY,
     ),
-    74: Event(action="drain", meaning="NVLink error", do=f"{_RESET}; if it returns, look at the NVLink's other end"),
+    74: Event(action="drain", meaning="NVLink error", do=f"{_RESET}; if it returns, check the other end of the NVLink"),
     79: Event(action="drain", meaning="fallen off the bus", do="reboot the host; if it returns, reseat the GPU"),
     92: Event(
         action="watch", meaning="high rate of corrected memory errors", do="run `dcgmi diag -r 3` when the host is idle"

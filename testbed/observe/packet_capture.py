@@ -123,7 +123,8 @@ def port_named(topology: Topology, name: str) -> tuple[str, Port]:
     switch, other = topology.switch_by_name.get(port.node), target.link.other(port.node)
     if switch is None or not switch.forwards_in_kernel:
         raise UsageError(
-            f"{port.node} forwards in an ASIC, where faultbed cannot capture; mirror the port, or name a Linux switch's"
+            f"{port.node} forwards in an ASIC, where faultbed cannot capture; mirror the port, or name one of a Linux "
+            "switch"
         )
     return ":".join([port.node, other.node, *([target.link.rnic] if target.link.rnic else [])]), port
 
@@ -139,7 +140,7 @@ def start(lab: Lab, ports: Sequence[str]) -> Capturing:
     for name, port in (port_named(lab.topology, selected) for text in ports for selected in select(lab.topology, text)):
         by_machine.setdefault(lab.carrier(port.node).name, {})[name] = port
     if len(by_machine) != 1:
-        raise UsageError("name at least one port, and ports of one machine only")
+        raise UsageError("a capture needs at least one port, and all its ports on one machine; name such ports")
     ((machine, wanted),) = by_machine.items()
     return Capturing(lab, machine, wanted)
 

@@ -45,12 +45,12 @@ Deviation = tuple[str, str]
 """The observed value, and the right one."""
 
 RAW_BER_MAX = 1e-5
-"""Bit error rate before FEC. IEEE 802.3 (annex 120E) allows a PAM4 lane 2.4e-4 without loss. This bound is well below
-that, as an early sign."""
+"""Maximum bit error rate before FEC. IEEE 802.3 (annex 120E) allows a PAM4 lane 2.4e-4 without loss. This bound is far
+below that, so that it warns early."""
 EFFECTIVE_BER_MAX = 1e-15
-"""Bit error rate after FEC that most ports' data sheets promise."""
+"""Maximum bit error rate after FEC, as in the data sheets of most ports."""
 NO_ERROR_BER = re.compile(r"15E-255")
-"""What mlxlink prints when it has seen no error at all."""
+"""The error rate that mlxlink prints if it has counted no error."""
 
 # Bits of nvmlClocksEventReasons (nvml.h). Idle, and limits that an administrator set, are no defects.
 _REASONS = {
@@ -122,7 +122,10 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qos:
-    """Priorities of an RNIC: what it trusts, what it pauses, and the priority of each DSCP (None: not reported)."""
+    """QoS settings of an RNIC: what it trusts, the priorities that PFC pauses, and the priority of each DSCP.
+
+    None means that the RNIC does not report the setting.
+    """
 
     trust: str | None
     pfc: frozenset[int] | None

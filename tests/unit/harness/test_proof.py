@@ -358,7 +358,7 @@ def test_judge_fault_of_unknown_on_time_is_inconclusive(part):
         judged(with_uplink(synthetic_run(), **{part: {"armed": Armed, "cleared": Cleared}[part](ok=True)}))
     )["fired.uplink"]
     assert check.verdict is Verdict.INCONCLUSIVE
-    assert "how long it was on is not known" in check.detail
+    assert "it is unknown how long it was on" in check.detail
 
 
 @pytest.mark.parametrize("delta", [0, -3, float("nan"), None])

@@ -149,7 +149,7 @@ def test_receipt_bystander_that_is_zero_before_and_after_a_reboot_is_unknown():
     assert of_host1
     assert {key for key, moved in fired.must_not_move.items() if moved is None} == of_host1
     assert len(doubts) == len(of_host1)
-    assert all("is of host1, which has booted meanwhile" in doubt for doubt in doubts)
+    assert all("belongs to host1, which has booted since" in doubt for doubt in doubts)
 
 
 def test_receipt_bystander_of_a_device_that_was_reset_is_unknown():
@@ -157,7 +157,7 @@ def test_receipt_bystander_of_a_device_that_was_reset_is_unknown():
     before["host1"] |= {"rxe0.sent_pkts": 5000, "rxe0.rcvd_pkts": 4000}
     after["host1"] |= {"rxe0.sent_pkts": 10, "rxe0.rcvd_pkts": 10}
     _, doubts = judge_fired(FLAP, armed=armed_at(FLAP), observed=DONE, before=before, after=after)
-    assert [doubt for doubt in doubts if "rxe0, which was reset meanwhile" in doubt] == list(doubts) != []
+    assert [doubt for doubt in doubts if "rxe0, which was reset since" in doubt] == list(doubts) != []
 
 
 def test_receipt_of_a_fault_that_was_never_armed_does_not_list_every_counter():

@@ -99,14 +99,14 @@ IDLE = {"rxe0.send_err": 0, "rxe1.send_err": 0, "be0.tx_bytes": 7}
         (
             {"kernel.boot": 2},
             "rxe0.send_err",
-            "host1, which has booted meanwhile (its kernel has another boot id)",
+            "host1, which has booted since (its kernel has another boot id)",
         ),
-        ({"ip.InDelivers": 9, "tcp.ActiveOpens": 1}, "rxe1.send_err", "booted meanwhile (ip.InDelivers from 900 to 9,"),
+        ({"ip.InDelivers": 9, "tcp.ActiveOpens": 1}, "rxe1.send_err", "booted since (ip.InDelivers from 900 to 9,"),
         ({"ip.InDelivers": 9}, "rxe0.send_err", ""),
         (
             {"rxe0.sent_pkts": 1, "rxe0.rcvd_pkts": 1},
             "rxe0.send_err",
-            "of rxe0, which was reset meanwhile (rxe0.",
+            "to rxe0, which was reset since (rxe0.",
         ),
         ({"rxe0.sent_pkts": 1, "rxe0.rcvd_pkts": 1}, "rxe1.send_err", ""),
         ({"rxe0.sent_pkts": 1}, "rxe0.send_err", ""),
