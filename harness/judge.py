@@ -3,7 +3,8 @@
 The rules, in the order in which they are applied:
 
 1. An error of the harness itself is a check with verdict ERROR, and the run is an ERROR.
-2. A job with `[workload.resilience]` has a check for each restart, and one of its final state.
+2. A job with `[workload.resilience]` has a check for each restart, and one of its final state. Wrong data are a FAIL
+   whether or not an expectation names them.
 3. Every planned fault is a check of its own. It is PASS when the fault provably fired: armed by readback, fired count
    above 0, at least one `must_move` counter moved, no `must_not_move` counter moved, cleared by readback, first fired
    while the workload ran, and on for as long as planned (`harness.proof`). Everything else, including no receipt at
@@ -25,7 +26,7 @@ The rules, in the order in which they are applied:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -64,6 +65,7 @@ NO_INTERVAL = (
 )
 
 _LATE_NS = 500_000_000
+_ELEMENTS = "wrong_elements"
 
 
 def judge(
@@ -87,6 +89,7 @@ def judge(
     checks = [
         *_error_checks(run.errors),
         *_workload_checks(run),
+        *_content_checks(run, observed, {expectation.metric.name for expectation in expectations}),
         *_emulation_checks(run),
         *_routing_checks(plan, run.routing),
         *_restart_checks(observed, failed=run.failure is not None),
@@ -340,6 +343,36 @@ def _workload_checks(run: Measurements) -> list[Check]:
         detail = f"nothing arrived on {silent[0]} from beginning to end ({len(silent)} such), so the effect of the "
         detail += "faults on it is unknown"
     return [_worded_check("workload", Verdict.INCONCLUSIVE, "The workload moves data", detail)]
+
+
+def _content_checks(run: Measurements, observed: Observed, expected: Collection[str]) -> Iterator[Check]:
+    """Yield checks of the data that arrived, whether or not an expectation names them.
+
+    Wrong data are a FAIL, unless an expectation says how many elements may be wrong. A flow whose bytes were to be
+    checked, and of which none was, shows nothing about them.
+    """
+    if run.checked_bytes is not None:
+        right = Verdict.PASS if run.checked_bytes else Verdict.INCONCLUSIVE
+        yield Check(
+            name="wrong_bytes",
+            verdict=Verdict.FAIL if run.wrong_bytes else right,
+            observed=run.wrong_bytes,
+            bound=0,
+            unit="count",
+            rule="observed = bound. Bytes of the flows' messages that differ from those that were sent",
+            detail=f"{run.checked_bytes:,} bytes compared",
+        )
+    wrong = observed.metrics.get(_ELEMENTS)
+    if _ELEMENTS not in expected and wrong is not None and wrong.value:
+        yield Check(
+            name=_ELEMENTS,
+            verdict=Verdict.FAIL,
+            observed=wrong.value,
+            bound=0,
+            unit="count",
+            rule="observed = bound. Elements of the results that were wrong; the experiment has no bound for them",
+            detail=wrong.detail,
+        )
 
 
 def _silent_flows(run: Measurements) -> list[str]:

@@ -257,6 +257,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     `load` and `twin_load` are how busy the controller was during the run's workload and its twin's.
     `failure` says where the workload stood when it failed; None: it did not, or there was none.
     `latencies_ns` are the times of the messages of each flow that timed them, in order: all, or every k-th of each.
+    `checked_bytes` of the flows' messages were compared with what was sent, and `wrong_bytes` of them differed; None:
+    no flow was to compare them.
     `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.
     `routing` is the receipt of the run's routing scheme; None: the experiment chose none, or it was never applied.
     `lab_diff` is the fingerprint after the run against the one before: empty and `lab_state` CLEAN, or the
@@ -292,6 +294,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary = Summary()
     serving: Serving | None = None
     latencies_ns: tuple[tuple[int, ...], ...] = ()
+    checked_bytes: int | None = None
+    wrong_bytes: int = 0
     resilience: ResilienceRun | None = None
     packets: PacketSummary | None = None
     bystander: BystanderRun | None = None
@@ -364,6 +368,7 @@ def _refuse_contradictions(run: Measurements) -> None:
     _refuse_loose_links(run.topology)
     if (run.series or run.bystander) and run.end_ns - run.t0_ns > _LONGEST_NS:
         raise ValueError(f"end_ns: {run.end_ns} is more than a month after t0_ns ({run.t0_ns}): no run lasts so long")
+    _refuse_content(run)
     if run.sample_ns <= 0:
         raise ValueError(f"sample_ns: {run.sample_ns} is no length of time")
     if twice := _twice(fault.plan.id for fault in run.faults):
@@ -393,6 +398,12 @@ def _refuse_serving(serving: Serving) -> None:
         )
     if serving.slo_attainment is not None and not 0 <= serving.slo_attainment <= 1:
         raise ValueError(f"serving.slo_attainment: {serving.slo_attainment} is no share")
+
+
+def _refuse_content(run: Measurements) -> None:
+    """Raise ValueError if more bytes were wrong than were compared, or less than none."""
+    if not 0 <= run.wrong_bytes <= (run.checked_bytes or 0):
+        raise ValueError(f"wrong_bytes: {run.wrong_bytes} of {run.checked_bytes or 0} checked bytes cannot be wrong")
 
 
 def _refuse_loose_links(topology: Topology) -> None:

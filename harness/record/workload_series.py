@@ -28,6 +28,7 @@ from traffic.workloads.ranks_result import RanksResult
 __all__ = [
     "Result",
     "bystander_of",
+    "checked_of",
     "connections_of",
     "latencies_of",
     "ranks_of",
@@ -118,6 +119,14 @@ def latencies_of(result: FlowsResult) -> tuple[tuple[int, ...], ...]:
     alike = [flow.latencies_ns[:: every // flow.latencies_every] for flow in timed]
     step = -(-max(map(len, alike), default=1) // _MOST_TIMES)
     return tuple(times_ns[::step] for times_ns in alike)
+
+
+def checked_of(result: FlowsResult) -> tuple[int | None, int]:
+    """Return how many bytes of all flows were compared, and how many of them were wrong; None: none was to be."""
+    checking = [flow for flow in result.flows if flow.spec.check]
+    if not checking:
+        return None, 0
+    return sum(flow.checked_bytes or 0 for flow in checking), sum(flow.wrong_bytes or 0 for flow in checking)
 
 
 def bystander_of(result: FlowsResult) -> BystanderRun:

@@ -201,7 +201,12 @@ class _Flows(_Ranks):
         return "goodput_mean_ratio" if has_faults else "goodput.mean"
 
     def measured(self, work: Flow, result: FlowsResult) -> dict[str, Any]:
-        return {"latencies_ns": workload_series.latencies_of(result)}
+        checked_bytes, wrong_bytes = workload_series.checked_of(result)
+        return {
+            "latencies_ns": workload_series.latencies_of(result),
+            "checked_bytes": checked_bytes,
+            "wrong_bytes": wrong_bytes,
+        }
 
 
 class _Job(_Ranks):

@@ -22,7 +22,7 @@ KINDS = (
         must_not_move="rxe send_err",
         reversible=True,
         traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1, Trait.NEEDS_SELECTION}),
-        may_fail=("workload", "wrong_elements"),
+        may_fail=("workload", "wrong_elements", "wrong_bytes"),
         example=Example(target="host1:rxe0", params={"every": 50}),
         colour="#ff006e",
     ),

@@ -18,11 +18,15 @@ from harness.experiment.metrics import METRICS, lookup
 from harness.judge import check_expectation, judge, noisy_checks
 from harness.proof import unproven
 from harness.record.measurements import Connection
+from harness.record.measurements import decode as decode_measurements
+from harness.record.measurements import encode as encode_measurements
 from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
 from inject.evidence.receipt import Armed, Cleared
 from testbed.observe.telemetry import CHANGES_LOST, Change, Machine
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
+
+ELEMENTS = "wrong_elements"
 
 
 def verdict_of(run, *expectations):
@@ -579,6 +583,40 @@ def test_judge_workload_that_moved_nothing_is_inconclusive_although_its_faults_a
     assert [check.detail for check in result.checks if check.name == "workload"] == [
         "no data arrived and no iteration finished, so the effect of the faults is unknown"
     ]
+
+
+@pytest.mark.parametrize(
+    ("checked", "wrong", "failure", "expected"),
+    [
+        (None, 0, None, None),
+        (4096, 0, None, PASS),
+        (0, 0, None, INCONCLUSIVE),
+        (4096, 3, None, FAIL),
+        (4096, 3, "host3: the traffic engine is gone", FAIL),
+    ],
+)
+def test_judge_wrong_bytes_of_flows_are_a_check_of_their_own(checked, wrong, failure, expected):
+    """They used to be only a reason why the workload failed: one of a host that a fault took away hid them."""
+    run = msgspec.structs.replace(synthetic_run(), checked_bytes=checked, wrong_bytes=wrong, failure=failure)
+    result = verdict_of(run)
+    assert [check.verdict for check in result.checks if check.name == "wrong_bytes"] == ([expected] if expected else [])
+    assert decode_measurements(encode_measurements(run)) == run
+    with pytest.raises(ValueError, match="wrong_bytes"):
+        decode_measurements(encode_measurements(msgspec.structs.replace(run, wrong_bytes=9999)))
+
+
+def test_judge_wrong_elements_fail_although_no_expectation_names_them():
+    """An experiment that bounds only times passed with wrong results, and said that the job survived."""
+    run = synthetic_run()
+    first, *others = run.series
+    step, *later = first.iterations
+    broken_series = msgspec.structs.replace(first, iterations=(msgspec.structs.replace(step, wrong=4), *later))
+    run = msgspec.structs.replace(run, series=(broken_series, *others))
+    for expectations, verdict in (((), FAIL), ((at_most("qp_errors", 100),), FAIL), ((at_most(ELEMENTS, 9),), PASS)):
+        result = verdict_of(run, *expectations)
+        assert [check.verdict for check in result.checks if check.name == ELEMENTS] == [verdict]
+        assert result.verdict is verdict
+    assert [check for check in verdict_of(synthetic_run()).checks if check.name == ELEMENTS] == []
 
 
 @pytest.mark.parametrize(("transport", "silent"), [("rc", "src"), ("uc", "dst"), ("ud", "dst")])

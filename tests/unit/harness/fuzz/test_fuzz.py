@@ -304,6 +304,12 @@ def test_outcome_intended_by_a_fault_is_excused_and_no_other(kind, checks):
     assert outcome_of(case_of("link.down"), verdict(**every)).failed == every.keys()
 
 
+def test_outcome_fault_that_may_end_a_job_does_not_excuse_wrong_data():
+    """Wrong bytes of a flow used to be a failed workload only, which a reboot of a host may cause."""
+    result = outcome_of(case_of("host.reboot"), verdict(workload=Verdict.FAIL, wrong_bytes=Verdict.FAIL))
+    assert (result.failed, result.excused) == ({"wrong_bytes"}, ("workload",))
+
+
 def test_outcome_fault_that_was_never_armed_excuses_nothing():
     """The job ended before the rank was killed, so its failure is a finding."""
     fired = Fired(count=0, first_ns=None, last_ns=None, witness=None, must_move={}, must_not_move={})

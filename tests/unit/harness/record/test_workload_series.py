@@ -9,6 +9,7 @@ import pytest
 from local_traffic import LocalLab
 
 from harness.experiment.flow_words import between
+from harness.record import workload_series
 from harness.record.workload_series import series_of
 from traffic.engine.run_results import Sample
 from traffic.flows.flow_run import FlowsResult
@@ -91,3 +92,16 @@ def test_samples_stored_without_a_task_are_those_of_the_rank_on_their_rnic(lab):
         result = running.wait(60)
     old = replace(result, samples=tuple(replace(sample, task="") for sample in result.samples))
     assert bytes_of(old) == bytes_of(result) == [3 * PHASE.size_bytes] * 2
+
+
+def test_checked_bytes_are_those_of_flows_that_were_to_compare_theirs():
+    def flows(*rows):
+        made = tuple(
+            SimpleNamespace(spec=SimpleNamespace(check=check), checked_bytes=checked, wrong_bytes=wrong)
+            for check, checked, wrong in rows
+        )
+        return SimpleNamespace(flows=made)
+
+    assert workload_series.checked_of(flows((False, None, None))) == (None, 0)
+    assert workload_series.checked_of(flows((True, None, None))) == (0, 0)
+    assert workload_series.checked_of(flows((True, 40, 3), (True, 2, 0), (False, None, None))) == (42, 3)
