@@ -85,7 +85,17 @@ def test_pool_decides_what_links_carry_although_no_run_has_an_interval_of_it(nam
 
 
 def test_every_noisy_metric_is_pooled_by_its_runs_or_has_intervals_of_its_own():
-    with_interval = {"latency.", "split.", "ttft.", "tpot.", "slo_", "goodput_m", "dip", "bystander.goodput_ratio"}
+    with_interval = {
+        "latency.",
+        "split.",
+        "ttft.",
+        "tpot.",
+        "slo_",
+        "goodput_m",
+        "dip",
+        "bystander.goodput_ratio",
+        "ingest.p99",
+    }
     for metric in (*METRICS.values(), *LINK_PREFIXES.values()):
         if metric.is_noisy:
             has_own = metric.name.startswith(tuple(with_interval))
