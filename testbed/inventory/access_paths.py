@@ -1,8 +1,8 @@
 """Checks of the access paths to a lab's machines: SSH, BMCs, PDUs and their outlets. Pure.
 
-They direct every command, fault and power cycle, so each must lead to the intended machine only. Two machines may share
-an SSH address only with different ports (a jump host that forwards). A machine's management address may be that of its
-own front end or loopback.
+Every command, fault and power cycle uses one, so each must lead only to the intended machine. Two machines may share an
+SSH address only with different ports (a jump host that forwards). A machine's management address may be that of its own
+front end or loopback.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class _AccessPath:
 
 
 def check_access_paths(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield what is wrong with a lab's access paths. `variables` are all of each node, Ansible's own among them."""
+    """Yield what is wrong with a lab's access paths. `variables` are all variables of each node, with Ansible's own."""
     _, lab = next(iter(entries.placed()))
-    doors: list[_AccessPath] = []
+    by_ssh: list[_AccessPath] = []
     if not traits_of(lab.kind).is_emulated:
-        doors += _machines(entries, variables)
+        by_ssh += _machines(entries, variables)
         for name in _names(entries):
             yield from _ssh(name, variables.get(name, {}))
-    yield from _in_plan(doors, lab)
-    yield from _shared([*_fabric(entries), *doors, *_controllers(entries, lab)])
+    yield from _in_plan(by_ssh, lab)
+    yield from _shared([*_fabric(entries), *by_ssh, *_controllers(entries, lab)])
     yield from repeated_values(((f"all.pdus[{i}].name", x.name) for i, x in enumerate(lab.pdus)), "PDU", "each")
     yield from _outlets(entries, lab)
 
@@ -101,10 +101,10 @@ def _bare(address: str) -> str:
     return address.partition("/")[0]
 
 
-def _in_plan(doors: list[_AccessPath], lab: LabVars) -> Iterator[Finding]:
+def _in_plan(by_ssh: list[_AccessPath], lab: LabVars) -> Iterator[Finding]:
     """Yield SSH addresses outside of the management networks of the IP plan. Names are not resolved."""
     plan = [network for network in map(_network, (x.prefix for x in lab.networks if x.use == "management")) if network]
-    for path in doors:
+    for path in by_ssh:
         address = _ipv4(path.address)
         if plan and address is not None and not any(address in prefix for prefix in plan):
             yield Finding(
@@ -156,7 +156,7 @@ def _outlets(entries: Entries, lab: LabVars) -> Iterator[Finding]:
 
 def _outlet(place: str, outlet: OutletVars, outlets: Mapping[str, int]) -> Iterator[Finding]:
     if outlet.pdu not in outlets:
-        do = f"there are {', '.join(outlets) or 'none'} in faultbed_pdus"
+        do = f"add it to faultbed_pdus, which has {', '.join(outlets) or 'none'}"
         yield Finding(place=place, what=f'no PDU "{outlet.pdu}"', do=do)
     elif not 1 <= outlet.outlet <= outlets[outlet.pdu]:
         problem = f"{outlet.pdu} has outlets 1 to {outlets[outlet.pdu]}, not {outlet.outlet}"

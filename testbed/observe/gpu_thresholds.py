@@ -31,7 +31,7 @@ __all__ = [
 
 Action = Literal["watch", "drain", "RMA"]
 ACTIONS: tuple[Action, ...] = ("watch", "drain", "RMA")
-"""From the mildest on. `watch` is listed and drains nothing."""
+"""All actions, the mildest first. `watch` is listed and drains nothing."""
 
 _RESET = "reset the GPU (`nvidia-smi --gpu-reset`) before the next job"
 _MEMORY, _XID, _NVML = "GPU Memory Error Management", "XID Errors", "NVML API Reference"

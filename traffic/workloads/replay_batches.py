@@ -25,7 +25,7 @@ from traffic.workloads.ranks import ITEM_BYTES, RanksSpec, check_queue_pairs
 __all__ = ["MADE_BYTES", "Batch", "ReplaySpec", "batches", "check", "whole"]
 
 MAX_OPERATIONS = 256
-"""Maximum number of operations per batch. It keeps the line short that configures an engine."""
+"""Maximum number of operations per batch. It limits the length of the line that configures an engine."""
 MADE_BYTES = 256 << 20
 """Memory of a rank for a job that was converted to a trace. Such a job must be one batch."""
 MADE_OPERATIONS = 2048
@@ -98,11 +98,11 @@ def _layout(operation: Operation) -> schedules.Layout:
 
 
 class _BatchBuilder:
-    """Builds a batch, operation by operation."""
+    """Builds a batch, operation by operation. `programs` are those of all ranks so far; None: a rank has none yet."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self.made: list[schedules.Program | None] = [None] * ranks
+        self.programs: list[schedules.Program | None] = [None] * ranks
         self.operations: list[Operation] = []
         self.algorithms: list[str] = []
         self.phases: list[tuple[int, ...]] = []
@@ -110,7 +110,7 @@ class _BatchBuilder:
         self.steps = self.pauses_ns = 0
 
     def elements(self, rank: int) -> int:
-        program = self.made[rank]
+        program = self.programs[rank]
         return 0 if program is None else int(program["elements"])
 
     def add(
@@ -121,20 +121,21 @@ class _BatchBuilder:
         parts: Sequence[schedules.Program],
         waits: Sequence[tuple[int, int]],
     ) -> None:
+        """Append an operation to the programs of its members; `parts` and `waits` are in the members' order."""
         phases: list[int] = []
         gates: list[int | None] = []
         for part, (pause_ns, not_before_ns) in zip(parts, waits, strict=True):
-            mine = schedules.with_own_pattern(
+            added = schedules.with_own_pattern(
                 schedules.with_world_ranks(part, operation.members, self.ranks), len(self.operations)
             )
-            before = self.made[mine["rank"]]
+            before = self.programs[added["rank"]]
             phase = 0 if before is None else len(before["fences"]) + 1
             pauses = [] if before is None else before["pauses"]
             gates.append(len(pauses) if pause_ns or not_before_ns else None)
             if pause_ns or not_before_ns:
                 pauses = [*pauses, [phase, pause_ns, not_before_ns]]
-            whole = mine if before is None else schedules.in_sequence(before, mine, steps=self.steps)
-            self.made[mine["rank"]] = {**whole, "pauses": pauses}
+            program = added if before is None else schedules.in_sequence(before, added, steps=self.steps)
+            self.programs[added["rank"]] = {**program, "pauses": pauses}
             phases.append(phase)
         self.pauses_ns += max(pause_ns for pause_ns, _ in waits)
         self.pauses_ns = max(self.pauses_ns, *(not_before_ns for _, not_before_ns in waits))
@@ -149,8 +150,8 @@ class _BatchBuilder:
             operations=tuple(self.operations),
             algorithms=tuple(self.algorithms),
             programs=tuple(
-                _empty_program(rank, self.ranks) if operation is None else operation
-                for rank, operation in enumerate(self.made)
+                _empty_program(rank, self.ranks) if program is None else program
+                for rank, program in enumerate(self.programs)
             ),
             phases=tuple(self.phases),
             gates=tuple(self.gates),
@@ -208,7 +209,7 @@ def whole(trace: Trace, spec: ReplaySpec, network: cost.Network) -> Batch:
     if len(single) > 1:
         raise UsageError(
             f"{trace.source} exceeds what a rank can hold at once ({MADE_OPERATIONS} operations, {MADE_BYTES >> 20} "
-            "MiB); scale it down, or cut it"
+            "MiB); scale it down, or use a part of it"
         )
     return single[0]
 

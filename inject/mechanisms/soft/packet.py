@@ -100,7 +100,7 @@ def _drop(request: Request) -> Mechanism:
     if params.get("burst") is None:
         for name in ("loss_bad", "loss_good"):
             if params.get(name) is not None:
-                raise UsageError(f"{request.where}.{name}: a channel without bursts has no two states; add burst")
+                raise UsageError(f"{request.where}.{name}: only a channel with bursts has two states; add burst")
         return _in_hop(request, "drop", _lost(request))
     queue = f"netem {_LIMIT} loss gemodel {' '.join(f'{100 * chance:.6f}%' for chance in _gilbert_elliott(request))}"
     without = dataclasses.replace(request, params={k: v for k, v in params.items() if k != "share"})

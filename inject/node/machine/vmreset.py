@@ -35,7 +35,7 @@ class VmResetActuator(Actuator):
         """Refuse a VM that does not run or answer; store the id of its boot."""
         status = execute(self._socket, "query-status").get("status")
         if status != "running":
-            raise Refused(f"{self._host} is {status}, not running: run `faultbed heal`")
+            raise Refused(f"{self._host} is {status}, not running; run `faultbed heal`")
         self._boot = self._run([*self._rejoin, "--look"]).strip()
         return self.read()
 

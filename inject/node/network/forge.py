@@ -81,7 +81,7 @@ class ForgeActuator(Actuator):
 
     def _socket(self, protocol: int) -> socket.socket:
         wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-        # Packets of other ports would come between socket and bind.
+        # Protocol 0 until `bind`: otherwise packets of other ports arrive in between.
         wire.bind((self._device, protocol))
         wire.settimeout(_LEARN_S)
         return wire
@@ -97,8 +97,7 @@ class ForgeActuator(Actuator):
                 if source is not None:
                     wire.send(forge(*source))
                     self._child.add()
-            # Each packet is an event of its own.
-            # Each is to be one event of its own.
+            # The pause makes each packet a separate event.
             time.sleep(_PAUSE_S)
 
     def _passing(self, wire: socket.socket) -> tuple[bytes, str, int | None] | None:

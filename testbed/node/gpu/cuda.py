@@ -1,6 +1,6 @@
 """A GPU by the CUDA driver API: its primary context, and work for it. Not yet run on hardware.
 
-It calls the few functions that it needs by ctypes: the driver's library is on every host with a GPU, so that nothing
+The few functions that are needed are called by ctypes. The driver's library is on every host with a GPU, so nothing
 else has to be installed. Source: CUDA driver API reference, module management and execution control.
 """
 
@@ -57,7 +57,7 @@ AGAIN:
     ret;
 }
 """
-"""PTX, which the driver compiles for the GPU (Volta or newer). The store prevents that the rounds are removed."""
+"""PTX, which the driver compiles for the GPU (Volta or newer). The store keeps the rounds from being optimised away."""
 
 
 class NoCuda(Exception):  # named for a state, like testbed.errors
@@ -140,4 +140,4 @@ def _load() -> Any:
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:
-        raise NoCuda(f"no CUDA driver on this host ({error}): install NVIDIA's driver") from error
+        raise NoCuda(f"no CUDA driver on this host ({error}); install NVIDIA's driver") from error

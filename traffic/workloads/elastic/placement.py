@@ -2,8 +2,8 @@
 
 A spare is best in the rack of the rank that it replaces: its flows then use the same uplinks. Next best is one with the
 same parity, the position in its rack modulo 2. Ranks at odd and even positions use different uplinks where routes are
-static, and a replacement of the other parity puts two ranks on one uplink. Then the spare with the fewest links that
-are cut counts, then the order in which the spares are written.
+static, and a replacement of the other parity puts two ranks on one uplink. Among equal spares, the one with the fewest
+cut links is best, and after that the first one in the list.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def choose_spare(topology: Topology, lost: str, spares: Sequence[str], cut: Coll
     """
     rack, parity = _position(topology, host_of(lost))
 
-    def cost(item: tuple[int, str]) -> tuple[bool, bool, int, int]:
-        number, name = item
-        of_rack, of_parity = _position(topology, host_of(name))
-        return of_rack != rack, of_parity != parity, _cut_paths(topology, host_of(name), cut), number
+    def cost(numbered: tuple[int, str]) -> tuple[bool, bool, int, int]:
+        number, name = numbered
+        spare_rack, spare_parity = _position(topology, host_of(name))
+        return spare_rack != rack, spare_parity != parity, _cut_paths(topology, host_of(name), cut), number
 
     best = min(enumerate(spares), key=cost, default=None)
     return None if best is None else best[1]
@@ -46,11 +46,11 @@ def _position(topology: Topology, host: str) -> tuple[str, int]:
 
 
 def _cut_paths(topology: Topology, host: str, cut: Collection[str]) -> int:
-    """Return how many of the links of a host, and of the switches that it is attached to, are cut."""
-    switches = {link.a.node for link in topology.links if link.b.node == host}
-    near = [link for link in topology.links if host == link.b.node or switches & {link.a.node, link.b.node}]
-    mine = [link for link in near if link.b.node == host or link.b.node not in topology.host_by_name]
-    return sum(link.name in cut for link in mine)
+    """Return how many of a host's links, and of the uplinks of its switches, are cut."""
+    own = [link for link in topology.links if link.b.node == host]
+    switches = {link.a.node for link in own}
+    uplinks = [link for link in topology.links if link.is_uplink and switches & {link.a.node, link.b.node}]
+    return sum(link.name in cut for link in (*own, *uplinks))
 
 
 def shrunk_grid(
