@@ -155,6 +155,8 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
             for row in rows
         ],
     )
+    if all(row.says == "not comparable" for row in rows):
+        session.out.print(Text.assemble(("not comparable:", "yellow"), f" {rows[0].why}"), soft_wrap=True)
     for line in apart:
         warning = Text.assemble(("A and B differ in more than one thing:", "yellow"), f" {line}")
         session.out.print(warning, soft_wrap=True)

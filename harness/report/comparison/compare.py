@@ -93,7 +93,7 @@ def compare(run_a: Measurements, run_b: Measurements, *, floor: NoiseFloor | Non
     doubt = next((f"{letter}: {why}" for letter, run in (("A", run_a), ("B", run_b)) for why in _doubts(run)), None)
     if doubt is None:
         return tuple(rows)
-    return tuple(replace(row, says="not comparable", why=doubt) if row.interval is not None else row for row in rows)
+    return tuple(replace(row, says="not comparable", why=doubt) for row in rows)
 
 
 def _doubts(run: Measurements) -> Iterator[str]:

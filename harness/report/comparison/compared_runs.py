@@ -177,6 +177,8 @@ def headline(rows: Sequence[Row]) -> str:
         return f"B is better in {first_of(better, _NAMED)}"
     if differ := [*by_says["higher"], *by_says["lower"]]:
         return f"B is neither better nor worse, and differs in {first_of(differ, _NAMED)}"
+    if rows and all(row.says == "not comparable" for row in rows):
+        return f"A and B cannot be compared: {rows[0].why}"
     return "No difference shown between A and B"
 
 
@@ -210,6 +212,8 @@ def _hidden(job: Row) -> str:
     if interval is None:
         return "; there are too few to know their noise"
     words = f" ({100 * interval.level:g} % interval {interval.low:.3f} to {interval.high:.3f})"
+    if job.says == "not comparable":
+        return f"{words}, which shows nothing: {job.why}"
     if job.says != "no difference shown" or interval.low <= 0:
         return words
     most = max(interval.high - 1, 1 - interval.low)

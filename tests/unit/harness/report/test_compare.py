@@ -27,6 +27,7 @@ from harness.experiment.run_plan import Plan, PlannedFabric
 from harness.record.measurements import Serving
 from harness.report import history
 from harness.report.comparison.compare import _outcome, compare, differences
+from harness.report.comparison.compared_runs import headline
 from harness.report.history import Past, regressions
 from testbed.errors import UsageError
 
@@ -99,6 +100,21 @@ def test_differences_lists_every_changed_field_of_the_plan():
     assert differences(PLAN, PLAN) == ()
     other = msgspec.structs.replace(PLAN, seed=8, workload={"size_bytes": 2})
     assert differences(PLAN, other) == ("seed: 7 and 8", "workload: size_bytes 1 and 2")
+
+
+def test_compare_failed_run_with_a_good_one_says_that_nothing_is_comparable(tmp_path):
+    """Equal counts of both used to make the page say that no difference was shown."""
+    good = synthetic_run()
+    bad = msgspec.structs.replace(good, errors=("a switch was gone",))
+    rows = compare(good, bad)
+    assert {row.says for row in rows} == {"not comparable"}
+    assert headline(rows) == "A and B cannot be compared: B: a switch was gone"
+    a, b = (finished(tmp_path / name, run).path for name, run in (("a", good), ("b", bad)))
+    text = CliRunner().invoke(cli, ["report", "--compare", str(a), str(b)], standalone_mode=False).output
+    assert "not comparable: B: a switch was gone" in text
+    page = next(b.glob("compare-with-*.html")).read_text()
+    assert "which shows nothing: B: a switch was gone" in page
+    assert "No difference shown" not in page
 
 
 def test_report_compare_command_needs_two_runs(tmp_path):
