@@ -42,7 +42,8 @@ MIN_EARLIER = 4
 _ROUNDING = 1e-9
 """Tolerance for a mean of logarithms. Earlier runs may have identical values, such as a fixed number of iterations."""
 TRACKED = ("jct_ratio", "recovery.total", "after_clear.total", "dip", "goodput.mean", "busbw.mean", "iterations")
-"""Metrics that are stored and compared. Values of 0 and missing values are stored but not compared.
+"""Metrics that are stored and compared. Earlier values of 0 are not compared, nor are missing ones; nothing where there
+always was something is a regression.
 
 None is stored of a run with a fault or a routing scheme that is not proven, or with more load than the emulation
 forwards."""
@@ -169,7 +170,7 @@ def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
             worse.append(Regression(run=run.name, metric="verdict", words=words))
         for metric in TRACKED:
             values = [earlier_run.metrics[metric] for earlier_run in before if earlier_run.metrics.get(metric, 0) > 0]
-            words = _worse(metric, run.metrics.get(metric, 0.0), values)
+            words = _worse(metric, run.metrics.get(metric), values)
             if words:
                 worse.append(Regression(run=run.name, metric=metric, words=words))
         if run.verdict != "ERROR":
@@ -177,10 +178,13 @@ def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
     return tuple(worse)
 
 
-def _worse(metric: str, value: float, earlier: Sequence[float]) -> str:
-    """Explain a value beyond the prediction interval of earlier ones; empty if it is within."""
-    if len(earlier) < MIN_EARLIER or value <= 0:
+def _worse(metric: str, value: float | None, earlier: Sequence[float]) -> str:
+    """Explain a value beyond the prediction interval of earlier ones; empty if it is within, or not known."""
+    if value is None or len(earlier) < MIN_EARLIER:
         return ""
+    if value <= 0:
+        nothing = metric in HIGHER_IS_BETTER
+        return f"{value:.3g}, and {len(earlier)} earlier runs have at least {min(earlier):.3g}" if nothing else ""
     logs = [math.log(earlier_value) for earlier_value in earlier]
     middle, spread = statistics.fmean(logs), statistics.stdev(logs)
     reach = student(len(logs) - 1, LEVEL) * spread * math.sqrt(1 + 1 / len(logs))

@@ -178,6 +178,16 @@ def test_regressions_less_bandwidth_is_reported_and_more_is_not():
     assert regressions([*runs, past(9, **{"busbw.mean": 13.0})]) == ()
 
 
+def test_regressions_nothing_where_there_was_something_is_reported():
+    """A run without any goodput used to be no regression: its logarithm is not known."""
+    runs = [past(number, **{"goodput.mean": 10.0 + number / 10}) for number in range(5)]
+    (worse,) = regressions([*runs, past(9, **{"goodput.mean": 0.0})])
+    assert (worse.metric, worse.words) == ("goodput.mean", "0, and 5 earlier runs have at least 10")
+    assert regressions([*runs, past(9)]) == (), "it was not measured"
+    dips = [past(number, dip=0.1 + number / 100) for number in range(5)]
+    assert regressions([*dips, past(9, dip=0.0)]) == ()
+
+
 def test_compare_percentile_without_upper_bound_is_not_compared():
     times = tuple(int(10**9 + one) for one in np.random.default_rng(1).permutation(60))
     serving = Serving(ttft_ns=times, tpot_ns=((10**8, 10**8),) * 60, slo_attainment=None)
