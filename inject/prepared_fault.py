@@ -57,8 +57,8 @@ class PreparedFault:
         self._receipt: FaultReceipt | None = None
         self._clearing = threading.RLock()
         self.reads: list[tuple[int, int]] = []
-        """When the lab was read for this fault before it was armed: (begin, end) in controller ns. No baseline of
-        goodput includes these."""
+        """Times at which the lab was read for this fault before it was armed: (begin, end) in controller ns. Baselines
+        of goodput leave these times out, because reading disturbs traffic."""
 
     @property
     def was_armed(self) -> bool:

@@ -176,7 +176,7 @@ def judge_fired(
     """
     deltas = flat_deltas(before, after)
     own = dict.fromkeys(key for witness in planned.must_move for key in witness.any_of)
-    # A counter that came up since may have had any value before: it is named, and proves nothing.
+    # A counter that exists only since then may have had any value before: it is listed, but proves nothing.
     moved = {key: deltas.get(key) for key in own if key in deltas or value_at(after, key) is not None}
     unknown = dict(_unknown_bystanders(planned, before, after))
     stayed = {key: None if key in unknown else deltas.get(key) for key in planned.must_not_move}
@@ -194,7 +194,7 @@ def judge_fired(
                 f"no independent witness: {names} moved by {best}, at least {witness.at_least} is required{why}"
             )
     doubts += [f"{key} moved by {delta}, and must not move" for key, delta in stayed.items() if delta]
-    # Of a fault that was not armed no counter is read before: one sentence says so, not one for each counter.
+    # If the fault was not armed, no counter was read before it: one doubt says so, instead of one for each counter.
     doubts += unknown.values() if before or not unknown else ["no counter was read before the fault"]
     is_complete = planned.complete_after is not None and count >= planned.complete_after
     if observed.get("lost") and not is_complete:

@@ -11,7 +11,7 @@ __all__ = ["Actuator", "Refused", "enter_netns", "make"]
 
 
 class Refused(Exception):
-    """The target is not as it must be before a change: foreign state, a missing capability, a protected interface."""
+    """The target must not be changed: it has foreign state, lacks a capability, or is a protected interface."""
 
 
 class Actuator:
@@ -29,9 +29,9 @@ class Actuator:
     look_s: float | None = None
     """How often `is_lost` is called while the fault is on, if that costs a few system calls; None: only at its end."""
     unseen: str | None = None
-    """Why nothing shows whether something else has ended the fault, for its receipt; None: `is_lost` knows."""
+    """Why nothing can show whether something else has ended the fault (for the receipt); None: `is_lost` can."""
     was_lost = False
-    """Set by an `off` that also reads the state before its change, because a read of its own would take too long."""
+    """Set by `off` if it reads the state together with its change, because a separate read would take too long."""
 
     @property
     def files(self) -> list[int]:
@@ -50,7 +50,7 @@ class Actuator:
         """Fill in values that were unknown before arming."""
 
     def set_up(self) -> None:
-        """Do when armed what takes long and has no effect yet, so that `on` is quick. `off` undoes both."""
+        """Do the slow part of arming, which has no effect yet, so that `on` is quick. `off` undoes both."""
 
     def on(self) -> None:
         """Turn the fault on."""
@@ -79,7 +79,7 @@ class Actuator:
         return None
 
     def passed(self) -> int | None:
-        """Return how many packets the share was taken of so far; None if the fault takes no share."""
+        """Return how many packets have passed so far, of which the fault takes a share; None if it takes no share."""
         return None
 
     def close(self) -> None:
@@ -124,9 +124,11 @@ _ACTUATORS = {
 
 
 def make(name: str, args: dict[str, Any]) -> Actuator:
-    """Return the actuator of that name. Imports only its module, because start-up time decides a holder's speed."""
+    """Return the actuator of that name. Only its module is imported, because a holder must start quickly."""
     if name not in _ACTUATORS:
-        raise Refused(f"unknown actuator {name!r}: node code and controller differ; run `faultbed up` again")
+        raise Refused(
+            f"unknown actuator {name!r}: node code and controller have different versions; run `faultbed up` again"
+        )
     module, kind = _ACTUATORS[name]
     actuator: Actuator = getattr(importlib.import_module(f"inject.node.{module}"), kind)(**args)
     return actuator
