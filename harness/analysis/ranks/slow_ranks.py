@@ -22,11 +22,15 @@ __all__ = ["SlowRank", "SlowRanks", "StepFeed", "slow_ranks"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRank:
-    """An alarm: raised at `iteration` (ended at `at_ns`), slow since iteration `since`, by the share `slowdown`."""
+    """An alarm: raised at `iteration` (ended at `at_ns`), slow since iteration `since`, by the share `slowdown`.
+
+    `place` is the number of the iteration among those that all ranks have.
+    """
 
     rank: int
     host: str
     iteration: int
+    place: int
     at_ns: int
     since: int
     slowdown: float
@@ -34,7 +38,10 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRanks:
-    """All alarms of a run, the `smallest` slow-down that was detectable at its end, and the start of each iteration."""
+    """All alarms of a run, the `smallest` slow-down that was detectable at its end, and the start of each iteration.
+
+    An iteration of which a rank has no record is left out: an engine that is killed takes that of its last one along.
+    """
 
     slow: tuple[SlowRank, ...]
     smallest: float | None
@@ -44,7 +51,7 @@ class SlowRanks:
     def iterations_since(self, time_ns: int, slow: SlowRank) -> int | None:
         """Return iterations from the first one at or after `time_ns` to the alarm; None if the alarm came before."""
         first = int(np.searchsorted(self.begins_ns, time_ns))
-        return slow.iteration - first + 1 if slow.iteration >= first else None
+        return slow.place - first + 1 if slow.place >= first else None
 
 
 class StepFeed:
@@ -148,23 +155,28 @@ def _slow_ranks(series_of: _ByIdentity, ranks: _ByIdentity, topology: _ByIdentit
     hosts = {rank.rank: rank.host for rank in ranks.value}
     rnics = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in ranks.value}
     feed = StepFeed([rnics.get(series.rank, f"rank {series.rank}") for series in every], topology.value)
+    indices = [{step.index for step in series.iterations} for series in every]
+    common = sorted(set.intersection(*indices)) if indices else []
+    number = {index: place for place, index in enumerate(common)}
     alarms = [
         alarm
-        for place, series in enumerate(every)
+        for rank, series in enumerate(every)
         for step in series.iterations
-        for alarm in feed.add(place, step.index, step.compute_ns)
+        if step.index in number
+        for alarm in feed.add(rank, number[step.index], step.compute_ns)
     ]
     if not feed.iterations:
         return SlowRanks(slow=(), smallest=None, begins_ns=(), words="no two GPUs with a compute phase to compare")
-    by_rank = [sorted(series.iterations, key=lambda step: step.index)[: feed.iterations] for series in every]
-    whole = list(zip(*by_rank, strict=True))
+    by_rank = [{step.index: step for step in series.iterations} for series in every]
+    whole = [[steps[index] for steps in by_rank] for index in common[: feed.iterations]]
     slow = tuple(
         SlowRank(
             rank=every[alarm.rank].rank,
             host=hosts.get(every[alarm.rank].rank, f"rank {every[alarm.rank].rank}"),
-            iteration=alarm.iteration,
+            iteration=common[alarm.iteration],
+            place=alarm.iteration,
             at_ns=max(step.end_ns for step in whole[alarm.iteration]),
-            since=alarm.since,
+            since=common[alarm.since],
             slowdown=alarm.slowdown,
         )
         for alarm in alarms

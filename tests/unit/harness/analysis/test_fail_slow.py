@@ -64,6 +64,32 @@ def test_fail_slow_detects_a_slow_gpu_with_any_number_of_ranks(ranks_per_rnic, h
     assert result.words.count("host1") == 1
 
 
+@pytest.mark.parametrize("lost", [{}, {2: (100,)}, {1: (0,), 3: (100, 101)}], ids=str)
+def test_slow_rank_is_found_beyond_an_iteration_without_a_record(lost):
+    """An engine that was killed took the record of its last iteration along, and nothing after that was looked at."""
+    run, noise = synthetic_run(), np.random.default_rng(3)
+    hosts = ["host1", "host2", "host3", "host4"]
+
+    def series(rank):
+        steps = 1e8 * (1 + noise.normal(scale=0.005, size=250))
+        steps[150:] *= 2 if hosts[rank] == "host1" else 1
+        iterations = tuple(
+            Iteration(index=index, start_ns=index * 10**9, compute_ns=int(step), comm_ns=10**7, wait_ns=0)
+            for index, step in enumerate(steps)
+            if index not in lost.get(rank, ())
+        )
+        return RankSeries(rank=rank, iterations=iterations)
+
+    ranks = tuple(Rank(rank=rank, host=host, rnic="rxe0") for rank, host in enumerate(hosts))
+    result = slow_ranks(msgspec.structs.replace(run, ranks=ranks, series=tuple(map(series, range(4)))))
+    (alarm,) = result.slow
+    assert (alarm.host, alarm.since) == ("host1", 150)
+    assert 150 <= alarm.iteration < 160
+    # The time counts in iterations that all ranks have.
+    assert result.iterations_since(150 * 10**9, alarm) == alarm.iteration - 150 + 1
+    assert result.iterations_since(240 * 10**9, alarm) is None
+
+
 def test_slow_ranks_of_one_gpu_are_unknown():
     run = synthetic_run()
     here = tuple(msgspec.structs.replace(rank, host="host1", rnic="rxe0") for rank in run.ranks)
