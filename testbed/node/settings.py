@@ -19,6 +19,7 @@ import subprocess
 import zlib
 
 from testbed.node.gpu import nvml
+from testbed.node.kernel_files import read
 from testbed.node.netlink import Netlink, attribute, attributes
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
@@ -166,9 +167,9 @@ def gid_facts(device: str, port: str) -> Facts:
     at = f"{_INFINIBAND}/{device}/ports/{port}"
     for index in range(_GIDS):
         with contextlib.suppress(OSError):
-            gid = _line(f"{at}/gids/{index}")
+            gid = read(f"{at}/gids/{index}").strip()
             if gid.strip("0:"):
-                yield f"gid {device}/{port} {gid}", _line(f"{at}/gid_attrs/types/{index}")
+                yield f"gid {device}/{port} {gid}", read(f"{at}/gid_attrs/types/{index}").strip()
 
 
 def resource_facts(programs: Mapping[int, str]) -> Facts:
@@ -295,8 +296,3 @@ def gpu_facts() -> Facts:
 
 def _text(raw: bytes) -> str:
     return raw.rstrip(b"\0").decode()
-
-
-def _line(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read().strip()

@@ -10,18 +10,18 @@ Formats: linux/rtnetlink.h, if_link.h, if_addr.h, fib_rules.h, pkt_sched.h, netf
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
-from testbed.node import netns, settings
+from testbed.node import netns, settings, systemd_units
 from testbed.node.counts import is_full, stepped_s
 from testbed.node.gpu import health
+from testbed.node.kernel_files import entries, read
 from testbed.node.netlink import RTA_MULTIPATH, Netlink, attributes, next_hops
 from testbed.node.routing.owned_numbers import PROTOCOL
 
@@ -54,8 +54,11 @@ DAEMONS = ("zebra", "bgpd", "mgmtd", "watchfrr")
 _OURS = ("traffic.", "inject.", "testbed.")
 _NAMED = "faultbed-"
 """Prefix of the names of faults' processes (`inject.node.machine.hog`)."""
-_UNITS_S = 30
-UNITS = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "faultbed-*")
+_UNITS, _UNITS_S = "faultbed-*", 30.0
+_INFINIBAND, _SLICE = "/sys/class/infiniband", "/sys/fs/cgroup/faultbed.slice"
+
+_NO_GROUP = (errno.ENOTDIR, errno.ENOENT, errno.ENODEV)
+"""Errors from reading a file of something that is no cgroup, or one that has ended."""
 
 _ROUTE, _NETFILTER = 0, 12
 _GETLINK, _GETADDR, _GETROUTE, _GETRULE, _GETQDISC, _GETTFILTER, _GETNEIGH = 18, 22, 26, 34, 38, 46, 30
@@ -128,7 +131,7 @@ def network_facts() -> Facts:
         yield from settings.nft_facts(netfilter)
     for name in SYSCTLS:
         with contextlib.suppress(OSError):
-            yield f"sysctl {name}", " ".join(Path("/proc/sys", *name.split(".")).read_text().split())
+            yield f"sysctl {name}", " ".join(read(f"/proc/sys/{name.replace('.', '/')}").split())
 
 
 def _text(raw: bytes) -> str:
@@ -298,33 +301,42 @@ def filter_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
 
 def _rdma_netdevs() -> Iterator[tuple[str, str]]:
     """Yield software RDMA devices, and the interface below each of them."""
-    for below in Path("/sys/class/infiniband").glob("*/parent"):
-        with contextlib.suppress(OSError):  # deleted by now
-            yield below.parent.name, below.read_text().strip()
+    for device in entries(_INFINIBAND):
+        with contextlib.suppress(OSError):  # a hardware device, or deleted by now
+            yield device, read(f"{_INFINIBAND}/{device}/parent").strip()
 
 
 def _machine_facts() -> Facts:
     netdevs = dict(_rdma_netdevs())
-    for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
-        device = port.parent.parent
-        below = netdevs.get(device.name)
-        words = [(port / name).read_text().split(":")[-1].strip() for name in ("state", "phys_state")]
-        yield f"rdma {device.name}/{port.name}", " ".join(filter(None, [*words, below and f"netdev {below}"]))
-        yield from settings.gid_facts(device.name, port.name)
-    for quota in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cpu.max")):
-        yield f"cpu.max {quota.parent.name}", quota.read_text().strip()
-    for folder, kind, pattern in (("/run/faultbed/faults", "revert", "*.revert"), ("/run/netns", "netns", "*")):
-        yield from sorted((f"{kind} {entry.name}", "there") for entry in Path(folder).glob(pattern))
+    for device in entries(_INFINIBAND):
+        below = netdevs.get(device)
+        for port in entries(f"{_INFINIBAND}/{device}/ports"):
+            at = f"{_INFINIBAND}/{device}/ports/{port}"
+            words = [read(f"{at}/{name}").split(":")[-1].strip() for name in ("state", "phys_state")]
+            yield f"rdma {device}/{port}", " ".join(filter(None, [*words, below and f"netdev {below}"]))
+            yield from settings.gid_facts(device, port)
+    yield from ((f"cpu.max {group}", text.strip()) for group, text in _of_groups("cpu.max"))
+    yield from ((f"revert {name}", "there") for name in entries("/run/faultbed/faults") if name.endswith(".revert"))
+    yield from ((f"netns {name}", "there") for name in entries("/run/netns"))
     yield "clock", f"set by {stepped_s()} s" if stepped_s() else "not set since it is watched"
     yield "disk", "full" if is_full("/var/lib") else "not full"
     with contextlib.suppress(FileNotFoundError):
-        yield "receives", f"late by {Path('/run/faultbed/late-receives').read_text().strip()} ms"
+        yield "receives", f"late by {read('/run/faultbed/late-receives').strip()} ms"
     yield from _process_facts()
     yield from settings.gpu_facts()
     yield from health.facts()
     yield from settings.sonic_facts()
-    for group in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cgroup.procs")):
-        yield f"processes {group.parent.name}", str(len(group.read_text().split()))
+    yield from ((f"processes {group}", str(len(text.split()))) for group, text in _of_groups("cgroup.procs"))
+
+
+def _of_groups(file: str) -> Iterator[tuple[str, str]]:
+    """Yield the name of each of faultbed's cgroups, and the content of a file of it."""
+    for group in entries(_SLICE):
+        try:
+            yield group, read(f"{_SLICE}/{group}/{file}")
+        except OSError as error:
+            if error.errno not in _NO_GROUP:
+                raise
 
 
 def _process_facts() -> Facts:
@@ -336,10 +348,10 @@ def _process_facts() -> Facts:
     for pid in filter(str.isdecimal, os.listdir("/proc")):  # a Path for each takes three times as long
         with contextlib.suppress(OSError):
             # "pid (name) state ...": proc_pid_stat(5)
-            name, _, rest = _bytes_of(f"/proc/{pid}/stat").decode(errors="replace").partition("(")[2].rpartition(")")
+            name, _, rest = read(f"/proc/{pid}/stat").partition("(")[2].rpartition(")")
             if name in running:
                 (stopped if rest.split()[0] == "T" else running)[name] += 1
-            elif name.startswith("python") and (program := program_of(_bytes_of(f"/proc/{pid}/cmdline"))):
+            elif name.startswith("python") and (program := program_of(read(f"/proc/{pid}/cmdline"))):
                 programs[int(pid)] = program
                 halted += [program] if rest.split()[0] == "T" else []
             elif name.startswith(_NAMED):
@@ -355,36 +367,21 @@ def _process_facts() -> Facts:
         yield f"daemon {name}", f"{count} running" + (f", {stopped[name]} stopped" if stopped[name] else "")
 
 
-def _bytes_of(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.read()
-
-
-def program_of(command: bytes) -> str | None:
+def program_of(command: str) -> str | None:
     """Return the module, or `-c`, of a faultbed program; None: it is not one, or it is the watcher."""
-    words = [word.decode(errors="replace") for word in command.split(b"\0")]
+    words = command.split("\0")
     if "-c" in words[:4]:
         return "-c"
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
     return module if module.startswith(_OURS) and module != "testbed.node.watch" else None
 
 
-def _units(listing: subprocess.Popen[str] | None) -> Facts:
-    if listing is None:
-        return
+def _unit_facts() -> Facts:
     try:
-        lines, errors = listing.communicate(timeout=_UNITS_S)
-    except subprocess.TimeoutExpired:
-        listing.kill()
-        listing.communicate()
-        yield "units", f"{settings.UNKNOWN}: systemctl did not end within {_UNITS_S} s"
-        return
-    if listing.returncode:
-        last = (errors.strip() or "no message").splitlines()[-1]
-        yield "units", f"{settings.UNKNOWN}: systemctl ended with {listing.returncode}: {last}"
-    for line in lines.splitlines():
-        name, _load, active, sub, *_ = line.split()
-        yield f"unit {name}", f"{active} {sub}"
+        for name, active, sub in systemd_units.list_units(_UNITS, within_s=_UNITS_S):
+            yield f"unit {name}", f"{active} {sub}"
+    except OSError as error:
+        yield "units", f"{settings.UNKNOWN}: {error}"
 
 
 def gathered(facts: Facts) -> dict[str, str]:
@@ -401,23 +398,18 @@ def look(nodes: dict[str, str | None]) -> dict[str, dict[str, str]]:
     Raises:
         OSError: a namespace is gone.
     """
-    units = _listed() if _has_systemd() else None
     state: dict[str, dict[str, str]] = {}
     for node, namespace in nodes.items():
         netns.enter(namespace)
         try:
             facts = itertools.chain(network_facts(), settings.frr_facts(namespace))
             if namespace is None:
-                facts = itertools.chain(facts, _machine_facts(), _units(units))
+                facts = itertools.chain(facts, _machine_facts(), _unit_facts() if _has_systemd() else ())
             state[node] = gathered(facts)
         finally:
             netns.enter(None)
     return state
 
 
-def _listed() -> subprocess.Popen[str]:
-    return subprocess.Popen(UNITS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def _has_systemd() -> bool:
-    return Path("/run/systemd/system").is_dir()
+    return os.path.isdir("/run/systemd/system")

@@ -167,6 +167,31 @@ def test_fingerprint_shows_everything_a_fault_can_touch(lab):
     assert fingerprint.settle(lab, before) == []
 
 
+UNITS = """
+systemd-run -q --unit=faultbed-fails false
+systemd-run -q --unit=faultbed-exits --remain-after-exit true
+systemd-run -q --unit=faultbed-wants -p Wants=faultbed-missing.service sleep 99
+systemd-run -q --unit=faultbed-later --on-active=99 true
+until systemctl is-failed -q faultbed-fails && systemctl is-active -q faultbed-exits; do sleep 0.1; done
+systemctl list-units --all --plain --no-legend 'faultbed-*'
+"""
+"""Units that failed, exited, run, wait, or are wanted and do not exist; and all as systemctl lists them."""
+
+
+def test_fingerprint_has_the_units_that_systemctl_lists(lab):
+    """The watcher reads them from PID 1 without systemctl: the same names and states, failed and unloaded ones too."""
+    before = fingerprint.capture(lab)
+    listed = [line.split() for line in lab.node("host1").run(["sh", "-ec", UNITS]).stdout.splitlines()]
+    now = fingerprint.capture(lab).nodes["host1"]
+    assert {subject: text for subject, text in now.items() if subject.startswith("unit")} == {
+        f"unit {name}": f"{active} {sub}" for name, _load, active, sub, *_ in listed
+    }
+    assert {"failed failed", "active exited", "inactive dead", "active waiting"} <= {*now.values()}
+    ended = "systemctl stop faultbed-exits faultbed-wants faultbed-later.timer; systemctl reset-failed faultbed-fails"
+    lab.node("host1").run(["sh", "-ec", ended])
+    assert fingerprint.settle(lab, before) == []
+
+
 def test_provision_second_run_changes_nothing(lab):
     """The playbooks are idempotent: a second run changes 0, and verify finds everything in order."""
     again = provision.provision(provision.site_of(lab))

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from systemd_server import Systemd
 from waiting import until
 
 from inject.fault_plan import FaultSpec, plan
@@ -22,7 +23,7 @@ from testbed import shipped
 from testbed.errors import Unreachable
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.model import fault_names
-from testbed.node import state
+from testbed.node import state, systemd_units
 from testbed.node.netlink import attribute
 from testbed.observe import fingerprint
 from testbed.observe.fingerprint import Fingerprint
@@ -173,7 +174,7 @@ def test_program_of_returns_our_module_and_ignores_the_watcher():
         ("python3 -m http.server", None),
         ("python3 /usr/lib/frr/frr-reload.py -m", None),
     ):
-        assert state.program_of(command.replace(" ", "\0").encode() + b"\0") == program
+        assert state.program_of(command.replace(" ", "\0") + "\0") == program
 
 
 RACK = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
@@ -274,20 +275,20 @@ def test_fingerprint_resources_of_an_ended_program_are_no_difference_and_more_ar
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
-    [("echo 'Failed to list units: Transport endpoint is not connected' >&2; exit 1", "ended with 1: Failed to list"),
-     ("exec sleep 60", "did not end within 0.2 s"),
-     ("kill -9 $$", "ended with -9: no message")],
+    ("answers", "words"),
+    [((b"REJECTED EXTERNAL\r\n",), "it rejected user"),
+     ((b"OK 1f\r\n", None), "timed out"),
+     ((b"OK 1f\r\n", b""), "it closed the connection")],
 )  # fmt: skip
-def test_fingerprint_with_units_that_could_not_be_listed_is_never_equal(monkeypatch, tmp_path, script, words):
-    """If systemctl fails before and after, no unit is listed both times, and a leftover unit would look CLEAN."""
-    (tmp_path / "systemctl").write_text(f"#!/bin/sh\n{script}\n")
-    (tmp_path / "systemctl").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+def test_fingerprint_with_units_that_could_not_be_listed_is_never_equal(monkeypatch, tmp_path, answers, words):
+    """If systemd fails before and after, no unit is listed both times, and a leftover unit would look CLEAN."""
+    path = tmp_path / "private"
     monkeypatch.setattr(state, "_UNITS_S", 0.2)
-    before, after = (Fingerprint(nodes={"h": dict(state._units(state._listed()))}) for _ in range(2))
+    monkeypatch.setattr(systemd_units, "SOCKET", str(path))
+    with Systemd(path, answers):
+        before, after = (Fingerprint(nodes={"h": dict(state._unit_facts())}) for _ in range(2))
     (line,) = fingerprint.diff(before, after)
-    assert line.startswith("h: units is unknown: systemctl")
+    assert line.startswith(f"h: units is unknown: systemd at {path}: ")
     assert words in line
     assert fingerprint.unknown(before) == [line]
 
