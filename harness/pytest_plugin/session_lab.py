@@ -151,8 +151,9 @@ class SessionLab:
         """
         if self.baseline is None or force:
             if traits_of(self.lab.kind).has_snapshot:
-                backend_of(self.lab.kind).reset(self.lab.inventory_model, lambda _: None)
-            self.lab.forget_connections()
+                backend_of(self.lab.kind).reset(self.lab.inventory_model, lambda _: None, lab=self.lab)
+            else:
+                self.lab.forget_connections()
             if self.work_mark is None:
                 self.work_mark = dirty.begin(self.lab, "pytest")
                 self.baseline = self.work_mark.before

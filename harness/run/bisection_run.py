@@ -142,8 +142,7 @@ def _beyond(lab: Lab, progress: Progress) -> str:
 
 
 def _to_snapshot(lab: Lab, progress: Progress) -> None:
-    backend_of(lab.kind).reset(lab.inventory_model, progress)
-    lab.forget_connections()
+    backend_of(lab.kind).reset(lab.inventory_model, progress, lab=lab)
 
 
 def _tier(lab: Lab, tier: Tier, spec: BisectionSpec, beyond: str, progress: Progress) -> TierBisection:

@@ -285,8 +285,7 @@ def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
     lab.guard()
     if traits_of(lab.kind).has_snapshot:
         with journal.doing("reset"):
-            backend_of(lab.kind).reset(lab.inventory_model, progress)
-            lab.forget_connections()
+            backend_of(lab.kind).reset(lab.inventory_model, progress, lab=lab)
 
 
 def _with_faults(

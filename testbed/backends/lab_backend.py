@@ -16,6 +16,7 @@ from testbed.model.lab_kind import LabKind
 
 if TYPE_CHECKING:
     from testbed.inventory.lab_inventory import Inventory
+    from testbed.lab import Lab
     from testbed.remote.ssh import Address
     from testbed.tenancy.reservation_store import ReservationStore
 
@@ -69,8 +70,10 @@ class LabBackend(Protocol):
             LabError: it did not come up.
         """
 
-    def reset(self, inventory: Inventory, progress: Progress) -> bool:
+    def reset(self, inventory: Inventory, progress: Progress, *, lab: Lab | None = None) -> bool:
         """Restore a lab from its snapshot; return False if this kind has none, and nothing was done.
+
+        The connections of an open `lab`, which the reset ends, are replaced.
 
         Raises:
             LabError: it is not up, or does not come back.

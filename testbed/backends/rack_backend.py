@@ -9,7 +9,7 @@ from testbed.backends.lab_backend import NOT_A_VM, Access, Environment, Finding,
 from testbed.backends.rack import rack_status
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import machine_address, open_keeper
+from testbed.lab import Lab, machine_address, open_keeper
 from testbed.tenancy.reservation_store import ReservationStore, node_store
 
 __all__ = ["BACKEND"]
@@ -22,7 +22,7 @@ class _Rack:
     def make_ready(self, inventory: Inventory, progress: Progress) -> str:
         return "already up"
 
-    def reset(self, inventory: Inventory, progress: Progress) -> bool:
+    def reset(self, inventory: Inventory, progress: Progress, *, lab: Lab | None = None) -> bool:
         return False
 
     def down(self, inventory: Inventory) -> bool:

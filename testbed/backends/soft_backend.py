@@ -12,6 +12,7 @@ from testbed.backends.soft.lab_state import read_snapshot, read_state, sockets_o
 from testbed.directories import SOCKET_PATH_MAX, lab_dir
 from testbed.errors import LabError, UsageError
 from testbed.inventory.lab_inventory import Inventory
+from testbed.lab import Lab
 from testbed.remote.ssh import Address
 from testbed.tenancy.reservation_store import ReservationStore, local_store
 
@@ -25,8 +26,8 @@ class _Soft:
     def make_ready(self, inventory: Inventory, progress: Progress) -> str:
         return lifecycle.up(inventory, progress)
 
-    def reset(self, inventory: Inventory, progress: Progress) -> bool:
-        lifecycle.reset(inventory, progress)
+    def reset(self, inventory: Inventory, progress: Progress, *, lab: Lab | None = None) -> bool:
+        lifecycle.reset(inventory, progress, lab=lab)
         return True
 
     def down(self, inventory: Inventory) -> bool:

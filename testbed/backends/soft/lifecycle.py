@@ -201,8 +201,10 @@ def purge(inventory: Inventory) -> bool:
     return existed
 
 
-def reset(inventory: Inventory, progress: Progress) -> None:
+def reset(inventory: Inventory, progress: Progress, *, lab: lab_module.Lab | None = None) -> None:
     """Restore a running lab from its snapshot, even if VMs have died. SSH connections end, SSH ports stay.
+
+    Those of an open `lab` are replaced: to open one costs an emulated machine as much as ten commands.
 
     Each VM gets a new QEMU process. Loading the snapshot into the running one would move the guest's clocks forward by
     the time since it was taken (QEMU's tick counter never goes back: softmmu/cpu-timers.c), and every timer in the
@@ -241,7 +243,7 @@ def reset(inventory: Inventory, progress: Progress) -> None:
         fleet.end(vms(inventory), state)
         _remove_sockets(folder)
         try:
-            _resume(inventory, folder, built, state.accelerator, snapshot, progress, ports=state.vms)
+            _resume(inventory, folder, built, state.accelerator, snapshot, progress, ports=state.vms, lab=lab)
             dirty.clean(folder)
         except BaseException:
             _end_all(inventory, folder)
@@ -353,12 +355,13 @@ def _resume(
     progress: Progress,
     *,
     ports: Mapping[str, VmState] = MappingProxyType({}),
+    lab: lab_module.Lab | None = None,
 ) -> None:
     state = _start_all(inventory, folder, built, accelerator, snapshot.key, snapshot=fleet.SNAPSHOT, ports=ports)
     fleet.resume(vms(inventory))
     _write_runtime(inventory, folder, state, snapshot.host_keys)
     write(folder / "state.json", msgspec.structs.replace(state, ready=True))
-    _wake(inventory, progress)
+    _wake(inventory, progress, lab)
 
 
 def _start_all(
@@ -392,9 +395,12 @@ def _start_all(
     return record(fleet.start(machines_to_start, built, accelerator, snapshot=snapshot, ports=ports, record=record))
 
 
-def _wake(inventory: Inventory, progress: Progress) -> None:
+def _wake(inventory: Inventory, progress: Progress, lab: lab_module.Lab | None) -> None:
     """Wait for SSH after a snapshot was loaded, and set the guests' wall clocks, which stood still meanwhile."""
-    with lab_module.open_lab(inventory) as lab:
+    with contextlib.ExitStack() as stack:
+        if lab is None:
+            lab = stack.enter_context(lab_module.open_lab(inventory))
+        lab.forget_connections()
         nodes = [lab.node(name) for name in lab.nodes()]
         fleet.in_parallel(nodes, lambda node: node.run(["date", "-u", "-s", f"@{time.time():.3f}"], timeout_s=60))
     progress("all VMs answer")
