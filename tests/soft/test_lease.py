@@ -108,7 +108,7 @@ def test_reverted_holder_stays_idle_until_its_injector_ends(lab, tmp_path):
         assert receipt.cleared.ok, receipt.cleared.error
         assert fault.is_restored(lab)
         assert injector.active() == ()
-        wait_s(TTL_S)
+        wait_s(TTL_S / 2 + 2)
         assert stands(prepared.lease.unit), "its lease ran out"
     until(lambda: not stands(prepared.lease.unit))
 

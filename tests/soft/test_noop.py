@@ -16,21 +16,21 @@ seed = 1
 collective = "all-reduce"
 algorithm = "ring"
 size = "128KiB"
-duration = "11s"
+duration = "9s"
 compute_units = 2
 
 [[faults]]
 id = "flap"
 kind = "link.flap"
 target = "rtsw1:ctsw1"
-at = "5s"
+at = "3s"
 for = "1s"
 
 [[faults]]
 id = "drop"
 kind = "packet.drop"
 target = "host3:rxe0"
-at = "6500ms"
+at = "4500ms"
 for = "1s"
 set = { share = 0.05 }
 
@@ -38,7 +38,7 @@ set = { share = 0.05 }
 id = "throttle"
 kind = "gpu.throttle"
 target = "host2:gpu0"
-at = "8s"
+at = "6s"
 for = "1s"
 set = { percent = 50 }
 

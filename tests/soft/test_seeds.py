@@ -13,6 +13,7 @@ from inject.injector import Injector
 from inject.journal import Journal
 from testbed.observe import packet_capture
 from testbed.packets.columns import decode
+from traffic.engine.engine_client import Engines
 from traffic.engine.task_specs import QpParams
 from traffic.flows import flow_run
 from traffic.flows.flow_run import FlowSpec
@@ -28,7 +29,7 @@ def ends(lab):
     return f"{one.name}:{one.rnics[0].name}", f"{two.name}:{two.rnics[0].name}"
 
 
-def offered_and_lost(lab, params, seed, journal, *, messages):
+def offered_and_lost(lab, params, seed, journal, *, messages, engines=None):
     """Run one flow through an armed fault; return (PSN, whether it was lost) of each packet in the order of the hop.
 
     The hop is the port towards the receiver. Packets that enter the sender's port are offered to it. A packet is lost
@@ -42,10 +43,8 @@ def offered_and_lost(lab, params, seed, journal, *, messages):
     with Journal(journal) as written, Injector(lab, written) as injector, packet_capture.start(lab, names) as running:
         prepared = injector.prepare(planned)
         prepared.arm()
-        sent = flow_run.start(
-            lab,
-            FlowSpec(src=src, dst=dst, message_bytes=512, depth=1, messages=messages, op_deadline_s=60.0, qp=PATIENT),
-        )
+        spec = FlowSpec(src=src, dst=dst, message_bytes=512, depth=1, messages=messages, op_deadline_s=60.0, qp=PATIENT)
+        sent = flow_run.start_all(lab, [spec], engines=engines)
         until(lambda: sent.is_over, within_s=110.0)
         assert sent.wait(60.0).outcome == "completed"
         receipt = prepared.clear()
@@ -74,10 +73,11 @@ def numbers_lost(lost):
 
 def test_packets_of_a_share_are_those_the_seed_selects(lab, tmp_path):
     """Equal seeds drop the same PSNs, those in the plan; another seed drops others."""
-    runs = [
-        offered_and_lost(lab, {"share": 0.06}, seed, tmp_path / f"{n}", messages=130)
-        for n, seed in enumerate((5, 5, 6))
-    ]
+    with Engines.start(lab, [end.partition(":")[0] for end in ends(lab)]) as engines:
+        runs = [
+            offered_and_lost(lab, {"share": 0.06}, seed, tmp_path / f"{n}", messages=130, engines=engines)
+            for n, seed in enumerate((5, 5, 6))
+        ]
     for planned, lost in runs:
         assert numbers_lost(lost) == [number for number in range(len(lost)) if planned.selection.takes(number)]
         assert len(numbers_lost(lost)) >= 3
