@@ -53,7 +53,8 @@ class SweptRun(msgspec.Struct, frozen=True, kw_only=True):
 class SweptValue(msgspec.Struct, frozen=True, kw_only=True):
     """A metric at a point, in `unit`. `low` and `high` are its interval (None: there is none, for `detail`).
 
-    `high` alone None: how far up the truth may lie is not known, as of a 99th percentile of few values.
+    `high` alone None: how far up the truth may lie is not known, as of a 99th percentile of few values, or of a value
+    that is censored.
 
     `value` None: it is not known, for `detail`. `censored`: the true value is at least this one. `predicted` is what a
     model gives for the point, where there is one.

@@ -125,6 +125,10 @@ def _row(axes: Axes, metric: str, lines: Sequence[tuple[str, Sequence[SweptPoint
             axes.plot([x], [y], marker=marker, color=colour, markerfacecolor=fill, markersize=5, linestyle="none")
             if value.low is not None and value.high is not None:
                 axes.plot([x, x], [value.low, value.high], color=colour, linewidth=2.4, alpha=0.5)
+            elif value.low is not None:
+                axes.plot([x, x], [value.low, y], color=colour, linewidth=2.4, alpha=0.5)
+            if value.censored or (value.low is not None and value.high is None):
+                axes.annotate("↑", (x, y), (0, 4), textcoords="offset points", color=colour, ha="center", gid="or more")
         modelled = [(x, value.predicted) for x, value in shown if value.predicted is not None]
         if modelled:
             axes.plot(*zip(*modelled, strict=True), color=colour, linewidth=1, linestyle=(0, (4, 2)))

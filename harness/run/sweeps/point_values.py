@@ -109,12 +109,14 @@ def _value(
 ) -> SweptValue:
     observation = point_value(metric, _counted_metrics(trials), verdict, level=level)
     interval = observation.interval
+    # The interval of a censored value is that of the lower bound: the truth may lie anywhere above it.
+    is_open = interval is None or observation.censored or math.isinf(interval.high)
     return SweptValue(
         metric=metric.name,
         unit=metric.unit,
         value=observation.value,
         low=None if interval is None else interval.low,
-        high=None if interval is None or math.isinf(interval.high) else interval.high,
+        high=None if interval is None or is_open else interval.high,
         level=None if interval is None else interval.level,
         censored=observation.censored,
         detail=observation.detail if interval is None else f"{observation.detail}; {interval.method}",

@@ -22,6 +22,7 @@ from harness import judge
 from harness.analysis.observations import Observation
 from harness.analysis.observe import observe
 from harness.cli.main import cli
+from harness.confidence import resolution
 from harness.experiment.metrics import METRICS
 from harness.experiment.parameters import parse
 from harness.record import rundir, sweep_file
@@ -30,7 +31,7 @@ from harness.report.sweeps.sweep_chart import COLOURS, MARKERS, axis_values, swe
 from harness.report.sweeps.sweep_page import render_html
 from harness.run.loop import Finished
 from harness.run.repeats.pooled import Trial, why_left_out
-from harness.run.sweeps.point_values import _counted_metrics, point_value
+from harness.run.sweeps.point_values import _counted_metrics, _value, point_value
 from harness.run.sweeps.sweep_points import expected_s, metrics_for, points_of
 from harness.run.sweeps.sweep_runner import Sweep, find_finished_runs
 from harness.verdict import Check, Verdict, VerdictFile, worst
@@ -295,6 +296,28 @@ def test_run_with_an_unmet_condition_has_no_number_though_its_verdict_is_fail(na
     assert "not seen" in why_left_out(verdict)
     value = point_value(METRICS["goodput.mean"], _counted_metrics(trials), Verdict.FAIL, level=0.99)
     assert (value.value, value.detail.startswith("no run counts")) == (None, True)
+
+
+def test_sweep_value_of_a_recovery_that_did_not_end_has_no_upper_end():
+    """Its interval is that of the lower bound: the table said that the truth was at least 5 s, and at most 5.1 s."""
+    verdict = VerdictFile(
+        experiment="x", seed=1, lab="soft", verdict=Verdict.FAIL, checks=(), faults=(), lab_state="CLEAN"
+    )
+    metric = METRICS["recovery.total"]
+
+    def observed(one, censored):
+        interval = resolution(one - 0.1, one + 0.1, of="")
+        return Observation(value=one, detail="", censored=censored and one == 5.0, interval=interval)
+
+    def value(*seconds, censored):
+        metrics = [{metric.name: observed(one, censored)} for one in seconds]
+        trials = [Trial(run_dir="x", verdict=verdict, metrics=one) for one in metrics]
+        return _value(metric, trials, Verdict.FAIL, 0.99, None)
+
+    for seconds in ((5.0,), (5.0, 1.0, 2.0)):
+        closed, opened = (value(*seconds, censored=censored) for censored in (False, True))
+        assert closed.high >= max(1.0, closed.value)
+        assert (opened.censored, opened.low, opened.high) == (True, closed.low, None)
 
 
 def test_sweep_error_affects_one_point_only_and_is_retried(executed):
