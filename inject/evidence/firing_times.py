@@ -18,7 +18,7 @@ They have no on-time: they are complete after `complete_after` hits, whenever th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -201,40 +201,44 @@ def why_not_as_planned(on_time: OnTime, workload: Span | None = None) -> tuple[s
     """
     if on_time.complete:
         return ()
-    measured, planned = on_time.measured, on_time.planned
+    planned = on_time.planned
     if not planned:
         return ("was never planned to be on",)
-    if workload is not None:
-        measured = tuple(
-            (max(begin, workload[0]), min(end, workload[1]))
-            for begin, end in measured
-            if begin < workload[1] and end > workload[0]
-        )
+    measured = on_time.measured if workload is None else _parts_within(on_time.measured, workload)
     total_ns, planned_ns = _total(measured), on_time.planned_ns
     during = "" if measured == on_time.measured else " while the workload ran"
+    time_on = f"for {_seconds(total_ns)} of the planned {_seconds(planned_ns)}"
     if len(measured) != len(planned):
-        if len(planned) == 1:
-            return (f"was on for {_seconds(total_ns)} of the planned {_seconds(planned_ns)}{during}",)
-        on_for = f"for {_seconds(total_ns)} of the planned {_seconds(planned_ns)}"
-        return (f"was on {len(measured)} of {len(planned)} planned times, {on_for}{during}",)
+        times = "" if len(planned) == 1 else f" {len(measured)} of {len(planned)} planned times,"
+        return (f"was on{times} {time_on}{during}",)
     wrong = [*_wrong_spans(measured, planned, during), *_wrong_spans(_gaps(measured), _gaps(planned), during, "off")]
     if len(planned) > 1 and abs(total_ns - planned_ns) > tolerance_ns(planned_ns) + on_time.changing_ns:
-        wrong.append(f"was on for {_seconds(total_ns)} of the planned {_seconds(planned_ns)} in all{during}")
+        wrong.append(f"was on {time_on} in all{during}")
     if not wrong and not on_time.until_cleared and total_ns < _LEAST * planned_ns:
-        on_for = f"was on for {_seconds(total_ns)} of the planned {_seconds(planned_ns)}{during}"
-        wrong.append(f"{on_for}, which is less than {_LEAST:.0%}")
-    allowed_ns = 2 * len(planned) * (_SWITCHING_NS + on_time.switching_ns)
+        wrong.append(f"was on {time_on}{during}, which is less than {_LEAST:.0%}")
+    return (*wrong, *_why_unknown(on_time))
+
+
+def _parts_within(spans: Sequence[Span], window: Span) -> tuple[Span, ...]:
+    """Return the parts of spans that lie within a window."""
+    return tuple(
+        (max(begin, window[0]), min(end, window[1])) for begin, end in spans if begin < window[1] and end > window[0]
+    )
+
+
+def _why_unknown(on_time: OnTime) -> Iterator[str]:
+    """Yield why it is unknown how long a fault was on; nothing if it is known."""
+    allowed_ns = 2 * len(on_time.planned) * (_SWITCHING_NS + on_time.switching_ns)
     if on_time.changing_ns > allowed_ns:
-        wrong.append(
+        yield (
             f"took {_seconds(on_time.changing_ns)} to switch on and off, more than the {_seconds(allowed_ns)} "
             "allowed: it is unknown how long it was on"
         )
     if on_time.drifted_ns > on_time.tolerance_ns:
-        wrong.append(
+        yield (
             f"its target's clock and the controller's moved {_seconds(on_time.drifted_ns)} apart meanwhile (a VM that "
             "was paused, or loaded from a snapshot): it is unknown how long it was on"
         )
-    return tuple(wrong)
 
 
 def is_off_during(on_time: OnTime, workload: Span) -> bool:

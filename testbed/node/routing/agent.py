@@ -249,13 +249,14 @@ class SwitchAgent:
                     desired[SHARED_TABLE, prefix] = ([main[prefix][0]], GROUP + number)
         elif self._weights:
             for prefix, hops in main.items():
-                shared = [
-                    Hop(hop.index, hop.family, hop.gateway, hop.flags, self._weights.get(names.get(hop.index, ""), 1))
-                    for hop in hops
-                ]
-                if shared:
-                    desired[SHARED_TABLE, prefix] = (shared, 0)
+                if hops:
+                    desired[SHARED_TABLE, prefix] = ([self._weighted(hop, names) for hop in hops], 0)
         return desired
+
+    def _weighted(self, hop: Hop, names: dict[int, str]) -> Hop:
+        """Return a next hop with the scheme's weight of its port, or 1."""
+        weight = self._weights.get(names.get(hop.index, ""), 1)
+        return Hop(hop.index, hop.family, hop.gateway, hop.flags, weight)
 
     def _follow_groups(self, main: dict[str, list[Hop]], *, is_first: bool) -> int:
         """Make next hops and resilient groups those of the main table; ids depend on port and prefix alone."""
