@@ -41,6 +41,56 @@ def test_fault_fires_with_a_witness_and_leaves_nothing(lab, tmp_path, name):
     assert pending(read(tmp_path / "journal.jsonl")) == []
 
 
+def _flapped(lab, uplink):
+    netdev = uplink.a.netdev
+    lab.node(uplink.a.node).run(["sh", "-c", f"ip link set {netdev} up; sleep 1; ip link set {netdev} down"])
+
+
+def _line_restored(lab, uplink):
+    switch = lab.topology.switch_by_name[uplink.a.node]
+    commands = [
+        "configure terminal",
+        f"router bgp {switch.asn}",
+        "address-family ipv4 unicast",
+        "redistribute connected",
+    ]
+    words = [word for command in commands for word in ("-c", command)]
+    lab.node(lab.carrier(switch.name).name).run(["vtysh", "-N", lab.netns(switch.name), "-d", "bgpd", *words])
+
+
+def _queue_changed(lab, uplink):
+    lab.node(uplink.a.node).run(
+        ["sh", "-c", "via=$(ls /sys/class/net | grep ^fbvia); tc qdisc change dev $via root netem delay 0ms"]
+    )
+
+
+@pytest.mark.parametrize("meddled", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "params", "meddle"),
+    [
+        ("link.down", {}, _flapped),
+        ("switch.withdraw", {}, _line_restored),
+        ("packet.delay", {"delay": 20}, _queue_changed),
+    ],
+    ids=["removed-and-put-back", "restored-in-frr", "queue-changed"],
+)
+def test_fault_that_something_else_ends_is_not_proved(lab, tmp_path, kind, params, meddle, meddled):
+    """By its edges it was on for its whole time, and it is cleared in any case."""
+    uplink = lab.topology.uplinks[0]
+    target = uplink.a.node if kind.startswith("switch.") else uplink.name
+    planned = plan(FaultSpec(kind=kind, target=target, for_s=60.0, params=params), lab.topology, lab_kind="soft")
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, until_cleared=True) as injector:
+        prepared = injector.prepare(planned)
+        assert prepared.arm().ok
+        if meddled:
+            meddle(lab, uplink)
+        receipt = prepared.clear()
+    early = [reason for reason in receipt.unproven if "something else removed it early" in reason]
+    assert bool(early) is meddled
+    assert receipt.cleared.ok
+    assert receipt.fired.unseen is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", ["noop", pytest.param("lie", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["uplink", "rnic", "throttle"])
