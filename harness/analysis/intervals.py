@@ -30,6 +30,7 @@ __all__ = [
     "disturbed",
     "intervals_of",
     "iteration_times",
+    "mean_busbw_gbps",
     "operation_shares",
     "operation_times",
     "ratio_of_means",
@@ -88,6 +89,17 @@ def operation_times(ranks: Sequence[RankSeries]) -> NDArray[np.float64]:
     times = np.array([[step.comm_ns + step.wait_ns for step in rank] for rank in ordered], dtype=np.float64)
     shortest: NDArray[np.float64] = times.min(axis=0)
     return shortest
+
+
+def mean_busbw_gbps(run: Measurements) -> float | None:
+    """Return the bus bandwidth at the mean time of a collective, as nccl-tests define it; None: it has none.
+
+    The summary of a run has that at the median time, which a fault that stops a few collectives does not change.
+    """
+    times = operation_times(run.series)
+    if run.summary.busbw_gbps is None or not times.any():
+        return run.summary.busbw_gbps
+    return run.summary.busbw_gbps * float(np.median(times) / times.mean())
 
 
 def operation_shares(ranks: Sequence[RankSeries]) -> NDArray[np.float64]:
@@ -155,7 +167,7 @@ def _disturbances(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> 
 
 
 def _busbw(run: Measurements, level: float) -> Interval | None:
-    mean = run.summary.busbw_gbps
+    mean = mean_busbw_gbps(run)
     times = operation_times(run.series)
     interval = confidence.mean_interval(times, of="collectives", level=level)
     if mean is None or interval is None or interval.low <= 0:

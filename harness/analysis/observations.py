@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.analysis import timeline
 from harness.analysis.ettr import Ettr
-from harness.analysis.intervals import attainment_range, operation_shares, times_are_mixed
+from harness.analysis.intervals import attainment_range, mean_busbw_gbps, operation_shares, times_are_mixed
 from harness.analysis.phases import ENDING, NAMES, Phase
 from harness.analysis.ranks.slow_ranks import slow_ranks
 from harness.analysis.ranks.storage_reads import reads_of
@@ -195,10 +195,11 @@ def rates(run: Measurements, whole: timeline.Goodput | None) -> dict[str, Observ
             detail="no samples" if silent else f"all samples of {len(run.series)} ranks over {seconds:.1f} s",
         ),
         "busbw.mean": Observation(
-            value=run.summary.busbw_gbps,
+            value=mean_busbw_gbps(run),
             detail="not a collective, or no iteration finished"
             if run.summary.busbw_gbps is None or run.summary.algbw_gbps is None
-            else f"algbw {run.summary.algbw_gbps:.4g} Gb/s, mean over all iterations",
+            else f"at the mean time of all iterations; at the median {run.summary.busbw_gbps:.4g} Gb/s, algbw "
+            f"{run.summary.algbw_gbps:.4g} Gb/s",
         ),
     }
 

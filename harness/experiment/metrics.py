@@ -197,7 +197,8 @@ _TABLE = (
         name="busbw.mean",
         unit="Gb/s",
         is_noisy=True,
-        meaning="Bus bandwidth as nccl-tests define it: algbw times 2(n-1)/n for all-reduce",
+        meaning="Bus bandwidth at the mean time of a collective, as nccl-tests define it: algbw times 2(n-1)/n for "
+        "all-reduce",
     ),
     Metric(name="recovery.total", unit="s", about_faults=True, meaning=f"{_RECOVERY}; the worst fault counts"),
     Metric(

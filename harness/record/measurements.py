@@ -185,7 +185,7 @@ class BystanderRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Bandwidths as nccl-tests define them, in Gb/s. None: not a collective, or no iteration finished."""
+    """Bandwidths of nccl-tests at the median time, in Gb/s. None: not a collective, or no iteration finished."""
 
     algbw_gbps: float | None = None
     busbw_gbps: float | None = None

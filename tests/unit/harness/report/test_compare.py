@@ -20,6 +20,7 @@ from repeated_runs import without_faults
 from synthetic_run import synthetic_run
 
 from harness.analysis.noise import NoiseFloor, Spread
+from harness.analysis.observe import observe
 from harness.cli.main import cli
 from harness.confidence import Interval
 from harness.experiment.metrics import METRICS
@@ -94,6 +95,24 @@ def test_compare_higher_bandwidth_is_better():
     better = msgspec.structs.replace(run, summary=msgspec.structs.replace(run.summary, busbw_gbps=2.0))
     rows = {row.metric: row for row in compare(run, better)}
     assert rows["busbw.mean"].says == "better"
+
+
+def test_bus_bandwidth_is_that_of_the_mean_collective():
+    """It was that of the median one: collectives that a fault held up for long changed nothing."""
+    run = without_faults(synthetic_run())
+
+    def held_up(series):
+        steps = [
+            msgspec.structs.replace(step, comm_ns=20 * step.comm_ns) if step.index % 10 == 0 else step
+            for step in series.iterations
+        ]
+        return msgspec.structs.replace(series, iterations=tuple(steps))
+
+    slow = msgspec.structs.replace(run, series=tuple(map(held_up, run.series)))
+    even, uneven = (observe(one).metrics["busbw.mean"] for one in (run, slow))
+    assert uneven.value < 0.6 * even.value
+    for one in (even, uneven):
+        assert one.interval is None or one.interval.low <= one.value <= one.interval.high
 
 
 def test_differences_lists_every_changed_field_of_the_plan():
