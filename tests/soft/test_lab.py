@@ -77,8 +77,7 @@ def test_reset_undoes_unrecorded_changes(lab):
     node = lab.node("host1")
     node.run(["sh", "-c", "touch /etc/left-behind; ip address add 10.99.0.1/32 dev lo; ip link set dev be0 mtu 3000"])
     assert fingerprint.diff(before, fingerprint.capture(lab))
-    lifecycle.reset(lab.inventory_model, lambda _: None)
-    lab.forget_connections()
+    lifecycle.reset(lab.inventory_model, lambda _: None, lab=lab)
     assert fingerprint.diff(before, fingerprint.capture(lab)) == []
     assert node.run(["test", "-e", "/etc/left-behind"], check=False).rc == 1
     assert abs(float(node.run(["date", "+%s.%N"]).stdout) - time.time()) < 60
@@ -220,8 +219,7 @@ def test_dead_vm_is_named_and_reset_restarts_it(lab):
     assert now.state == "broken"
     assert [vm.name for vm in now.vms if not vm.alive] == [last]
     assert [vm.name for vm in now.vms if vm.panic] == [first]
-    lifecycle.reset(lab.inventory_model, lambda _: None)
-    lab.forget_connections()
+    lifecycle.reset(lab.inventory_model, lambda _: None, lab=lab)
     assert lifecycle.status(lab.inventory_model, patience_s=30).state == "up"
     assert fingerprint.settle(lab, before) == []
 

@@ -37,8 +37,7 @@ mkdir -p /run/faultbed/faults && touch /run/faultbed/faults/stray
 def put_back(lab):
     """Reset the lab after the test, because no journal records what these tests plant."""
     yield
-    lifecycle.reset(lab.inventory_model, lambda _: None)
-    lab.forget_connections()
+    lifecycle.reset(lab.inventory_model, lambda _: None, lab=lab)
 
 
 def test_preflight_finds_everything_planted(lab, put_back):

@@ -29,8 +29,7 @@ PATIENT = QpParams(timeout=20)
 def put_back(lab):
     """Reset the lab after the test, because these tests change it by hand."""
     yield
-    lifecycle.reset(lab.inventory_model, lambda _: None)
-    lab.forget_connections()
+    lifecycle.reset(lab.inventory_model, lambda _: None, lab=lab)
 
 
 def goodput_bps(lab, pattern):
