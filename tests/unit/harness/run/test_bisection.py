@@ -189,7 +189,7 @@ def test_bisection_table_states_the_level_of_its_intervals(monkeypatch, tmp_path
     monkeypatch.setattr(bisecting, "hold", lambda *_, **__: contextlib.nullcontext(holding))
     monkeypatch.setattr(bisecting, "open_lab", lambda _: contextlib.nullcontext(lab))
     monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: "already up")
-    monkeypatch.setattr("testbed.backends.soft.lifecycle.reset", lambda *_: None)
+    monkeypatch.setattr("testbed.backends.soft.lifecycle.reset", lambda *_, **__: None)
     monkeypatch.setattr(bisection_run, "measure", lambda *_: (results, lab_state))
     done = CliRunner().invoke(cli, ["--lab", "soft-zones", "bisection", "--min", "0.5"], standalone_mode=False)
     assert header in done.stdout
