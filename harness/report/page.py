@@ -38,6 +38,7 @@ def environment() -> jinja2.Environment:
         duration=format_duration,
         size=format_bytes,
         rate=format_rate,
+        observed=summary.format_observed,
         value=summary.format_value,
         pretty=_pretty,
         capitalize_first=lambda text: text[:1].upper() + text[1:],

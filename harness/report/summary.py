@@ -10,7 +10,10 @@ from harness.quantities import format_bytes, format_duration
 from harness.record.measurements import Measurements
 from harness.verdict import Check, Verdict, VerdictFile
 
-__all__ = ["describe_workload", "format_value", "headline", "sentence"]
+__all__ = ["describe_workload", "format_observed", "format_value", "headline", "sentence"]
+
+_MOST_DIGITS = 17
+"""These many significant digits tell any two numbers apart."""
 
 _HEADLINES = {
     Verdict.PASS: "The job survived",
@@ -47,6 +50,19 @@ def format_value(value: float | str | None, unit: str) -> str:
     return f"{value:.3g}" + (f" {unit}" if unit not in ("ratio", "") else "")
 
 
+def format_observed(check: Check) -> str:
+    """Format what a check observed, with more digits where it would look equal to a bound that it differs from."""
+    value, bound = check.observed, check.bound
+    text = format_value(value, check.unit)
+    if not isinstance(value, int | float) or not isinstance(bound, int | float):
+        return text
+    if value == bound or text != format_value(bound, check.unit):
+        return text
+    exact = [f"{value:.{digits}g}" for digits in range(4, _MOST_DIGITS + 1)]
+    shortest = next((number for number in exact if float(number) != bound), exact[-1])
+    return shortest if check.unit in ("ratio", "count", "") else f"{shortest} {check.unit}"
+
+
 def sentence(verdict: VerdictFile, run: Measurements, observed: Observed) -> str:
     """Describe what happened, with numbers and bounds. Unless the verdict is PASS, the reason comes first."""
     parts = []
@@ -76,10 +92,7 @@ def _opening(faults: int) -> str:
 def _complaint(check: Check) -> str:
     if check.verdict is Verdict.FAIL:
         sign = {"<=": "at most", ">=": "at least"}.get(check.rule.split(" ")[1], "must be")
-        return (
-            f"{check.name} was {format_value(check.observed, check.unit)}, "
-            f"{sign} {format_value(check.bound, check.unit)} allowed."
-        )
+        return f"{check.name} was {format_observed(check)}, {sign} {format_value(check.bound, check.unit)} allowed."
     name = check.name.removeprefix("fired.")
     return f"{name}: {check.detail}."
 

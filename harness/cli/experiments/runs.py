@@ -311,7 +311,7 @@ def _show_pool(session: Session, pool: pooled.PooledFile) -> None:
             (
                 _marked(check.verdict),
                 check.name,
-                summary.format_value(check.observed, check.unit),
+                summary.format_observed(check),
                 _bound(check),
                 check.detail,
             )
@@ -390,7 +390,7 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
         (
             _marked(check.verdict),
             check.name,
-            summary.format_value(check.observed, check.unit),
+            summary.format_observed(check),
             _bound(check),
             "" if check.verdict is Verdict.PASS else check.detail,
         )

@@ -18,6 +18,8 @@ from harness.report import run_page as report
 from harness.report.fabric.drawing import Mark, fabric_svg
 from harness.report.fabric.drawing_layout import lay_out
 from harness.report.plots.goodput_plot import goodput_chart, iterations_chart
+from harness.report.summary import format_observed
+from harness.verdict import Check, Verdict
 from inject.evidence.receipt import Armed
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import load
@@ -358,3 +360,22 @@ def test_report_charts_have_no_placeholder_colour_and_no_fixed_size():
             assert not re.search(r"#(0[1-8])\1\1", svg)
             assert not re.search(r"<svg[^>]*(width|height)=", svg)
             assert "DejaVu" not in svg
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "unit", "text"),
+    [
+        (0.9996, 1.0, "ratio", "0.9996"),
+        (8.0004, 8.0, "s", "8.0004 s"),
+        (1.05000001, 1.05, "Gb/s", "1.05000001 Gb/s"),
+        (0.1 + 0.2, 0.3, "ratio", "0.30000000000000004"),
+        (1.0, 1.0, "ratio", "1"),
+        (0.98, 1.0, "ratio", "0.98"),
+        ("host2", "host2", "", "host2"),
+        (None, 1.0, "ratio", "—"),
+    ],
+)
+def test_observed_value_that_differs_from_its_bound_does_not_look_equal_to_it(value, bound, unit, text):
+    """0.9996 of at least 1 used to be shown as 1, beside a FAIL."""
+    check = Check(name="slo", verdict=Verdict.FAIL, observed=value, bound=bound, unit=unit, rule="", detail="")
+    assert format_observed(check) == text
