@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from dataclasses import replace
 
 import pytest
 from held import send_request
@@ -151,6 +152,22 @@ def test_fault_directly_after_another_waits_for_own_evidence(lab, injecting):
     assert second.armed.at_ns - first.cleared.at_ns >= TAIL_S * S
     assert "no evidence of its own" in hurried.unproven[0]
     assert "link.flap on host1:rxe0" in hurried.unproven[0]
+
+
+def test_fault_waits_even_if_an_earlier_one_leaves_it_some_of_its_witnesses(lab, injecting):
+    """A second loss on a path was armed at once: counters of other RNICs were left, but those do not see it."""
+    first = flap(lab, HOLD_S)
+    (witness,) = first.must_move
+    other = "host2/gpu0.nr_throttled"
+    second = replace(first, must_move=(replace(witness, any_of=(*witness.any_of, other)),))
+    with injecting() as injector:
+        receipts = []
+        for planned in (first, second):
+            prepared = injector.prepare(planned)
+            prepared.arm()
+            until(lambda one=prepared: is_over(one), within_s=10)
+            receipts.append(prepared.clear())
+    assert receipts[1].armed.at_ns - receipts[0].cleared.at_ns >= TAIL_S * S
 
 
 @pytest.mark.parametrize(
