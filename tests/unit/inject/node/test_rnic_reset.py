@@ -5,7 +5,7 @@ from __future__ import annotations
 from own_namespace import answer_of
 
 PROGRAM = """
-import json, subprocess
+import json, subprocess, time
 from inject.node.network.rnic_reset import RnicResetActuator
 from testbed.node import state
 def ip(words):
@@ -18,6 +18,14 @@ def facts():
     except OSError:  # nftables, which come last, may not be here
         pass
     return sorted(fact for fact in seen if "route " in fact[0])
+def is_as(before):
+    # The kernel makes the link-local address, and its routes, a moment after a link is up.
+    until_s = time.monotonic() + (5.0 if before else 0.0)
+    while facts() != before:
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.05)
+    return True
 ip("link add be0 type veth peer name far")
 ip("link set far up")
 for address in ("10.9.0.2/24", "10.9.0.3/24"):
@@ -25,16 +33,20 @@ for address in ("10.9.0.2/24", "10.9.0.3/24"):
 ip("link set be0 up")
 ip("route add 10.50.0.0/16 via 10.9.0.1 dev be0 src 10.9.0.3 mtu 1400")
 ip("route add 10.51.0.0/16 via 192.0.2.1 dev be0 onlink table 77")
-before, routes = facts(), ip("-4 route show table all")
+before = None
+while not is_as(before):
+    before = facts()
+    time.sleep(0.3)
+routes = ip("-4 route show table all")
 reset = RnicResetActuator(device="be0")
 reset.prepare()
 reset.on()
 reset.off()
-same = [facts() == before, ip("-4 route show table all") == routes]
+same = [is_as(before), ip("-4 route show table all") == routes]
 ip("link set be0 down")
 ip("link set be0 up")
 subprocess.run(["sh", "-c", reset.revert_script()], check=True)
-same += [facts() == before]
+same += [is_as(before)]
 ip("route replace 10.50.0.0/16 via 10.9.0.1 dev be0")
 print(json.dumps([*same, facts() == before]))
 """
