@@ -336,12 +336,15 @@ def _workload_checks(run: Measurements) -> list[Check]:
     has_moved = any(any(sample.bytes for sample in series.samples) or series.iterations for series in run.series)
     if run.errors or run.serving is not None:
         return []
-    if has_moved and not (silent := _silent_flows(run)):
+    silent = _silent_flows(run)
+    if has_moved and not silent:
         return []
-    detail = "no data arrived and no iteration finished, so the effect of the faults is unknown"
-    if has_moved:
-        detail = f"nothing arrived on {silent[0]} from beginning to end ({len(silent)} such), so the effect of the "
-        detail += "faults on it is unknown"
+    detail = (
+        f"nothing arrived on {silent[0]} from beginning to end ({len(silent)} such), so the effect of the faults on it "
+        "is unknown"
+        if has_moved
+        else "no data arrived and no iteration finished, so the effect of the faults is unknown"
+    )
     return [_worded_check("workload", Verdict.INCONCLUSIVE, "The workload moves data", detail)]
 
 

@@ -210,7 +210,7 @@ class PreparedFault:
         deadline = time.monotonic() + TAIL_S
         while time.monotonic() < deadline:
             overlapping = self._injector.overlapping(self, only_ended=True)
-            # One witness less of several may be the only one that this fault moves.
+            # A fault that keeps some of its witnesses waits, too: it need not move just those.
             if own_evidence(self.planned, overlapping, self._lab.topology) == (self.planned, ()):
                 return
             self.lease.pause(0.1)

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["acted_since", "faults_of_others"]
 
-_UNSEEN_S = 10.0
-"""How long a fault may be on after its window if its end is not recorded: the lease of a dead controller."""
-
 
 def faults_of_others(lab: Lab, *, session: str, since_ns: int, tail_s: float) -> list[tuple[PlannedFault, bool]]:
     """Return the faults of other commands that may have moved counters since a controller time.
@@ -63,7 +60,7 @@ def acted_since(
         try:
             key, at_s = (str(entry["session"]), str(entry["id"])), datetime.fromisoformat(entry["at"]).timestamp()
             if entry["event"] == "arming":
-                ends[key] = (entry, at_s + float(entry["for_s"]) + _UNSEEN_S, False)
+                ends[key] = (entry, at_s + float(entry["for_s"]) + audit_log.UNSEEN_S, False)
             elif key in ends and entry["event"] in ("cleared", "not cleared", "not armed"):
                 ends[key] = (ends[key][0], at_s, entry["event"] != "not cleared")
         except (KeyError, TypeError, ValueError):

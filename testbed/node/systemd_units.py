@@ -88,7 +88,7 @@ class _Connection:
             raise OSError(f"it rejected user {os.geteuid()}: {answer.decode(errors='replace')}")
 
     def reply(self) -> _Values:
-        """Wait for the reply, and return its values. Everybody on this socket also gets systemd's signals."""
+        """Wait for the reply, and return its values. systemd's signals, which come on the same socket, are skipped."""
         while True:
             kind, fields, values = self._message()
             if fields.get(_REPLY_SERIAL) == _SERIAL and kind == _ERROR:

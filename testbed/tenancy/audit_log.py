@@ -22,6 +22,7 @@ from testbed.errors import FaultError
 from testbed.tenancy.lab_lease import who
 
 __all__ = [
+    "UNSEEN_S",
     "LastFault",
     "append",
     "append_before_change",
@@ -35,7 +36,7 @@ __all__ = [
 
 
 _LATEST_BYTES = 256 << 10
-_UNSEEN_S = 10.0
+UNSEEN_S = 10.0
 """How long a fault may be on after its window if its end is not recorded: the lease of a dead controller."""
 
 
@@ -59,7 +60,7 @@ def last_fault(state_dir: Path) -> LastFault | None:
         try:
             name, at_s = str(entry["id"]), datetime.fromisoformat(entry["at"]).timestamp()
             if entry["event"] == "arming":
-                ends[name] = (at_s + float(entry.get("for_s") or 0.0) + _UNSEEN_S, False, entry)
+                ends[name] = (at_s + float(entry.get("for_s") or 0.0) + UNSEEN_S, False, entry)
             elif name in ends and not ends[name][1] and entry["event"] in ("cleared", "not cleared"):
                 ends[name] = (min(at_s, now_s), True, entry)
         except (KeyError, TypeError, ValueError):
