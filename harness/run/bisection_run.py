@@ -1,21 +1,29 @@
-"""Measures the effective bisection of a lab, tier by tier: random permutations of all RNICs, and flows alone."""
+"""Measures the effective bisection of a lab, tier by tier: random permutations of all RNICs, and flows alone.
+
+With a routing scheme, the switches route by it meanwhile. Its receipt decides whether the result counts.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from harness.analysis.links import emulation_headroom
 from harness.analysis.links.effective_bisection import Trial, bisection_of, ratio
 from harness.analysis.links.link_metrics import uplink_use
 from harness.confidence import Interval, decide, level_for
+from harness.experiment.fabric_file import Fabric
 from harness.record.measurements import Measurements
 from harness.run import emulation_limit, ends
+from harness.run.routing import routing_scheme
 from harness.run.workload import run_flows
-from harness.verdict import LabState, Verdict
+from harness.verdict import LabState, RoutingReceipt, Verdict
+from inject.journal import Journal
 from testbed.backends.lab_backend import backend_of
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab
@@ -26,18 +34,23 @@ from traffic.engine.task_specs import QpParams
 from traffic.flows.flow_run import FlowSpec
 from traffic.flows.permutations import Tier, permutation
 
-__all__ = ["BisectionSpec", "TierBisection", "has_rates", "judged", "measure", "used_uplinks"]
+__all__ = ["JOURNAL", "Bisection", "BisectionSpec", "TierBisection", "has_rates", "judged", "measure", "used_uplinks"]
 
 Progress = Callable[[str], None]
 QP = QpParams(timeout=20)
 """4.3 s until a packet is sent again: what waits in the queue of a slow link is not lost."""
 DEPTH = 1
 """Messages outstanding on a queue pair: the more, the longer the queues, and nothing else."""
+JOURNAL = "bisection.jsonl"
+"""File in a lab's state folder that records when a routing scheme was applied and removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectionSpec:
-    """What is measured. Every flow has `qps` queue pairs, and runs for `seconds` (alone: for half of that)."""
+    """What is measured. Every flow has `qps` queue pairs, and runs for `seconds` (alone: for half of that).
+
+    `fabric` is the routing scheme of the switches meanwhile; None: BGP's ECMP.
+    """
 
     tiers: tuple[Tier, ...]
     permutations: int
@@ -46,6 +59,7 @@ class BisectionSpec:
     qps: int
     message_bytes: int
     least: float | None = None
+    fabric: Fabric | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,29 +85,74 @@ class TierBisection:
         return {**asdict(self), "verdict": str(self.verdict), "ratios": [ratio(trial) for trial in self.trials]}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bisection:
+    """The result of a measurement.
+
+    `lab_state` None: the lab was not used. `routing` is the receipt of the routing scheme; None: BGP's ECMP.
+    """
+
+    tiers: tuple[TierBisection, ...]
+    lab_state: LabState | None = None
+    routing: RoutingReceipt | None = None
+
+
 def has_rates(inventory: Inventory) -> bool:
     """Return whether a lab's links have rates of their own: a rack's do, a soft lab's only if it is shaped."""
     return not traits_of(inventory.kind).is_emulated or bool(inventory.shapes)
 
 
-def measure(lab: Lab, spec: BisectionSpec, progress: Progress) -> tuple[tuple[TierBisection, ...], LabState]:
+def measure(lab: Lab, spec: BisectionSpec, progress: Progress) -> Bisection:
     """Measure every tier, and compare the lab with what it was.
 
+    If the receipt of the routing scheme does not prove that the switches routed by it, every tier is INCONCLUSIVE.
+
     Raises:
-        LabError: a flow failed. The lab has been compared.
+        LabError: a flow failed, or a switch refused the routing scheme. The lab has been compared.
         DirtyLab: the lab is not as it was after such an error.
         Interrupted: Ctrl-C, with what the lab is like.
     """
-    work = dirty.begin(lab, "bisection", progress=progress)
+    lease_s = 0.0 if spec.fabric is None else routing_scheme.MAX_SCHEME_LIFETIME_S
+    work = dirty.begin(lab, "bisection", lease_s=lease_s, progress=progress)
+    receipts: list[RoutingReceipt] = []
     try:
         beyond = _beyond(lab, progress)
-        results = tuple(_tier(lab, tier, spec, beyond, progress) for tier in spec.tiers)
+        with _routed(lab, None if beyond else spec.fabric, receipts, progress):
+            results = tuple(_tier(lab, tier, spec, beyond, progress) for tier in spec.tiers)
     except BaseException as error:  # noqa: BLE001 (raised again, with what the lab is like)
-        ends.reraise(error, lab, work, None)
-    outcome = dirty.end(lab, work)
+        ends.reraise(error, lab, work, None, left=_left(receipts))
+    outcome = ends.finish(lab, work, None, left=_left(receipts))
     if outcome.state == "DIRTY":
         progress(outcome.said)
-    return results, outcome.state
+    receipt = receipts[0] if receipts else None
+    if receipt is not None and receipt.unproven:
+        why = f"routing scheme {receipt.scheme} is not proven: {'; '.join(receipt.unproven)}"
+        results = tuple(replace(result, verdict=Verdict.INCONCLUSIVE, detail=why) for result in results)
+    return Bisection(tiers=results, lab_state=outcome.state, routing=receipt)
+
+
+@contextlib.contextmanager
+def _routed(lab: Lab, fabric: Fabric | None, receipts: list[RoutingReceipt], progress: Progress) -> Iterator[None]:
+    """Run the block under a routing scheme and add its receipt to `receipts`, also if the block or the scheme fails."""
+    if fabric is None:
+        yield
+        return
+    with Journal(lab.state_dir / JOURNAL) as journal:
+        scheme = routing_scheme.scheme_of(lab, fabric, journal)
+        try:
+            with scheme.applied(journal):
+                decisions = scheme.decisions
+                progress(f"{fabric.routing}: the kernels agree in {decisions.agreed} of {decisions.asked} decisions")
+                before, begin = counters.read(lab), time.monotonic()
+                yield
+                scheme.check_end(before, counters.read(lab), seconds=time.monotonic() - begin)
+        finally:
+            receipts.append(scheme.receipt())
+
+
+def _left(receipts: Sequence[RoutingReceipt]) -> tuple[str, ...]:
+    """Return one sentence for each routing scheme that may still be on the switches."""
+    return tuple(sentence for receipt in receipts for sentence in routing_scheme.not_removed(receipt))
 
 
 def judged(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import click
+import msgspec
 
 from harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from harness.cli.options.numbers import FiniteRange, parse_duration
 from harness.cli.traffic.traffic_group import read_size
 from harness.confidence import LEVEL
+from harness.experiment.fabric_file import Fabric
 from harness.run import bisection_run
-from harness.run.bisection_run import BisectionSpec, TierBisection
-from harness.verdict import LabState, Verdict, exit_code, worst
+from harness.run.bisection_run import Bisection, BisectionSpec
+from harness.run.prepare.fit_routing import require_scheme
+from harness.verdict import Verdict, exit_code, worst
 from testbed.backends.lab_backend import backend_of
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import open_lab
 from testbed.model.lab_kind import traits_of
+from testbed.routing.schemes import SCHEMES
 from testbed.tenancy import dirty
 from testbed.tenancy.lab_lease import hold
 from traffic.flows.permutations import TIERS, Tier, tiers_of
@@ -45,6 +49,12 @@ __all__ = ["COMMANDS"]
     metavar="TIME",
     help="Duration of each permutation; the flow alone runs half as long.",
 )
+@click.option(
+    "--routing",
+    "scheme",
+    type=click.Choice(tuple(SCHEMES)),
+    help="Routing scheme of the switches meanwhile, as [fabric] of an experiment applies it. Default: BGP's ECMP.",
+)
 @click.option("--min", "least", type=FiniteRange(0), help="FAIL a tier whose whole interval lies below this value.")
 @json_option
 @pass_session
@@ -57,6 +67,7 @@ def bisection(
     qps: int,
     size: str,
     duration: str,
+    scheme: str | None,
     least: float | None,
     as_json: bool,
 ) -> int:
@@ -66,11 +77,18 @@ def bisection(
     zone, across zones. 1 is full bisection. Without --min, a tier with an interval is a PASS. A soft lab whose links
     have no rates, or whose load may exceed half of what its emulation can carry, is INCONCLUSIVE, because the machine
     would limit the flows. A soft lab is reset to its snapshot first.
+
+    With --routing, the kernels' decisions and the packets of their ports must show that the switches routed by the
+    scheme; otherwise every tier is INCONCLUSIVE.
     """
     inventory = session.inventory()
+    fabric = None if scheme is None else Fabric(routing=scheme)
+    if fabric is not None:
+        require_scheme(fabric, inventory.topology, inventory.kind, "--routing")
     spec = BisectionSpec(
         tiers=_tiers(inventory, tiers), permutations=permutations, seed=seed, seconds=parse_duration(duration), qps=qps,
         message_bytes=read_size(size), least=least,
+        fabric=fabric,
     )  # fmt: skip
     if not bisection_run.has_rates(inventory):
         why = (
@@ -80,7 +98,7 @@ def bisection(
         results = tuple(
             bisection_run.judged(tier, (), None, least=least, beyond=why, level=LEVEL) for tier in spec.tiers
         )
-        return _end(session, inventory, results, as_json=as_json)
+        return _end(session, inventory, Bisection(tiers=results), as_json=as_json)
     backend, traits = backend_of(inventory.kind), traits_of(inventory.kind)
     names = [] if traits.has_snapshot else [host.name for host in inventory.topology.hosts]
     with (
@@ -94,8 +112,8 @@ def bisection(
             if not traits.has_snapshot:
                 lab.ours = holding.covers
             dirty.refuse(lab.state_dir, lab.name)
-            results, lab_state = bisection_run.measure(lab, spec, progress)
-    return _end(session, inventory, results, lab_state=lab_state, as_json=as_json)
+            result = bisection_run.measure(lab, spec, progress)
+    return _end(session, inventory, result, as_json=as_json)
 
 
 def _tiers(inventory: Inventory, names: tuple[str, ...]) -> tuple[Tier, ...]:
@@ -113,39 +131,46 @@ def _tiers(inventory: Inventory, names: tuple[str, ...]) -> tuple[Tier, ...]:
     return tuple(tier for tier in crossed if not names or tier in names)
 
 
-def _end(
-    session: Session,
-    inventory: Inventory,
-    results: tuple[TierBisection, ...],
-    *,
-    lab_state: LabState | None = None,
-    as_json: bool,
-) -> int:
-    """Print the result, and return the exit code. `lab_state` None: the lab was not used."""
-    verdict = worst(result.verdict for result in results)
+def _end(session: Session, inventory: Inventory, result: Bisection, *, as_json: bool) -> int:
+    """Print the result, and return the exit code."""
+    tiers, lab_state = result.tiers, result.lab_state
+    verdict = worst(tier.verdict for tier in tiers)
     if lab_state == "DIRTY":  # nothing is shown by a lab whose state is unknown
         verdict = worst((verdict, Verdict.INCONCLUSIVE))
     code = exit_code(verdict, lab_state or "CLEAN")
     if as_json:
-        tiers = [result.to_dict() for result in results]
-        session.json({"lab": inventory.name, "verdict": str(verdict), "lab_state": lab_state, "tiers": tiers})
+        session.json(
+            {
+                "lab": inventory.name,
+                "verdict": str(verdict),
+                "lab_state": lab_state,
+                "routing": None if result.routing is None else msgspec.to_builtins(result.routing),
+                "tiers": [tier.to_dict() for tier in tiers],
+            }
+        )
         return code
-    level = max((result.interval.level for result in results if result.interval is not None), default=LEVEL)
+    level = max((tier.interval.level for tier in tiers if tier.interval is not None), default=LEVEL)
     session.table(
         ("tier", "flows", "", "effective bisection", f"{100 * level:.5g} % interval", "uplinks used", "why"),
         [
             (
-                result.tier,
-                str(result.flows or ""),
-                styled(str(result.verdict), COLOURS[result.verdict]),
-                "" if result.value is None else f"{result.value:.3f}",
-                "" if result.interval is None else f"{result.interval.low:.3f} .. {result.interval.high:.3f}",
-                "" if result.utilisation is None else f"{result.utilisation:.2f}",
-                result.detail if result.verdict is not Verdict.PASS else "",
+                tier.tier,
+                str(tier.flows or ""),
+                styled(str(tier.verdict), COLOURS[tier.verdict]),
+                "" if tier.value is None else f"{tier.value:.3f}",
+                "" if tier.interval is None else f"{tier.interval.low:.3f} .. {tier.interval.high:.3f}",
+                "" if tier.utilisation is None else f"{tier.utilisation:.2f}",
+                tier.detail if tier.verdict is not Verdict.PASS else "",
             )
-            for result in results
+            for tier in tiers
         ],
     )
+    if (receipt := result.routing) is not None and not receipt.unproven:
+        session.out.print(
+            f"routing scheme {receipt.scheme} ({receipt.fidelity}): the kernels agree in {receipt.decisions.agreed} of "
+            f"{receipt.decisions.asked} decisions, {receipt.carried_packets} packets left by ports among which it "
+            "chooses, removed"
+        )
     session.out.print("the lab was not used" if lab_state is None else f"lab {lab_state}")
     return code
 

@@ -1,10 +1,11 @@
-"""Check that a lab can do the routing scheme of an experiment, before anything is changed."""
+"""Check that a lab can do a routing scheme, before anything is changed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from harness.experiment.experiment_file import Experiment
+from harness.experiment.fabric_file import Fabric
 from testbed.errors import ConfigError, Unsupported
 from testbed.model.lab_kind import LabKind, traits_of
 from testbed.model.topology import Topology
@@ -12,12 +13,26 @@ from testbed.routing.switch_tables import scheme_tables
 from testbed.suggestions import hint
 from traffic.engine.engine_client import endpoint
 
-__all__ = ["fit_routing"]
+__all__ = ["fit_routing", "require_scheme"]
 
 _ON_SONIC = (
     "public SONiC offers ECMP by 3- or 5-tuple (SWITCH_HASH) and static routes, but no hash of the destination queue "
-    "pair; neither is applied by faultbed yet (not yet run on hardware). Remove [fabric], or run it on a soft lab"
+    "pair; neither is applied by faultbed yet (not yet run on hardware). Leave the scheme out, or use a soft lab"
 )
+
+
+def require_scheme(fabric: Fabric, topology: Topology, lab_kind: LabKind, where: str) -> None:
+    """Refuse a scheme that the switches of a lab cannot have; `where` names the option or key that asks for it.
+
+    Raises:
+        Unsupported: a rack lab, or switches without a choice of uplinks.
+    """
+    if not traits_of(lab_kind).applies_routing:
+        raise Unsupported(f"{where}: {fabric.routing} is not applied to rack switches: {_ON_SONIC}")
+    try:
+        scheme_tables(topology, fabric.routing, fabric.as_routing)
+    except Unsupported as error:
+        raise Unsupported(f"{where}: {error}") from error
 
 
 def fit_routing(experiment: Experiment, topology: Topology, lab_kind: LabKind, endpoints: Sequence[str]) -> None:
@@ -30,16 +45,11 @@ def fit_routing(experiment: Experiment, topology: Topology, lab_kind: LabKind, e
     fabric, source = experiment.fabric, experiment.source
     if fabric is None:
         return
-    if not traits_of(lab_kind).applies_routing:
-        raise Unsupported(f"{source}: fabric.routing: {fabric.routing} is not applied to rack switches: {_ON_SONIC}")
+    require_scheme(fabric, topology, lab_kind, f"{source}: fabric.routing")
     names = [link.name for link in topology.uplinks]
     for name in fabric.weights:
         if name not in names:
             raise ConfigError(f'{source}: fabric.weights: no link between switches "{name}"; {hint(name, names)}')
-    try:
-        scheme_tables(topology, fabric.routing, fabric.as_routing)
-    except Unsupported as error:
-        raise Unsupported(f"{source}: fabric.routing: {error}") from error
     for name in endpoints:
         rank = endpoint(topology, name)
         switch = topology.rnic_link(rank.host, rank.rnic).a.node

@@ -11,6 +11,7 @@ import house
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from fake_switches import FakeSchemeLease, Switches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
@@ -19,8 +20,10 @@ from harness.analysis.links.effective_bisection import Trial, bisection_of
 from harness.cli.main import cli
 from harness.cli.traffic import bisecting
 from harness.confidence import LEVEL, level_for
-from harness.run import bisection_run
-from harness.run.bisection_run import BisectionSpec, judged
+from harness.experiment.fabric_file import Fabric
+from harness.run import bisection_run, ends
+from harness.run.bisection_run import Bisection, BisectionSpec, judged
+from harness.run.routing import routing_scheme
 from harness.verdict import Verdict
 from testbed.errors import DirtyLab, Interrupted, LabError, UsageError
 from testbed.inventory import lab_inventory
@@ -55,8 +58,8 @@ def test_permutation_sends_once_from_each_rnic_and_crosses_its_tier(seed, number
     assert {src for src, _ in pairs} == {dst for _, dst in pairs} == every
     assert len(pairs) == len(every)
     place = {host.name: host for host in topology.hosts}
-    for ends in pairs:
-        src, dst = (place[end.partition(":")[0]] for end in ends)
+    for pair in pairs:
+        src, dst = (place[end.partition(":")[0]] for end in pair)
         assert src.name != dst.name
         assert (src.zone == dst.zone) == (tier != "fabric")
         assert (src.rack == dst.rack) == (tier == "rack")
@@ -150,7 +153,7 @@ def test_bisection_rejects_what_the_lab_lacks(words, message):
 def test_bisection_that_ends_early_compares_the_lab_and_reports_its_state(monkeypatch, error, raised, state):
     output = f"the lab is {state}"
     monkeypatch.setattr(dirty, "begin", lambda *_, **__: "work")
-    monkeypatch.setattr(dirty, "end", lambda *_, **__: Outcome(state=state, reasons=(), said=output))
+    monkeypatch.setattr(ends, "finish", lambda *_, **__: Outcome(state=state, reasons=(), said=output))
 
     def fails(*_):
         raise error
@@ -190,7 +193,8 @@ def test_bisection_table_states_the_level_of_its_intervals(monkeypatch, tmp_path
     monkeypatch.setattr(bisecting, "open_lab", lambda _: contextlib.nullcontext(lab))
     monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: "already up")
     monkeypatch.setattr("testbed.backends.soft.lifecycle.reset", lambda *_, **__: None)
-    monkeypatch.setattr(bisection_run, "measure", lambda *_: (results, lab_state))
+    result = Bisection(tiers=results, lab_state=lab_state)
+    monkeypatch.setattr(bisection_run, "measure", lambda *_: result)
     done = CliRunner().invoke(cli, ["--lab", "soft-zones", "bisection", "--min", "0.5"], standalone_mode=False)
     assert header in done.stdout
     assert f"lab {lab_state}" in done.stdout
@@ -201,10 +205,101 @@ def test_bisection_table_states_the_level_of_its_intervals(monkeypatch, tmp_path
 def test_bisection_that_leaves_the_lab_dirty_reports_why(monkeypatch, state):
     outcome = Outcome(state=state, reasons=(), said=f"the lab is {state}: host3 has a qdisc; run `faultbed heal`")
     monkeypatch.setattr(dirty, "begin", lambda *_, **__: "work")
-    monkeypatch.setattr(dirty, "end", lambda *_, **__: outcome)
+    monkeypatch.setattr(ends, "finish", lambda *_, **__: outcome)
     monkeypatch.setattr(bisection_run, "_beyond", lambda *_: "no rates")
     spec = BisectionSpec(tiers=("zone",), permutations=3, seed=1, seconds=1.0, qps=1, message_bytes=4096)
     lines = []
-    _, lab_state = bisection_run.measure(None, spec, lines.append)
-    assert lab_state == state
+    assert bisection_run.measure(None, spec, lines.append).lab_state == state
     assert lines == ([outcome.said] if state == "DIRTY" else [])
+
+
+@pytest.fixture
+def routed(monkeypatch, tmp_path):
+    """Return a function that measures bisection under the scheme `pinned`, on switches with these properties."""
+    monkeypatch.setattr(dirty, "begin", lambda *_, **__: "work")
+    monkeypatch.setattr(bisection_run, "_beyond", lambda *_: "")
+    monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
+    readings = (
+        {f"rtsw{rack}": {f"ctsw{n}.tx_packets": sent for n in (1, 2)} for rack in (1, 2, 3)} for sent in (0, 999)
+    )
+    monkeypatch.setattr(bisection_run.counters, "read", lambda _: next(readings))
+    spec = BisectionSpec(
+        tiers=("zone",), permutations=3, seed=1, seconds=1.0, qps=1, message_bytes=4096, fabric=Fabric(routing="pinned")
+    )
+
+    def measure(tier=None, **properties):
+        lab = Switches()
+        lab.state_dir = tmp_path
+        for name, value in properties.items():
+            setattr(lab, name, value)
+        schemes, left = [], []
+
+        def one_tier(lab, *_):
+            schemes.append(lab.scheme)
+            return tier() if tier else judged("zone", trials(0.95, 0.96, 0.97), 0.8, least=None, beyond="", level=LEVEL)
+
+        def finish(*_, left=left):
+            state = "DIRTY" if tuple(left) else "CLEAN"
+            return Outcome(state=state, reasons=tuple(left), said=" ".join(left))
+
+        monkeypatch.setattr(bisection_run, "_tier", one_tier)
+        monkeypatch.setattr(ends, "finish", lambda *_, left=(), **__: finish(left=left))
+        result = bisection_run.measure(lab, spec, lambda _: None)
+        assert lab.scheme is None
+        assert [scheme.scheme.name for scheme in schemes] == ["pinned"]
+        return result
+
+    return measure
+
+
+def test_bisection_under_a_routing_scheme_has_its_receipt(routed):
+    result = routed()
+    assert (result.tiers[0].verdict, result.lab_state) == (Verdict.PASS, "CLEAN")
+    assert (result.routing.scheme, result.routing.unproven) == ("pinned", ())
+    assert result.routing.carried_packets == 6 * 999
+
+
+def test_bisection_under_a_scheme_that_is_not_applied_is_inconclusive(routed, monkeypatch):
+    """No-op mutation: the switches go on with ECMP."""
+
+    class Noop(FakeSchemeLease):
+        def __init__(self, *args, **_):
+            super().__init__(*args, mutate="noop")
+
+    monkeypatch.setattr(routing_scheme, "SchemeLease", Noop)
+    result = routed()
+    assert result.tiers[0].verdict is Verdict.INCONCLUSIVE
+    assert "routing scheme pinned is not proven: not applied" in result.tiers[0].detail
+
+
+@pytest.mark.parametrize(
+    ("properties", "why"),
+    [({"holds": False}, "no longer applied"), ({"empties": True}, "routes of the scheme missing")],
+)
+def test_bisection_under_a_scheme_that_ends_early_is_inconclusive(routed, properties, why):
+    result = routed(**properties)
+    assert result.tiers[0].verdict is Verdict.INCONCLUSIVE
+    assert why in result.tiers[0].detail
+
+
+def test_bisection_whose_scheme_is_not_removed_leaves_the_lab_dirty(routed):
+    result = routed(releases=False)
+    assert result.lab_state == "DIRTY"
+    assert result.tiers[0].verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("releases", [True, False])
+def test_bisection_ended_by_an_error_removes_its_scheme_and_reports_what_is_left(routed, releases):
+    def fails():
+        raise LabError("a flow failed")
+
+    with pytest.raises(DirtyLab if not releases else LabError, match="a flow failed") as caught:
+        routed(tier=fails, releases=releases)
+    assert ("routing scheme pinned not removed" in str(caught.value)) is not releases
+
+
+def test_bisection_rejects_a_scheme_that_the_lab_cannot_have():
+    done = CliRunner().invoke(
+        cli, ["--lab", "soft-mini", "bisection", "--routing", "pinned", "--tier", "rack"], standalone_mode=False
+    )
+    assert "--routing: pinned: no switch of this lab has two next hops" in str(done.exception)

@@ -1,0 +1,106 @@
+"""Switches that obey a routing scheme, ignore it or falsely confirm it, and the lease that applies a scheme to them."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+from inject.routing.scheme_lease import SchemeRelease
+from testbed.errors import FaultError
+from testbed.inventory import lab_inventory
+from testbed.node.routing.owned_numbers import GROUP
+from testbed.shipped import inventory_named
+
+TOPOLOGY = lab_inventory.load(inventory_named("soft-3rack")).topology
+
+
+class FakeSchemeLease:
+    """Stand-in for the holder of a scheme; with `lie` it confirms a scheme that its switches do not have."""
+
+    def __init__(self, lab, tables, machine, journal, *, mutate=None):
+        self.planned = SimpleNamespace(place=SimpleNamespace(node=machine))
+        self.lab, self.tables, self.mutate = lab, tables, mutate
+        self.applied_ns = 1
+
+    def apply(self):
+        if self.lab.refuses:
+            raise FaultError(
+                "rtsw1: a rule of priority 1000 (lookup 77) already exists in the range reserved for schemes"
+            )
+        is_there = self.mutate != "noop"
+        self.readback = {"applied": is_there, "whole": is_there, "switches": 3, "rules": 6, "routes": 48}
+        self.lab.obeys = self.tables if self.mutate is None else None
+
+    def is_applied(self):
+        return self.lab.holds
+
+    def release(self):
+        self.lab.obeys = None
+        return SchemeRelease(ok=self.lab.releases, at_ns=2, detail="" if self.lab.releases else "a rule is left")
+
+
+class Switches:
+    """A lab of three racks whose switches route by this scheme; None: BGP's own ECMP."""
+
+    def __init__(self):
+        self.topology, self.scheme, self.obeys = TOPOLOGY, None, None
+        self.refuses, self.holds, self.releases, self.marks, self.empties, self.weighs = (
+            False,
+            True,
+            True,
+            True,
+            False,
+            True,
+        )
+
+    def carrier(self, _name):
+        return SimpleNamespace(name="fabric")
+
+    def carried(self, nodes):
+        return {"fabric": {node: node for node in nodes}}
+
+    def request(self, _machine, request):
+        if request["do"] == "routing":
+            return {"nodes": {node: self.state(node) for node in request["nodes"]}, "held": []}
+        actual = {node: [self.decide(node, flow) for flow in flows] for node, (_, flows) in request["flows"].items()}
+        return {"found": actual}
+
+    def state(self, node):
+        tables = self.obeys
+        if tables is None:
+            return {"groups": {}, "marked": None, "rules": [], "tables": {"main": {}}}
+        hops = tables.switches[node].hops.values()
+        groups = {
+            str(GROUP + at): {"ports": list(each), "buckets": tables.routing.buckets} for at, each in enumerate(hops)
+        }
+        rules = [
+            {"priority": priority, "table": table, "to": prefix, "mark": mark or None}
+            for priority, table, prefix, mark in tables.request(node, None)["rules"]
+        ]
+        marked = [400 if self.marks else 0] if tables.scheme.marks else None
+        switch = tables.switches[node]
+        routes = {"main": {prefix: list(ports) for prefix, ports in switch.hops.items()}}
+        for prefix, ports in () if self.empties else switch.hops.items():
+            numbers = [1000] if tables.scheme.shares else [switch.table_by_port[port] for port in ports]
+            weights = switch.weights if tables.scheme.shares == "weights" and self.weighs else {}
+            names = [f"{port} weight {weights[port]}" if weights else port for port in ports]
+            for number in numbers:
+                routes.setdefault(str(number), {})[prefix] = names
+        return {"groups": groups, "marked": marked, "rules": rules, "tables": routes}
+
+    def decide(self, node, flow):
+        sport, mark = flow[3], flow[5] if len(flow) > 5 else 0
+        if self.obeys is None:
+            return ["ctsw1" if sport % 2 else "ctsw2", 254]
+        one = self.obeys.switches[node]
+        prefix = next(each for each in one.hops if flow[1].rpartition(".")[0] in each and is_in(flow[1], each))
+        if self.obeys.scheme.shares:
+            cycle = list(itertools.chain.from_iterable([port] * one.weights[port] for port in one.hops[prefix]))
+            return [cycle[sport % len(cycle)], 1000]
+        if self.obeys.scheme.marks:
+            return [next(port for port, table in one.table_by_port.items() if table == mark), mark]
+        return [one.static[prefix], one.table_by_port[one.static[prefix]]]
+
+
+def is_in(address, prefix):
+    return int(address.rpartition(".")[2]) - 1 == int(prefix.partition("/")[0].rpartition(".")[2])
