@@ -3,7 +3,7 @@
     interval wholly inside the bound    PASS
     interval wholly outside             FAIL
     the bound lies within it            INCONCLUSIVE: this run cannot tell
-    no interval                         INCONCLUSIVE: too few independent values, or a level that moved
+    no interval                         INCONCLUSIVE: too few independent values
 
 Intervals are two-sided with `LEVEL` = 99 %, so that a run whose true value lies exactly on its bound fails wrongly in
 at most 0.5 % of cases, and any better run more rarely. An experiment with more noisy checks than two has wider ones
@@ -17,8 +17,10 @@ measures how often each kind of interval errs.
   for a short series looks less correlated than it is.
 * Student's t with that number less one, corrected for skewness (Willink 2005, Metrologia 42:L1), as the batch-means
   method Skart does (Tafazzoli et al. 2011, INFORMS J. Computing 23:249).
-* There is no interval from fewer than `MIN_INDEPENDENT` independent values, from a mean that one tail dominates, or
-  from a series whose level moves: its cumulative sum then strays too far (Inclan and Tiao's form of the CUSUM test).
+* There is no interval from fewer than `MIN_INDEPENDENT` independent values, or from a mean that one tail dominates.
+* The level of a series moves if its cumulative sum strays too far (Inclan and Tiao's form of the CUSUM test). Such a
+  series has no percentiles, shares or windows. Its mean has the interval of four values, the means of its quarters
+  (batch means, Schmeiser 1982, Operations Research 30:556): wide, but it decides a bound that is far away.
 
 **A ratio against a twin** (`total_ratio`) treats the fault's effect as fixed. Its noise is that of the iterations that
 no fault affected, in the run and in the twin. Two runs on one lab also differ as a whole. The difference *before the
@@ -34,7 +36,7 @@ as there are independent values (Korn and Graubard 1998, Survey Methodology 24:1
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -60,6 +62,7 @@ __all__ = [
     "lowest_window",
     "mean_interval",
     "noise_of",
+    "noise_of_mean",
     "percentile_bounds",
     "percentile_interval",
     "ratio_interval",
@@ -83,6 +86,8 @@ _CAUTION = 1.75
 """Standard errors by which the lag-1 correlation is taken higher than it is estimated."""
 _STRAYS = 1.25
 """Largest distance of the cumulative sum, in standard errors of the whole: 9 % of steady series go beyond it."""
+_QUARTERS = 4
+"""Parts whose means are the independent values of a series whose level moves."""
 _SKEWED = 2.0
 """Largest skewness of a mean: beyond it one tail dominates."""
 _TAIL_UNSEEN = 1.5
@@ -139,7 +144,9 @@ class Noise:
 
     `error` is the standard error of `mean`, `deviation` that of one value, both in the values' unit. `independent` is
     the number of independent values with the same information, `memory` the lag-1 correlation used. `skewness`
-    and `kurtosis` (excess) are those of one value, with the part of the tails that a sample rarely shows.
+    and `kurtosis` (excess) are those of one value, with the part of the tails that a sample rarely shows. If the level
+    `moves`, its quarters' means are the independent values: `skewness` is theirs, and more values do not settle the
+    level.
     """
 
     count: int
@@ -150,21 +157,37 @@ class Noise:
     memory: float
     skewness: float
     kurtosis: float
+    moves: bool = False
 
     def error_of(self, count: int) -> float:
         """Return the standard error of the mean of `count` consecutive values."""
-        return self.deviation * math.sqrt(_dependence(self.memory, count) / count)
+        return self.error if self.moves else self.deviation / math.sqrt(self.independent_of(count))
+
+    def independent_of(self, count: int) -> float:
+        """Return how many independent values `count` consecutive ones are worth."""
+        return self.independent if self.moves else count / _dependence(self.memory, count)
 
     def skewness_of(self, count: float) -> float:
         """Return the skewness of the mean of `count` independent values."""
         return self.skewness / math.sqrt(count)
 
     def __str__(self) -> str:
+        if self.moves:
+            return f"worth {self.independent:.0f}, the means of their quarters, because their level moves"
         return f"worth {self.independent:.0f} independent ones at a lag-1 correlation of up to {self.memory:.2f}"
 
 
 def noise_of(values: Floats) -> Noise | None:
-    """Return the noise of a series in the order of time; None: too little is known, or its level moved.
+    """Return the noise of a series in the order of time; None: too little is known, or its level moves.
+
+    Equal values have no noise.
+    """
+    noise = noise_of_mean(values)
+    return None if noise is None or noise.moves else noise
+
+
+def noise_of_mean(values: Floats) -> Noise | None:
+    """Return the noise of the mean of a series in the order of time; its level may move. None: too little is known.
 
     Equal values have no noise.
     """
@@ -190,9 +213,9 @@ def noise_of(values: Floats) -> Noise | None:
     error = math.sqrt(variance / independent)
     cusum_range = float(np.abs(np.cumsum(deviations)).max()) / (count * error)
     skewness = _TAIL_UNSEEN * float((deviations**3).mean()) / (squares / count) ** 1.5
-    if cusum_range > _STRAYS or abs(skewness) / math.sqrt(independent) > _SKEWED:
+    if abs(skewness) / math.sqrt(independent) > _SKEWED:
         return None
-    return Noise(
+    noise = Noise(
         count=count,
         mean=mean,
         error=error,
@@ -203,6 +226,15 @@ def noise_of(values: Floats) -> Noise | None:
         kurtosis=_TAIL_UNSEEN * max(float((deviations**4).mean()) / (squares / count) ** 2 - 3, 0.0)
         + math.sqrt(24 / count),
     )
+    return _of_quarters(values, noise) if cusum_range > _STRAYS else noise
+
+
+def _of_quarters(values: Floats, noise: Noise) -> Noise:
+    """Return the noise of a series whose level moves; `noise` is what it has if the level does not."""
+    means = np.array([quarter.mean() for quarter in np.array_split(values, _QUARTERS)])
+    error = max(noise.error, float(means.std(ddof=1)) / math.sqrt(_QUARTERS))
+    skewness = noise.skewness_of(noise.independent / _QUARTERS)
+    return replace(noise, error=error, independent=_QUARTERS, skewness=skewness, moves=True)
 
 
 def independent_of(values: Floats) -> float | None:
@@ -237,13 +269,13 @@ def total_ratio(
         level: confidence level of the interval.
 
     Returns:
-        The interval; None: too few values to know their noise, or their level moved.
+        The interval; None: too few values to know their noise.
     """
     if not control.all():
         return None
     count = len(control)
     quiet_parts = (treated[quiet], control if quiet_control is None else control[quiet_control])
-    noises = [noise_of(part / part.mean()) for part in quiet_parts if len(part) >= MIN_VALUES]
+    noises = [noise_of_mean(part / part.mean()) for part in quiet_parts if len(part) >= MIN_VALUES]
     known = [noise for noise in noises if noise is not None]
     if not noises or len(known) < len(noises):
         return None
@@ -257,9 +289,7 @@ def total_ratio(
     skewness = 0.0
     for noise, error_of_part, sign in ((run_noise, errors[0], 1), (twin_noise, errors[1], -1)):
         if error:
-            skewness += (
-                sign * noise.skewness_of(count / _dependence(noise.memory, count)) * (error_of_part / error) ** 3
-            )
+            skewness += sign * noise.skewness_of(noise.independent_of(count)) * (error_of_part / error) ** 3
     down, up = _reach(min(run_noise.independent, twin_noise.independent) - 1, skewness, level)
     ratio = float(treated.sum() / control.sum())
     low, high = ratio * math.exp(-down * error), ratio * math.exp(up * error)
@@ -319,11 +349,11 @@ def _window_reach(noise: Noise, *, width: int, windows: int, level: float) -> tu
 
 
 def mean_interval(values: Floats, *, of: str = "values", level: float = LEVEL) -> Interval | None:
-    """Return the interval of the mean of a series that may depend on its own past; None: as `noise_of`.
+    """Return the interval of the mean of a series that may depend on its own past; None: as `noise_of_mean`.
 
     `of` is what the method calls the values.
     """
-    noise = noise_of(values)
+    noise = noise_of_mean(values)
     if noise is None or noise.mean <= 0:
         return None
     down, up = _reach(noise.independent - 1, noise.skewness_of(noise.independent), level)

@@ -60,7 +60,7 @@ from traffic.workloads.elastic.elastic_results import Restart
 __all__ = ["COMPARISONS", "NO_INTERVAL", "bounds_of", "check_expectation", "is_noisy", "judge", "noisy_checks", "risk"]
 
 NO_INTERVAL = (
-    "too few independent values to know how much of it is noise, or its level moved meanwhile: a longer run on a quiet "
+    "too few independent values, or values whose level moves, to know how much of it is noise: a longer run on a quiet "
     "machine has an interval, and so have several runs (run --repeat, run --until-decided)"
 )
 

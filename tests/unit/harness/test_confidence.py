@@ -234,11 +234,37 @@ def test_share_interval_of_dependent_trials_equals_that_of_fewer_independent_one
     assert share_interval(9, 10, independent=99.0) == share_interval(9, 10)
 
 
-def test_series_whose_level_moves_has_no_interval():
+def test_series_whose_level_moves_has_a_wide_interval_of_its_mean_and_no_percentile():
     rng = np.random.default_rng(4)
     steady = 1 + 0.05 * rng.normal(size=60)
-    assert confidence.mean_interval(steady) is not None
-    assert confidence.mean_interval(steady + 0.2 * (np.arange(60) >= 30)) is None
+    moving = steady + 0.04 * (np.arange(60) >= 30)
+    narrow, wide = confidence.mean_interval(steady), confidence.mean_interval(moving)
+    assert narrow.high - narrow.low < 0.06
+    assert wide.high - wide.low > 2 * 0.04
+    assert "60 values, worth 4, the means of their quarters, because their level moves" in wide.method
+    assert confidence.independent_of(moving) is None
+    assert confidence.mean_interval(steady + 0.2 * (np.arange(60) >= 30)) is None, "two values, not four"
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.01])
+def test_interval_of_a_ratio_whose_twin_drifts_decides_a_bound_far_away_and_no_near_one(noise):
+    """The quieter a machine, the smaller the drift that is seen: it must not leave 1.2 against 3 undecided."""
+    rng = np.random.default_rng(4)
+    quiet = np.ones(200, dtype=bool)
+    quiet[60:100] = False
+    seen = 0
+    for _ in range(50):
+        run, twin = (1 + noise * rng.normal(size=200) for _ in range(2))
+        twin -= noise * np.linspace(-0.5, 0.5, 200)
+        run[~quiet] += 1.2
+        interval = confidence.total_ratio(run, twin, quiet=quiet, before=60)
+        ratio = run.sum() / twin.sum()
+        seen += "because their level moves" in interval.method
+        assert decide("max", 3.0, interval) is Verdict.PASS
+        if "because their level moves" in interval.method:
+            for bound in (ratio * (1 - noise / 2), ratio * (1 + noise / 2)):
+                assert decide("max", bound, interval) is Verdict.INCONCLUSIVE
+    assert seen > 40
 
 
 def test_interval_allows_for_a_machine_that_slows_during_the_fault():
