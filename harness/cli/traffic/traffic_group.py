@@ -343,6 +343,7 @@ def collective(
 
 def _collective_row(result: CollectiveResult) -> tuple[str, ...]:
     spec = result.spec
+    speeds = (f"{result.time_ns / 1e3:.0f}", f"{result.algbw_gbytes_per_s:.5f}", f"{result.busbw_gbytes_per_s:.5f}")
     return (
         str(spec.size_bytes),
         str(_count(spec, len(result.ranks))),
@@ -351,9 +352,7 @@ def _collective_row(result: CollectiveResult) -> tuple[str, ...]:
         str(spec.root) if spec.collective in ROOTED else "-1",
         str(len(result.ranks)),
         result.algorithm,
-        f"{result.time_ns / 1e3:.0f}",
-        f"{result.algbw_gbytes_per_s:.5f}",
-        f"{result.busbw_gbytes_per_s:.5f}",
+        *(speeds if result.iterations_completed else ("n/a", "n/a", "n/a")),
         str(result.wrong_elements),
     )
 

@@ -287,6 +287,8 @@ def _interval(metric: Metric, observations: Sequence[Observation], tail: float) 
     known = [interval for interval in own if interval is not None and not math.isnan(interval.low + interval.high)]
     if len(known) < len(own):
         return None
+    if min(interval.low for interval in known) >= 0:  # Student's t of few runs reaches below what a ratio can be
+        low = max(low, 0.0)
     low = min(low, float(np.mean([interval.low for interval in known])))
     high = max(high, float(np.mean([interval.high for interval in known])))
     return Interval(

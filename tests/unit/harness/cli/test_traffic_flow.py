@@ -1,4 +1,4 @@
-"""Exit codes of `traffic flow`."""
+"""Exit codes of `traffic flow`, and the row of `traffic collective`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from harness.cli.traffic.traffic_group import _exit_code_of_flows
+from harness.cli.traffic.traffic_group import _collective_row, _exit_code_of_flows
 from harness.verdict import ExitCode
 from traffic.flows.flow_run import FlowSpec
+from traffic.workloads.collective import CollectiveSpec
 
 SPECS = [FlowSpec(src="host1:rxe0", dst=f"host{number}:rxe0") for number in (2, 3, 4)]
 
@@ -48,3 +49,14 @@ def test_flow_of_which_no_byte_was_checked_is_no_pass(checked, code):
     result = SimpleNamespace(flows=(flow,), outcome="completed", where=None)
     assert _exit_code_of_flows(session, result) is code
     assert ("no byte of host1:rxe0 -> host2:rxe0 was checked" in session.err.file.getvalue()) is bool(code)
+
+
+def test_collective_that_finished_no_operation_has_no_times_and_no_bandwidth():
+    spec = CollectiveSpec(collective="all-reduce", size_bytes=4096)
+    result = SimpleNamespace(
+        spec=spec, ranks=("host1:rxe0", "host2:rxe0"), algorithm="ring", time_ns=0.0, algbw_gbytes_per_s=0.0,
+        busbw_gbytes_per_s=0.0, wrong_elements=0, iterations_completed=0,
+    )  # fmt: skip
+    assert _collective_row(result)[-4:] == ("n/a", "n/a", "n/a", "0")
+    result.iterations_completed, result.time_ns = 1, 2e6
+    assert _collective_row(result)[-4:] == ("2000", "0.00000", "0.00000", "0")

@@ -17,7 +17,16 @@ from harness.confidence import Interval, level_for
 from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import LINK_PREFIXES, METRICS, lookup
 from harness.run.repeats import alpha_spending
-from harness.run.repeats.pooled import Trial, decode, encode, is_unbiased, pool, undecided, why_left_out
+from harness.run.repeats.pooled import (
+    Trial,
+    decode,
+    encode,
+    is_unbiased,
+    pool,
+    pooled_observation,
+    undecided,
+    why_left_out,
+)
 from harness.verdict import Check, Verdict, VerdictFile
 from testbed.errors import UsageError
 
@@ -247,6 +256,16 @@ def test_pool_with_an_interval_that_is_no_number_is_no_pass():
     runs = [trial(number, [("goodput_min_ratio", 0.9, own)]) for number in range(4)]
     expectation = Expectation(metric=METRICS["goodput_min_ratio"], minimum=0.5)
     assert named(pool(runs, [expectation]), "goodput_min_ratio").verdict is INCONCLUSIVE
+
+
+def test_pooled_ratio_of_few_runs_does_not_reach_below_zero():
+    """A sweep printed "2.88 (-2.64 or more)" for a ratio of two times."""
+    runs = [
+        Observation(value=value, detail="", interval=Interval(low=0.1, high=9.0, method="x"))
+        for value in (1.782, 3.25, 3.596)
+    ]
+    interval = pooled_observation(METRICS["ingest.p99_ratio"], runs).interval
+    assert (interval.low, interval.high) == (0.0, pytest.approx(9.0))
 
 
 def test_pool_with_one_outlier_is_not_decided_by_it():
