@@ -351,8 +351,8 @@ def _workload_checks(run: Measurements) -> list[Check]:
 def _content_checks(run: Measurements, observed: Observed, expected: Collection[str]) -> Iterator[Check]:
     """Yield checks of the data that arrived, whether or not an expectation names them.
 
-    Wrong data are a FAIL, unless an expectation says how many elements may be wrong. A flow whose bytes were to be
-    checked, and of which none was, shows nothing about them.
+    Wrong data are a FAIL, unless an expectation says how many elements may be wrong. Those of the fault-free twin
+    always are. A flow whose bytes were to be checked, and of which none was, shows nothing about them.
     """
     if run.checked_bytes is not None:
         right = Verdict.PASS if run.checked_bytes else Verdict.INCONCLUSIVE
@@ -375,6 +375,16 @@ def _content_checks(run: Measurements, observed: Observed, expected: Collection[
             unit="count",
             rule="observed = bound. Elements of the results that were wrong; the experiment has no bound for them",
             detail=wrong.detail,
+        )
+    if wrong_in_twin := sum(step.wrong for rank in run.twin or () for step in rank.iterations):
+        yield Check(
+            name="twin_wrong_elements",
+            verdict=Verdict.FAIL,
+            observed=wrong_in_twin,
+            bound=0,
+            unit="count",
+            rule="observed = bound. Elements of the fault-free twin's results that were wrong",
+            detail="no fault was there to cause them",
         )
 
 

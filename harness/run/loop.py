@@ -278,6 +278,9 @@ def _run_twin(
         busy = load()
     if result.outcome == "failed":
         raise LabError(f"the fault-free twin failed, so there is nothing to compare with: {result.where}")
+    if restarts := getattr(result, "restarts", ()):
+        reason = restarts[0].reason
+        raise LabError(f"the fault-free twin was restarted, so there is nothing fault-free to compare with: {reason}")
     return series_of(result), busy
 
 

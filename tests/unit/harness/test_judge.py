@@ -619,6 +619,21 @@ def test_judge_wrong_elements_fail_although_no_expectation_names_them():
     assert [check for check in verdict_of(synthetic_run()).checks if check.name == ELEMENTS] == []
 
 
+def test_judge_wrong_elements_of_the_fault_free_twin_fail():
+    """A lab that computes wrong results without any fault passed: only the run with the faults was looked at."""
+    run = synthetic_run()
+    first, *others = run.twin
+    step, *later = first.iterations
+    broken_series = msgspec.structs.replace(first, iterations=(msgspec.structs.replace(step, wrong=4), *later))
+    run = msgspec.structs.replace(run, twin=(broken_series, *others))
+    for expectations in ((), (at_most(ELEMENTS, 9),)):
+        result = verdict_of(run, *expectations)
+        assert result.verdict is FAIL
+        (check,) = [check for check in result.checks if check.verdict is FAIL]
+        assert (check.name, check.observed) == ("twin_wrong_elements", 4)
+    assert [check for check in verdict_of(synthetic_run()).checks if check.name == "twin_wrong_elements"] == []
+
+
 @pytest.mark.parametrize(("transport", "silent"), [("rc", "src"), ("uc", "dst"), ("ud", "dst")])
 def test_judge_flow_that_moved_nothing_beside_others_is_inconclusive(transport, silent):
     """One of several flows never carried a byte: bounds on errors held, and the rest of the goodput hid it."""

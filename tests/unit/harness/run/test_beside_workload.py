@@ -253,3 +253,19 @@ def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkey
     loop._run_twin(decided, lab, journal, lambda _text: None, lambda _event: None)
     assert sorted(during) == ["bystander", "capture ('rtsw1:ctsw1',)", "probes", "watchers"]
     assert beside == []
+
+
+def test_twin_that_was_restarted_is_not_fault_free(monkeypatch):
+    """A job that lost a host by itself took long in the twin, and `jct_ratio` of the run with the fault was good."""
+    result = SimpleNamespace(outcome="recovered", restarts=(SimpleNamespace(reason="host2: the engine is gone"),))
+    running = SimpleNamespace(wait=lambda _patience: result)
+    for name in ("capturing", "probing", "bystander"):
+        monkeypatch.setattr(loop.beside_workload, name, lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(loop.telemetry, "start", lambda _lab: contextlib.nullcontext())
+    monkeypatch.setattr(loop.workload, "start", lambda *_: running)
+    monkeypatch.setattr(loop.workload, "patience_s", lambda *_: 1.0)
+    monkeypatch.setattr(loop, "series_of", lambda _result: ())
+    decided = SimpleNamespace(experiment=None, plan=SimpleNamespace(workload="job"))
+    journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
+    with pytest.raises(LabError, match=r"twin was restarted.*host2: the engine is gone"):
+        loop._run_twin(decided, None, journal, lambda _text: None, lambda _event: None)
