@@ -259,6 +259,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     `latencies_ns` are the times of the messages of each flow that timed them, in order: all, or every k-th of each.
     `checked_bytes` of the flows' messages were compared with what was sent, and `wrong_bytes` of them differed; None:
     no flow was to compare them.
+    `silent_flows` are those (`host1:rxe0 > host2:rxe0`) of which no byte arrived; None: the run has no flows, or is
+    older than that. `unchecked_flows` were to compare their bytes, and compared none.
     `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.
     `routing` is the receipt of the run's routing scheme; None: the experiment chose none, or it was never applied.
     `lab_diff` is the fingerprint after the run against the one before: empty and `lab_state` CLEAN, or the
@@ -296,6 +298,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     latencies_ns: tuple[tuple[int, ...], ...] = ()
     checked_bytes: int | None = None
     wrong_bytes: int = 0
+    silent_flows: tuple[str, ...] | None = None
+    unchecked_flows: tuple[str, ...] = ()
     resilience: ResilienceRun | None = None
     packets: PacketSummary | None = None
     bystander: BystanderRun | None = None

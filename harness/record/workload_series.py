@@ -17,7 +17,7 @@ from harness.record.measurements import (
 )
 from traffic.engine.run_results import Iteration as TrafficIteration
 from traffic.engine.run_results import Sample as TrafficSample
-from traffic.flows.flow_run import FlowsResult
+from traffic.flows.flow_run import FlowResult, FlowsResult
 from traffic.probes.ecmp_entropy import sport_of
 from traffic.workloads.collective import CollectiveResult
 from traffic.workloads.elastic.elastic_results import ElasticResult
@@ -35,7 +35,9 @@ __all__ = [
     "resilience_of",
     "series_of",
     "serving_of",
+    "silent_of",
     "summary_of",
+    "unchecked_of",
 ]
 
 Result = FlowsResult | RanksResult
@@ -127,6 +129,26 @@ def checked_of(result: FlowsResult) -> tuple[int | None, int]:
     if not checking:
         return None, 0
     return sum(flow.checked_bytes or 0 for flow in checking), sum(flow.wrong_bytes or 0 for flow in checking)
+
+
+def silent_of(result: FlowsResult) -> tuple[str, ...]:
+    """Return the flows, without probes beside them, of which no byte arrived, and not a part of a message either."""
+    return tuple(_ends_of(flow) for flow in result.without_probes if not flow.size_bytes and not _arrived(flow))
+
+
+def unchecked_of(result: FlowsResult) -> tuple[str, ...]:
+    """Return the flows that were to compare their bytes, and compared none."""
+    return tuple(_ends_of(flow) for flow in result.flows if flow.spec.check and not flow.checked_bytes)
+
+
+def _arrived(flow: FlowResult) -> int:
+    """Return the bytes in the samples of the end that knows what arrived: over RC that is the sender."""
+    end = flow.spec.src if flow.spec.transport == "rc" else flow.spec.dst
+    return sum(sample.size_bytes for sample in flow.samples if sample.endpoint == end)
+
+
+def _ends_of(flow: FlowResult) -> str:
+    return f"{flow.spec.src} > {flow.spec.dst}"
 
 
 def bystander_of(result: FlowsResult) -> BystanderRun:

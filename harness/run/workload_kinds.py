@@ -206,6 +206,8 @@ class _Flows(_Ranks):
             "latencies_ns": workload_series.latencies_of(result),
             "checked_bytes": checked_bytes,
             "wrong_bytes": wrong_bytes,
+            "silent_flows": workload_series.silent_of(result),
+            "unchecked_flows": workload_series.unchecked_of(result),
         }
 
 

@@ -260,6 +260,11 @@ class FlowsResult:
         return tuple(dict.fromkeys([*sources, *sinks]))
 
     @property
+    def without_probes(self) -> Sequence[FlowResult]:
+        """The flows that are not probes; all if there are only probes."""
+        return _without_probes(self.flows)
+
+    @property
     def iterations(self) -> tuple[tuple[Iteration, ...], ...]:
         """Iterations of each of `ranks`: flows have none."""
         return ((),) * len(self.ranks)
@@ -273,7 +278,7 @@ class FlowsResult:
         name = self.ranks[rank]
         return tuple(
             sample
-            for flow in _without_probes(self.flows)
+            for flow in self.without_probes
             for sample in flow.samples
             if sample.endpoint == name and (flow.spec.transport == "rc" or name == flow.spec.dst)
         )

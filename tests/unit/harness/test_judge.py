@@ -658,6 +658,36 @@ def test_judge_flow_that_moved_nothing_beside_others_is_inconclusive(transport, 
     assert check.detail.startswith(f"nothing arrived on {connections[0].src} > {connections[0].dst} from beginning")
 
 
+@pytest.mark.parametrize("transport", ["rc", "uc"])
+def test_judge_flow_that_moved_nothing_is_not_hidden_by_another_one_at_its_rnic(transport):
+    """Samples are of RNICs: the bytes of the other flows of an incast hid one of which nothing ever arrived."""
+    run = synthetic_run()
+    flows = msgspec.structs.replace(
+        run,
+        workload={"flow": "write", "transport": transport, "size_bytes": 4096, "qps": 1, "pattern": "incast"},
+        series=tuple(msgspec.structs.replace(series, iterations=()) for series in run.series),
+        silent_flows=("host2:rxe0 > host4:rxe0",),
+    )
+    result = verdict_of(flows, at_most("qp_errors", 100))
+    assert result.verdict is INCONCLUSIVE
+    (check,) = [check for check in result.checks if check.name == "workload"]
+    assert check.detail.startswith("nothing arrived on host2:rxe0 > host4:rxe0 from beginning to end")
+    whole = msgspec.structs.replace(flows, silent_flows=())
+    assert [check for check in verdict_of(whole).checks if check.name == "workload"] == []
+
+
+def test_judge_flow_of_which_no_byte_was_compared_is_not_hidden_by_another_one():
+    """Bytes of the other flows were compared and right, so that the check passed for all of them."""
+    run = msgspec.structs.replace(synthetic_run(), checked_bytes=4096, unchecked_flows=("host2:rxe0 > host4:rxe0",))
+    (check,) = [check for check in verdict_of(run).checks if check.name == "wrong_bytes"]
+    assert check.verdict is INCONCLUSIVE
+    assert check.detail == "4,096 bytes compared, but none of host2:rxe0 > host4:rxe0"
+    wrong = msgspec.structs.replace(run, wrong_bytes=3)
+    (check,) = [check for check in verdict_of(wrong).checks if check.name == "wrong_bytes"]
+    assert check.verdict is FAIL
+    assert decode_measurements(encode_measurements(run)) == run
+
+
 @pytest.mark.parametrize("which", ["counters_before", "counters_after"])
 def test_retransmissions_of_an_rnic_whose_counters_were_never_read_are_unknown(which):
     """The other hosts' counters did not move, but this host's are unknown, so 0 must not pass."""

@@ -105,3 +105,17 @@ def test_checked_bytes_are_those_of_flows_that_were_to_compare_theirs():
     assert workload_series.checked_of(flows((False, None, None))) == (None, 0)
     assert workload_series.checked_of(flows((True, None, None))) == (0, 0)
     assert workload_series.checked_of(flows((True, 40, 3), (True, 2, 0), (False, None, None))) == (42, 3)
+
+
+def test_silent_and_unchecked_flows_are_named_one_by_one():
+    """Flows share RNICs in an incast: what the others carried to the sink hid a flow that carried nothing."""
+    incast = [FlowSpec(src=f"host{number}:rxe0", dst="host4:rxe0", check=True, verb="send") for number in (1, 2, 3)]
+    probe = between(FlowSpec(src="", dst="", duration_s=9.0), "host1:rxe0", "host4:rxe0", probe=True)[1]
+    sizes = (4096, 0, 4096, 0)
+    flows = tuple(
+        SimpleNamespace(spec=spec, size_bytes=size, checked_bytes=checked, samples=())
+        for spec, size, checked in zip([*incast, probe], sizes, (4096, None, 0, None), strict=True)
+    )
+    result = FlowsResult(outcome="completed", where=None, flows=flows, goodput_bps=0.0, jain_index=1.0)
+    assert workload_series.silent_of(result) == ("host2:rxe0 > host4:rxe0",)
+    assert workload_series.unchecked_of(result) == ("host2:rxe0 > host4:rxe0", "host3:rxe0 > host4:rxe0")
