@@ -72,16 +72,18 @@ def plain(run: Measurements) -> dict[str, Observation]:
     """Return counts that need no baseline, waits for storage, and service level metrics of an inference job."""
     iterations, reads = timeline.finished_iterations(run.series), reads_of(run.series)
     wrong = sum(step.wrong for rank in run.series for step in rank.iterations)
+    ingest_ns = checkpoint_ns = 0
     if run.resilience is not None:  # a series holds the last execution of each iteration
         wrong = max(wrong, run.resilience.wrong_elements)
+        ingest_ns, checkpoint_ns = run.resilience.longest_ingest_ns, run.resilience.longest_checkpoint_ns
     return {
         "wrong_elements": _wrong_elements(run, wrong, iterations),
         "iterations": Observation(value=_finished(run, iterations), detail=f"finished by all {len(run.series)} ranks"),
         "kernel.errors": _kernel(run),
-        "ingest.wait": _longest([step.ingest_ns for rank in run.series for step in rank.iterations], "data"),
+        "ingest.wait": _longest([step.ingest_ns for rank in run.series for step in rank.iterations], ingest_ns, "data"),
         "ingest.p99_ratio": Observation(value=reads.p99_ratio, detail=reads.describe()),
         "checkpoint.wait": _longest(
-            [step.checkpoint_ns for rank in run.series for step in rank.iterations], "checkpoints"
+            [step.checkpoint_ns for rank in run.series for step in rank.iterations], checkpoint_ns, "checkpoints"
         ),
         **_latency(run),
         **_split(run.series),
@@ -133,10 +135,15 @@ def _kernel(run: Measurements) -> Observation:
     )
 
 
-def _longest(waits_ns: Sequence[int], storage_use: str) -> Observation:
-    if not any(waits_ns):
+def _longest(waits_ns: Sequence[int], of_any_ns: int, storage_use: str) -> Observation:
+    """Return the longest wait. `of_any_ns` is that of any execution of an iteration, also if a restart repeated it."""
+    longest_ns = max(waits_ns, default=0)
+    if not longest_ns and not of_any_ns:
         return Observation(value=None, detail=f"no rank waited for {storage_use}: the job has no such storage")
-    return Observation(value=max(waits_ns) / 1e9, detail=f"longest of {len(waits_ns)} iterations of all ranks")
+    detail = f"longest of {len(waits_ns)} iterations of all ranks"
+    if of_any_ns > longest_ns:
+        detail = "in an iteration that a restart repeated: the longest of all executions on all ranks"
+    return Observation(value=max(longest_ns, of_any_ns) / 1e9, detail=detail)
 
 
 def _latency(run: Measurements) -> dict[str, Observation]:

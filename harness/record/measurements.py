@@ -208,7 +208,8 @@ class ResilienceRun(msgspec.Struct, frozen=True, kw_only=True):
 
     `states` are the final states that ranks reported. `repeated_iterations` counts the executions that restarts
     repeated, on all ranks. `initialised_ns` is the time until the first placement was connected, `connections` the
-    number of queue pairs at the end. `wrong_elements` counts those of every execution, repeated ones included.
+    number of queue pairs at the end. `wrong_elements` counts those of every execution, repeated ones included,
+    and `longest_ingest_ns` and `longest_checkpoint_ns` are the longest waits for storage in any of them.
     """
 
     restarts: tuple[Restart, ...]
@@ -217,6 +218,8 @@ class ResilienceRun(msgspec.Struct, frozen=True, kw_only=True):
     initialised_ns: int
     connections: int
     wrong_elements: int = 0
+    longest_ingest_ns: int = 0
+    longest_checkpoint_ns: int = 0
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):

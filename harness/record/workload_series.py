@@ -172,6 +172,8 @@ def resilience_of(result: ElasticResult) -> ResilienceRun:
         initialised_ns=result.initialised_ns,
         connections=len(result.connections),
         wrong_elements=result.wrong_elements,
+        longest_ingest_ns=result.longest_ingest_ns,
+        longest_checkpoint_ns=result.longest_checkpoint_ns,
     )
 
 

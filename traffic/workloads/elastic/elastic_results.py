@@ -66,13 +66,16 @@ class ElasticResult(JobResult):
     `iterations[r]` holds the last execution of each iteration, and the same ones for every rank. Iterations, samples
     and checkpoints of a rank are those of the ranks whose state it continued, wherever they ran. `window` begins with
     the first placement, `groups` are those of the last one. `initialised_ns` is how long it took
-    to start the engines and to connect the first placement.
+    to start the engines and to connect the first placement. `longest_ingest_ns` and `longest_checkpoint_ns` are the
+    longest waits for data and for a checkpoint in any execution of an iteration, repeated ones included.
     """
 
     restarts: tuple[Restart, ...]
     states: tuple[RankState, ...]
     repeated_iterations: int
     initialised_ns: int
+    longest_ingest_ns: int
+    longest_checkpoint_ns: int
 
 
 def iterations_by_rank(executions: Sequence[Sequence[Sequence[Iteration]]]) -> tuple[tuple[Iteration, ...], ...]:

@@ -76,4 +76,6 @@ def result_of(running: ElasticRunning) -> ElasticResult:
         ),
         repeated_iterations=executed_iterations - unique_iterations,
         initialised_ns=running.initialised_ns,
+        longest_ingest_ns=max((message.get("ingest_ns", 0) for message in executed), default=0),
+        longest_checkpoint_ns=max((message.get("checkpoint_ns", 0) for message in executed), default=0),
     )

@@ -469,3 +469,21 @@ def test_phase_that_another_loss_cut_short_took_at_least_that_long():
     expectation = Expectation(metric=METRICS["restart.initialise"], maximum=10)
     check = next(check for check in verdict_of(run, expectation).checks if check.name == "restart.initialise")
     assert check.verdict is not Verdict.PASS
+
+
+@pytest.mark.parametrize(("metric", "field"), [("ingest.wait", "ingest_ns"), ("checkpoint.wait", "checkpoint_ns")])
+def test_longest_wait_for_storage_counts_executions_that_a_restart_repeated(metric, field):
+    """The series hold the last execution of each iteration, whose short wait hid that of the first one."""
+    run = job(PLAIN)
+    series = tuple(
+        msgspec.structs.replace(
+            rank, iterations=tuple(msgspec.structs.replace(step, **{field: 5 * MS}) for step in rank.iterations)
+        )
+        for rank in run.series
+    )
+    waited = msgspec.structs.replace(run.resilience, **{f"longest_{field}": 4 * S})
+    run = msgspec.structs.replace(run, series=series)
+    assert observe(run).metrics[metric].value == pytest.approx(0.005)
+    seen = observe(msgspec.structs.replace(run, resilience=waited)).metrics[metric]
+    assert seen.value == pytest.approx(4.0)
+    assert seen.detail == "in an iteration that a restart repeated: the longest of all executions on all ranks"
