@@ -49,12 +49,15 @@ class Truth:
 class Score:
     """Counts over runs.
 
+    `found` of the faults were named, `missed` were not. `correct` of the confident findings name a fault, `false` do
+    not: one finding can name two faults at one place, and two can name one.
     `matrix` maps (true place, named place) to runs of at most one fault; `right` of those are correct.
     """
 
     runs: int
     found: int
     missed: int
+    correct: int
     false: int
     matrix: Counter[tuple[str, str]]
     single: int
@@ -70,8 +73,8 @@ class Score:
     @property
     def precision(self) -> Interval | None:
         """Share of confident findings that name a fault."""
-        confident_findings = self.found + self.false
-        return share_interval(self.found, confident_findings, level=0.95) if confident_findings else None
+        confident_findings = self.correct + self.false
+        return share_interval(self.correct, confident_findings, level=0.95) if confident_findings else None
 
 
 def truths_of(run: Measurements) -> tuple[Truth, ...]:
@@ -84,7 +87,7 @@ def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterabl
 
     `probes` are the probes of each run, in the same order; runs beyond its end have none.
     """
-    counted = named_faults = missed = false = single = right = network_right = 0
+    counted = named_faults = missed = correct = false = single = right = network_right = 0
     matrix: Counter[tuple[str, str]] = Counter()
     for (run, flights), trips in zip(runs, itertools.chain(probes, itertools.repeat(())), strict=False):
         truths = truths_of(run)
@@ -95,7 +98,8 @@ def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterabl
         confident = [finding for finding in findings if finding.confidence >= CONFIDENT and finding.cause != "nothing"]
         named = [truth for truth in truths if any(truth.named_by(finding) for finding in confident)]
         named_faults, missed = named_faults + len(named), missed + len(truths) - len(named)
-        false += sum(not any(truth.named_by(finding) for truth in truths) for finding in confident)
+        naming = sum(any(truth.named_by(finding) for truth in truths) for finding in confident)
+        correct, false = correct + naming, false + len(confident) - naming
         if len(truths) <= 1:
             single += 1
             top = findings[0]
@@ -107,6 +111,7 @@ def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterabl
         runs=counted,
         found=named_faults,
         missed=missed,
+        correct=correct,
         false=false,
         matrix=matrix,
         single=single,

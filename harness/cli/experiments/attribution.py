@@ -52,7 +52,7 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
             {
                 "runs": {str(path): msgspec.to_builtins(findings) for path, findings in findings_by_run.items()},
                 "judged": total.runs,
-                "precision": _parts(total.precision, total.found, total.found + total.false),
+                "precision": _parts(total.precision, total.correct, total.correct + total.false),
                 "recall": _parts(total.recall, total.found, total.found + total.missed),
                 "single": {"runs": total.single, "right": total.right, "network_right": total.network_right},
                 "matrix": [
@@ -75,7 +75,7 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
     session.table(("run", "cause", "place", "confidence", "evidence"), rows)
     if total.precision and total.recall:
         session.out.print(
-            f"\nagainst the faults of {total.runs} runs: precision {total.found}/{total.found + total.false} "
+            f"\nagainst the faults of {total.runs} runs: precision {total.correct}/{total.correct + total.false} "
             f"({_range(total.precision)}), recall {total.found}/{total.found + total.missed} ({_range(total.recall)})"
         )
     if total.single:

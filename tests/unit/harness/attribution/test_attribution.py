@@ -70,3 +70,15 @@ def test_attribute_command_scores_runs_against_their_faults(tmp_path, labelled):
     text = CliRunner().invoke(cli, ["attribute", *map(str, kept)], standalone_mode=False).output
     assert "precision" in text
     assert "true place / blamed" in text
+
+
+def test_precision_counts_findings_and_not_the_faults_that_one_of_them_names(labelled):
+    """Two faults at one place are named by one finding, which counted as two right ones."""
+    run = next(run for _, _, run in labelled if score([(run, ())]).found == 1)
+    first = run.faults[0]
+    again = msgspec.structs.replace(first, plan=msgspec.structs.replace(first.plan, id="again"))
+    again = msgspec.structs.replace(again, receipt=msgspec.structs.replace(first.receipt, id="again"))
+    once, twice = score([(run, ())]), score([(msgspec.structs.replace(run, faults=(first, again)), ())])
+    assert (once.found, once.correct, twice.found) == (1, 1, 2)
+    assert (twice.correct, twice.false) == (once.correct, once.false)
+    assert twice.precision == once.precision
