@@ -330,4 +330,7 @@ def _bound(value: str | float | None, metric: Metric | StopMetric, path: str, so
         return read(parse_duration_ns, value, source, path) / 1e9
     if isinstance(value, str):
         raise fail(source, path, f"{metric.name} is a plain number ({metric.unit}); drop the quotes and the unit")
+    if isinstance(metric, Metric) and metric.most is not None and value > metric.most:
+        hint = f"write {value / 100:g} for {value:g} %"
+        raise fail(source, path, f"{metric.name} is never above {metric.most:g}: {value:g} decides nothing; {hint}")
     return float(value) if metric.unit != "count" else value

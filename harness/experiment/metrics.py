@@ -9,7 +9,8 @@ metrics (wrong data is wrong data) keeps its own verdict.
 
 `is_noisy` marks performances that come out otherwise each time: one number of them decides nothing. Where a run was too
 short to know their interval, a check on them is INCONCLUSIVE, wherever that number fell. `most` is the highest that a
-share can be: a bound that asks for that is about what happened in this run, and needs no interval.
+share can be: a bound that asks for that is about what happened in this run, and needs no interval. A bound above it
+would hold, or fail, whatever happened, and is refused.
 
 Absolute rates are refused as bounds on a soft lab: its numbers are ratios within one run, never Gb/s.
 """
@@ -241,6 +242,7 @@ _TABLE = (
         unit="ratio",
         about_faults=True,
         is_noisy=True,
+        most=1.0,
         meaning="1 - goodput_min_ratio: share of goodput lost at the deepest point",
     ),
     Metric(

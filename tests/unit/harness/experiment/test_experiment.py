@@ -261,6 +261,15 @@ def test_experiment_equals_is_in_the_metric_unit(metric, written, bound):
     assert (expected.equals, type(expected.equals)) == (bound, type(bound))
 
 
+@pytest.mark.parametrize("metric", ["dip", "split.wire", "jfi", "slo_attainment"])
+def test_experiment_share_written_in_percent_is_refused(metric):
+    """A share never reaches 20, so that the bound held whatever the fault cost."""
+    text = GOOD.replace("recovery.total", metric)
+    message = refused(text.replace('max = "3s"', "max = 20"))
+    assert f"expect[0].max: {metric} is never above 1: 20 decides nothing; write 0.2 for 20 %" in message
+    assert decode(text.replace('max = "3s"', "max = 1").encode(), source="x.toml").expectations[0].maximum == 1.0
+
+
 def test_experiment_number_as_text_is_no_bound_of_a_count():
     message = refused(GOOD.replace("recovery.total", "iterations").replace('max = "3s"', 'equals = "12"'))
     assert "expect[0].equals: iterations is a plain number" in message
