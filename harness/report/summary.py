@@ -90,9 +90,10 @@ def _opening(faults: int) -> str:
 
 
 def _complaint(check: Check) -> str:
-    if check.verdict is Verdict.FAIL:
-        sign = {"<=": "at most", ">=": "at least"}.get(check.rule.split(" ")[1], "must be")
-        return f"{check.name} was {format_observed(check)}, {sign} {format_value(check.bound, check.unit)} allowed."
+    if check.verdict is Verdict.FAIL and check.bound is not None:
+        bound = format_value(check.bound, check.unit)
+        signs = {"<=": f"at most {bound} allowed", ">=": f"at least {bound} allowed"}
+        return f"{check.name} was {format_observed(check)}, {signs.get(check.rule.split(' ')[1], f'must be {bound}')}."
     name = check.name.removeprefix("fired.")
     return f"{name}: {check.detail}."
 

@@ -15,11 +15,12 @@ from harness.analysis.observe import observe
 from harness.cli.main import cli
 from harness.packets import evidence
 from harness.report import run_page as report
+from harness.report import summary
 from harness.report.fabric.drawing import Mark, fabric_svg
 from harness.report.fabric.drawing_layout import lay_out
 from harness.report.plots.goodput_plot import goodput_chart, iterations_chart
 from harness.report.summary import format_observed
-from harness.verdict import Check, Verdict
+from harness.verdict import Check, Verdict, VerdictFile
 from inject.evidence.receipt import Armed
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import load
@@ -103,6 +104,32 @@ def test_report_of_a_run_without_firing_shows_that_it_proves_nothing(tmp_path):
 
     assert "This run proves nothing" in html
     assert "it never fired" in html
+
+
+def test_report_says_why_a_workload_failed(tmp_path):
+    """A check without a number read "workload was —, must be — allowed."."""
+    failed = msgspec.structs.replace(synthetic_run(), failure="host3 was lost after 12 iterations")
+    html = report.render(finished(tmp_path, failed).path).read_text(encoding="utf-8")
+
+    assert "workload: it failed: host3 was lost after 12 iterations." in html
+    assert "must be — allowed" not in html
+
+
+@pytest.mark.parametrize(
+    ("rule", "observed", "bound", "words"),
+    [
+        ("observed = bound. Host", "host3", "host2", "straggler was host3, must be host2."),
+        ("observed <= bound. Share", 0.5, 0.2, "straggler was 0.5, at most 0.2 allowed."),
+        ("observed >= bound. Share", 0.5, 0.7, "straggler was 0.5, at least 0.7 allowed."),
+    ],
+)
+def test_summary_states_the_bound_that_a_failed_check_broke(rule, observed, bound, words):
+    check = Check(name="straggler", verdict=Verdict.FAIL, observed=observed, bound=bound, unit="", rule=rule)
+    verdict = VerdictFile(
+        experiment="x", seed=1, lab="soft", verdict=Verdict.FAIL, checks=(check,), faults=(), lab_state="CLEAN"
+    )
+    run = synthetic_run()
+    assert summary.sentence(verdict, run, observe(run)).startswith(words)
 
 
 def test_report_states_no_recovery_of_a_fault_in_doubt(tmp_path):
