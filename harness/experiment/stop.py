@@ -8,7 +8,7 @@
 While faults are on, each condition is compared with live values at least once a second
 (`harness.run.faults.live_guard`). The first condition that holds for its time ends the faults and the run at once, as
 FAIL, or as INCONCLUSIVE if the experiment says so. A condition that could never be evaluated is INCONCLUSIVE, and so is
-one that was not evaluated for as long as it has to hold.
+one that was not evaluated for as long as it has to hold, or of which only unknown values kept it from holding so long.
 
 Missing data end the faults, too, and the run is INCONCLUSIVE: if the value of a condition is unknown for more than
 `MISSING_NS` although it was known before, or should be known by now. An experiment without `[[stop]]` has no guard.
@@ -121,7 +121,10 @@ class Guard:
         """The last value of each condition that could be looked at."""
         self.seen_ns: dict[Condition, tuple[int, int]] = {}
         """When each of these was looked at first and last (controller, ns)."""
+        self.doubtful_ns: dict[Condition, tuple[int, int]] = {}
+        """The time for which a condition may have held: it did in every look of it that had a value."""
         self._since_ns: dict[Condition, int] = {}
+        self._never_better_ns: dict[Condition, int] = {}
         self._unknown_ns: dict[Condition, int] = {}
 
     def look(self, now_ns: int, values: Mapping[str, float | None], *, due: Collection[str] = ()) -> Ending | None:
@@ -147,7 +150,17 @@ class Guard:
             if value is not None:
                 self.seen[condition] = value
                 self.seen_ns[condition] = self.seen_ns.get(condition, (now_ns, now_ns))[0], now_ns
+                self._doubt(condition, value, now_ns)
         return self.held
+
+    def _doubt(self, condition: Condition, value: float, now_ns: int) -> None:
+        """Note that a condition may have held for its time, if only unknown values came between."""
+        if not condition.holds(value):
+            self._never_better_ns.pop(condition, None)
+            return
+        since_ns = self._never_better_ns.setdefault(condition, now_ns)
+        if now_ns - since_ns >= condition.for_ns:
+            self.doubtful_ns.setdefault(condition, (since_ns, now_ns))
 
 
 def judged(verdict: VerdictFile, guard: Guard, *, t0_ns: int) -> VerdictFile:
@@ -189,6 +202,10 @@ def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
     elif (looked_ns := guard.seen_ns[condition][1] - guard.seen_ns[condition][0]) < condition.for_ns:
         outcome = Verdict.INCONCLUSIVE
         detail = f"it was looked at for {looked_ns / 1e9:.1f} s, and could only have held after {lasting.strip()[4:]}"
+    elif condition in guard.doubtful_ns:
+        outcome = Verdict.INCONCLUSIVE
+        since_s, at_s = ((at_ns - t0_ns) / 1e9 for at_ns in guard.doubtful_ns[condition])
+        detail = f"it may have held from {since_s:.1f} s to {at_s:.1f} s, with times in between when it was unknown"
     else:
         outcome, detail = Verdict.PASS, "never while faults were on; observed is the last value"
     return Check(

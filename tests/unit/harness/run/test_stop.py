@@ -126,6 +126,26 @@ def test_stop_condition_that_was_not_looked_at_for_as_long_as_it_has_to_hold_is_
     assert slow.detail == "it was looked at for 2.0 s, and could only have held after 5 s"
 
 
+def test_stop_condition_that_only_unknown_values_kept_from_holding_is_inconclusive():
+    """Goodput was 0 whenever it was known, for ten seconds, but unknown for half a second in each two."""
+    guard = Guard([SLOW])
+    for half in range(21):
+        guard.look((200 + half) * S // 2, {"goodput_ratio": None if half % 4 == 3 else 0.0})
+    assert guard.held is None
+    assert guard.missing is None
+    (_, slow) = judged(verdict_of(), guard, t0_ns=90 * S).checks
+    assert slow.verdict is Verdict.INCONCLUSIVE
+    assert slow.detail == "it may have held from 10.0 s to 15.0 s, with times in between when it was unknown"
+
+
+def test_stop_condition_that_was_better_in_between_did_not_hold():
+    guard = Guard([SLOW])
+    for half in range(21):
+        guard.look((200 + half) * S // 2, {"goodput_ratio": 1.0 if half % 4 == 3 else 0.0})
+    (_, slow) = judged(verdict_of(), guard, t0_ns=90 * S).checks
+    assert slow.verdict is Verdict.PASS
+
+
 def test_stop_condition_that_held_is_reported_with_time_and_value():
     """The condition that held decides the run; the other conditions have passed."""
     guard = Guard([LOST, SLOW])
