@@ -3,6 +3,7 @@
 Each performance metric has the ratio B over A with its 99 % interval. It is *worse* or *better* only if the whole
 interval says so, and *higher* or *lower* where neither is better. Otherwise *no difference shown* is reported, with the
 largest difference that the interval could hide.
+Wrong data in only one of the runs need no interval: that run is worse.
 Job time is compared over the iterations that both runs finished. A recovery happened once in each run, so one pair of
 them predicts nothing.
 
@@ -52,6 +53,8 @@ HIGHER_IS_BETTER = frozenset(
 _NEITHER = ("split.", "bisection", "link_utilisation.")
 """Prefixes of metrics that are only higher or lower: how full links are, and shares of a whole, which grow when another
 share gets better."""
+_WRONG_DATA = frozenset({"wrong_elements", "state_errors"})
+"""Counts that are 0 unless something is broken, however often the run is repeated."""
 _FLOOR = {"job time": "job_time", "goodput.mean": "job_time", "jct_ratio": "job_time", "busbw.mean": "collective"}
 """The spread of a noise floor that applies to a metric; a rate varies like the time that it is measured over."""
 _RUNS = {"jct_ratio": 4}
@@ -153,7 +156,7 @@ def _row(name: str, unit: str, left: Observation, right: Observation, floor: Noi
         b=right.value,
         ratio=None,
         interval=None,
-        says=_of_counts(left, right),
+        says=_of_counts(name, left, right),
         why=right.detail,
     )
     if not (isinstance(left.value, int | float) and isinstance(right.value, int | float) and left.value > 0):
@@ -187,8 +190,15 @@ def _is_resolution_only(observation: Observation) -> bool:
     return observation.interval is not None and observation.interval.level == 1
 
 
-def _of_counts(left: Observation, right: Observation) -> Outcome:
-    """Compare counts and names: equal values show no difference, unequal ones decide nothing without repeats."""
+def _of_counts(name: str, left: Observation, right: Observation) -> Outcome:
+    """Compare counts and names: equal values show no difference, unequal ones decide nothing without repeats.
+
+    Wrong data decide, unless the run without any did not check all of its data.
+    """
+    if name in _WRONG_DATA and left.value == 0 and right.value and not left.censored:
+        return "worse"
+    if name in _WRONG_DATA and left.value and right.value == 0 and not right.censored:
+        return "better"
     return "no difference shown" if left.value == right.value else "not comparable"
 
 

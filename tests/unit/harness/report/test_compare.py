@@ -90,6 +90,26 @@ def test_compare_one_recovery_each_needs_repeats():
     assert "only repeats" in rows["recovery.uplink"].why
 
 
+def test_compare_wrong_data_in_one_of_the_runs_is_worse():
+    """The headline was "no difference shown", although every result of B was wrong."""
+    run = without_faults(synthetic_run())
+    wrong = msgspec.structs.replace(
+        run,
+        series=tuple(
+            msgspec.structs.replace(
+                rank, iterations=tuple(msgspec.structs.replace(step, wrong=4) for step in rank.iterations)
+            )
+            for rank in run.series
+        ),
+    )
+    worse, better = (
+        {row.metric: row.says for row in rows} for rows in (compare(run, wrong), compare(wrong, run))
+    )
+    assert (worse["wrong_elements"], better["wrong_elements"]) == ("worse", "better")
+    assert "worse in wrong_elements" in headline(compare(run, wrong))
+    assert "wrong_elements" not in headline(compare(wrong, wrong))
+
+
 def test_compare_higher_bandwidth_is_better():
     run = without_faults(synthetic_run())
     better = msgspec.structs.replace(run, summary=msgspec.structs.replace(run.summary, busbw_gbps=2.0))
