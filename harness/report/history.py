@@ -8,7 +8,8 @@ machine (accelerator and number of CPUs). Their verdicts are comparable if they 
 
 A value is a regression if it lies beyond the prediction interval of earlier runs: the mean of their logarithms plus t *
 s * sqrt(1 + 1/n), Student's t at 99.5 % (one side), from at least `MIN_EARLIER` of them, none ERROR. A verdict that
-changes from PASS to FAIL is a regression, too, even with undecided runs in between.
+changes from PASS to FAIL is a regression, too, even with undecided runs in between. A value that is only a lower bound
+(goodput was never back) can be a regression, and is no earlier value for others.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (
     name TEXT PRIMARY KEY, changed_ns INTEGER, experiment TEXT, seed TEXT, lab TEXT, version TEXT, series TEXT,
     expectations TEXT, verdict TEXT, lab_state TEXT, digest TEXT);
-CREATE TABLE IF NOT EXISTS metric (name TEXT, metric TEXT, value REAL, PRIMARY KEY (name, metric));
+CREATE TABLE IF NOT EXISTS metric (name TEXT, metric TEXT, value REAL, at_least INTEGER, PRIMARY KEY (name, metric));
 CREATE TABLE IF NOT EXISTS left_out (name TEXT PRIMARY KEY, changed_ns INTEGER, why TEXT);
 """
 _TABLES = ("run", "metric", "left_out")
@@ -66,7 +67,7 @@ _MADE_BY = (
 class Past:
     """One run of the index. Runs of one `series` are comparable, and their verdicts if their `expectations` are equal.
 
-    `version` is git's, if known.
+    `version` is git's, if known. The true values of the metrics in `at_least` are no lower than those in `metrics`.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Past:
     verdict: str
     lab_state: str
     metrics: Mapping[str, float]
+    at_least: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +126,12 @@ def update(runs: Path) -> Path:
 def read(index: Path) -> History:
     """Return all runs of an index. A copy of a run is left out: it is no second observation."""
     metrics: dict[str, dict[str, float]] = {}
+    bounds: dict[str, set[str]] = {}
     with contextlib.closing(sqlite3.connect(index)) as connection:
-        for name, metric, value in connection.execute("SELECT name, metric, value FROM metric"):
+        for name, metric, value, at_least in connection.execute("SELECT name, metric, value, at_least FROM metric"):
             metrics.setdefault(name, {})[metric] = value
+            if at_least:
+                bounds.setdefault(name, set()).add(metric)
         rows = connection.execute(
             "SELECT name, experiment, seed, lab, version, series, expectations, verdict, lab_state, digest FROM run "
             "ORDER BY name"
@@ -148,6 +153,7 @@ def read(index: Path) -> History:
             verdict=verdict,
             lab_state=lab_state,
             metrics=metrics.get(name, {}),
+            at_least=frozenset(bounds.get(name, ())),
         )
         for name, experiment, seed, lab, version, series, expectations, verdict, lab_state, _ in rows
         if name not in left_out
@@ -169,13 +175,18 @@ def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
             words = f"FAIL, and {decided.name} before it was a PASS"
             worse.append(Regression(run=run.name, metric="verdict", words=words))
         for metric in TRACKED:
-            values = [earlier_run.metrics[metric] for earlier_run in before if earlier_run.metrics.get(metric, 0) > 0]
-            words = _worse(metric, run.metrics.get(metric), values)
+            is_unknown = metric in run.at_least and metric in HIGHER_IS_BETTER
+            words = _worse(metric, None if is_unknown else run.metrics.get(metric), _values(metric, before))
             if words:
                 worse.append(Regression(run=run.name, metric=metric, words=words))
         if run.verdict != "ERROR":
             before.append(run)
     return tuple(worse)
+
+
+def _values(metric: str, past: Sequence[Past]) -> list[float]:
+    """Return the values of runs that later ones can be compared with: positive, and no mere bounds."""
+    return [run.metrics[metric] for run in past if run.metrics.get(metric, 0) > 0 and metric not in run.at_least]
 
 
 def _worse(metric: str, value: float | None, earlier: Sequence[float]) -> str:
@@ -240,13 +251,13 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
     )
     # What a run measured under a fault that did nothing is not what others are to be compared with.
     tracked = () if unmet(verdict.checks) else TRACKED
-    values = {name: observed.metrics[name].value for name in tracked if name in observed.metrics}
+    seen = {name: observed.metrics[name] for name in tracked if name in observed.metrics}
     index.executemany(
-        "INSERT INTO metric VALUES (?, ?, ?)",
+        "INSERT INTO metric VALUES (?, ?, ?, ?)",
         [
-            (path.name, name, float(value))
-            for name, value in values.items()
-            if isinstance(value, int | float) and math.isfinite(value)
+            (path.name, name, float(one.value), one.censored)
+            for name, one in seen.items()
+            if isinstance(one.value, int | float) and math.isfinite(one.value)
         ],
     )
 

@@ -92,7 +92,7 @@ def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
     if as_json:
         session.json(
             {
-                "runs": [asdict(past_run) for past_run in past[-last:]],
+                "runs": [{**asdict(past_run), "at_least": sorted(past_run.at_least)} for past_run in past[-last:]],
                 "regressions": [asdict(regression) for regression in worse],
                 "left_out": index.left_out,
             }
@@ -105,7 +105,8 @@ def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
             past_run.name,
             past_run.verdict,
             *(
-                summary.format_value(past_run.metrics.get(name), METRICS[name].unit)
+                ("≥ " if name in past_run.at_least else "")
+                + summary.format_value(past_run.metrics.get(name), METRICS[name].unit)
                 for name in ("jct_ratio", "recovery.total", "dip", "iterations")
             ),
             past_run.version,

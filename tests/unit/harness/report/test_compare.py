@@ -102,9 +102,7 @@ def test_compare_wrong_data_in_one_of_the_runs_is_worse():
             for rank in run.series
         ),
     )
-    worse, better = (
-        {row.metric: row.says for row in rows} for rows in (compare(run, wrong), compare(wrong, run))
-    )
+    worse, better = ({row.metric: row.says for row in rows} for rows in (compare(run, wrong), compare(wrong, run)))
     assert (worse["wrong_elements"], better["wrong_elements"]) == ("worse", "better")
     assert "worse in wrong_elements" in headline(compare(run, wrong))
     assert "wrong_elements" not in headline(compare(wrong, wrong))
@@ -204,6 +202,30 @@ def test_regressions_value_within_earlier_runs_is_not_reported():
 def test_regressions_unchanged_value_is_not_reported(value, earlier, metric):
     """Rounding makes the mean of equal logarithms slightly different. An unchanged dip of 0.784 was once reported."""
     assert regressions([past(number, **{metric: value}) for number in range(earlier + 1)]) == ()
+
+
+def test_regressions_lower_bounds_are_no_earlier_values():
+    """Runs that never recovered counted with the time that was left of them, and made a slow recovery look usual."""
+    quick = [past(number, **{"recovery.total": 1.0 + number / 10}) for number in range(4)]
+    open_ended = frozenset({"recovery.total"})
+    never = [replace(past(number, **{"recovery.total": 30.0}), at_least=open_ended) for number in (4, 5)]
+    (*_, last) = regressions([*quick, *never, past(9, **{"recovery.total": 25.0})])
+    assert (last.run, last.metric) == ("run-09", "recovery.total")
+    assert "4 earlier runs" in last.words
+    assert [one.run for one in regressions([*quick, *never])] == ["run-04", "run-05"], "no lower than 30 s is worse"
+
+
+def test_history_marks_the_values_that_are_lower_bounds(tmp_path, monkeypatch):
+    finished(tmp_path, synthetic_run())
+    seen = observe(synthetic_run())
+    never = replace(seen.metrics["recovery.total"], value=30.0, censored=True)
+    monkeypatch.setattr(history, "observe", lambda _: replace(seen, metrics={**seen.metrics, "recovery.total": never}))
+    (only,) = history.read(history.update(tmp_path)).past
+    assert (only.metrics["recovery.total"], only.at_least) == (30.0, {"recovery.total"})
+    text = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path)], standalone_mode=False).output
+    assert "≥ 30 s" in text
+    done = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path), "--json"], standalone_mode=False)
+    assert json.loads(done.output)["runs"][0]["at_least"] == ["recovery.total"]
 
 
 def test_regressions_one_iteration_below_a_constant_count_is_reported():
