@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -305,7 +306,7 @@ def _timed(work: Callable[..., object], *arguments: object) -> float:
 
 
 def _row(title: str, seconds: Sequence[float], goal: str, most: float) -> Row:
-    middle = sorted(seconds)[len(seconds) // 2]
+    middle = statistics.median(seconds)
     spread = f"{min(seconds):.1f}..{max(seconds):.1f} s, n={len(seconds)}"
     return title, f"{middle:.1f} s", spread, goal, mark(reached=middle <= most)
 

@@ -7,6 +7,7 @@ emulated VMs, so look at their spread. Every lost packet must be exactly one gap
 from __future__ import annotations
 
 import contextlib
+import statistics
 import tempfile
 import threading
 import time
@@ -189,7 +190,7 @@ def _period(lab: Lab, journal: Journal) -> Row:
 
 def _row(title: str, values_ms: Sequence[float], most: float, *, worst: bool = False) -> Row:
     ordered = sorted(values_ms)
-    middle = ordered[len(ordered) // 2]
+    middle = statistics.median(ordered)
     judged = ordered[-1] if worst else middle
     spread = f"{ordered[0]:.1f}..{ordered[-1]:.1f} ms, n={len(ordered)}"
     goal = f"{'each' if worst else 'median'} <= {most:g} ms"

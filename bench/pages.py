@@ -5,6 +5,7 @@ The run is a job of four ranks on the default lab, with a fault in most of its m
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -106,7 +107,7 @@ def _load_time(report: str, page: Path, profile: Path) -> Row:
             while not ended_ms:  # `open` returns when the load event begins; it ends a moment later
                 ended_ms = browser.value("performance.getEntriesByType('navigation')[0].loadEventEnd")
             times.append(ended_ms / 1e3)
-    middle = sorted(times)[LOADS // 2]
+    middle = statistics.median(times)
     return (
         title,
         f"{middle:.2f} s",

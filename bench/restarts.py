@@ -9,6 +9,7 @@ and all ranks must have the same state.
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -188,7 +189,7 @@ def rows_of(mode: str, ends: list[JobEnd]) -> Iterator[Row]:
     within = mark(reached=max(lost) <= EVERY)
     yield (
         f"{mode}: iterations lost",
-        f"{sorted(lost)[len(lost) // 2]}",
+        f"{statistics.median(lost):g}",
         f"{min(lost)}..{max(lost)}",
         f"<= {EVERY}",
         within,
@@ -210,7 +211,7 @@ def ettr_rows(ends: list[JobEnd]) -> Iterator[Row]:
     yield "measured ETTR in the formula's 95 % interval", f"{sum(inside)} of {len(inside)}", unknown, "", ""
     if ratios:
         spread = f"{ratios[0]:.2f}..{ratios[-1]:.2f}, n={len(ratios)}"
-        yield "measured ETTR / predicted", f"{ratios[len(ratios) // 2]:.3f}", spread, "", ""
+        yield "measured ETTR / predicted", f"{statistics.median(ratios):.3f}", spread, "", ""
 
 
 def _ettr_line(measured: Ettr | None) -> str:
@@ -225,7 +226,7 @@ def _seconds(title: str, times_ns: list[int]) -> Row:
     ordered = sorted(time_ns / 1e9 for time_ns in times_ns)
     return (
         title,
-        f"{ordered[len(ordered) // 2]:.2f} s",
+        f"{statistics.median(ordered):.2f} s",
         f"{ordered[0]:.2f}..{ordered[-1]:.2f} s, n={len(ordered)}",
         "",
         "",

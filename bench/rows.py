@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from harness.confidence import Interval
@@ -27,7 +28,7 @@ def decided(interval: Interval, *, least: float = -math.inf, most: float = math.
 
 def ratio(title: str, ratios: Sequence[float], least: float) -> Row:
     """Return a row about ratios whose median must be `least` or more."""
-    middle = sorted(ratios)[len(ratios) // 2]
+    middle = statistics.median(ratios)
     return (
         title,
         f"{middle:.2f}",

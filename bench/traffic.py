@@ -6,6 +6,7 @@ the end of the first minute, when all long-lived objects exist.
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -63,7 +64,7 @@ def measure_rates(lab: Lab, src: str, dst: str) -> Iterator[Row]:
         yield ratio(f"goodput / ib_write_bw, {QPS_BYTES} B, {qps} QP{failed}", row.ratios, 0.95)
     trips = perftest.round_trips(lab, src=src, dst=dst)
     spread = f"{min(trips):.2f}..{max(trips):.2f}, n={len(trips)}"
-    middle = sorted(trips)[len(trips) // 2]
+    middle = statistics.median(trips)
     title = f"round trip of a write, P50 / 2 x ib_write_lat P50, {perftest.LATENCY_BYTES} B"
     yield title, f"{middle:.2f}", spread, f"<= {LATENCY_GOAL}", mark(reached=middle <= LATENCY_GOAL)
 
@@ -162,7 +163,7 @@ def _wires(lab: Lab, progress: Callable[[str], None]) -> Row:
         ratios.append(tcp_goodput(lab, around, seconds=RING_S) / roce.goodput_bps)
     spread = f"{min(ratios):.2f}..{max(ratios):.2f}, n={len(ratios)}"
     title = f"goodput of TCP / of RoCE writes around a ring of {len(ends)} hosts"
-    return title, f"{sorted(ratios)[len(ratios) // 2]:.2f}", spread, "", ""
+    return title, f"{statistics.median(ratios):.2f}", spread, "", ""
 
 
 def measure_memory(lab: Lab, *, seconds: float = MEMORY_S) -> Iterator[Row]:
