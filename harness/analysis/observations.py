@@ -299,7 +299,8 @@ def recovery_phases(
         ]
         if lengths:
             length_ns, fault_id, detail = max(lengths)
-            metrics[f"recovery.{name}"] = Observation(value=length_ns / 1e9, detail=f"{fault_id}: {detail}")
+            others = f"; not seen under {', '.join(endless)}" if endless else ""
+            metrics[f"recovery.{name}"] = Observation(value=length_ns / 1e9, detail=f"{fault_id}: {detail}{others}")
             continue
         why = "unknown: no go-back at a captured port" if by_phase else _why_no_impact(base)
         metrics[f"recovery.{name}"] = Observation(value=None, detail=why if run.faults else "no fault in this run")
@@ -462,7 +463,9 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
             metrics["routing.restored"] = Observation(value=None, detail=left[0])
         elif times and not lost:
             value, fault_id, by = max(times)
-            metrics[f"routing.{name}"] = Observation(value=value / 1e9, detail=f"{fault_id}: first {by}")
+            still = [of_fault for of_fault, stages in by_routing.items() if of(stages) is None]
+            others = f"; not seen under {', '.join(still)}" if still else ""
+            metrics[f"routing.{name}"] = Observation(value=value / 1e9, detail=f"{fault_id}: first {by}{others}")
     return metrics
 
 

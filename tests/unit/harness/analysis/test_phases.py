@@ -59,6 +59,13 @@ def test_phases_detect_and_retransmit_come_from_packets(run, fired):
     assert observe(captured).metrics["recovery.detect"].value == pytest.approx(0.005)
 
 
+def test_phases_detail_names_the_faults_under_which_the_phase_was_not_seen(run, fired):
+    """The worst fault is the worst of those that showed the phase, which the number alone does not say."""
+    captured = with_backs(run, (fired["loss"] + 5 * MS, fired["loss"] + 7 * MS))
+    assert "; not seen under uplink" in observe(captured).metrics["recovery.detect"].detail
+    assert "not seen" not in observe(captured).metrics["recovery.qp_error"].detail
+
+
 def test_phases_rebuild_without_end_has_no_length(run, fired):
     """The length is missing, not 0."""
     at = fired["uplink"]
