@@ -162,7 +162,8 @@ def measure(runs: Mapping[str, tuple[Conditions, Measurements]]) -> NoiseFloor:
         raise UsageError(
             f"{len(series)} fault-free series with {iterations} common iterations; a noise floor needs at least "
             f"{MIN_RUNS}: runs of an experiment without faults, or twins of runs that bound jct_ratio; a run whose "
-            "routing scheme is not proven, or with more load than the emulation forwards, does not count"
+            "routing scheme is not proven, that was restarted, or with more load than the emulation forwards, does not "
+            "count"
         )
     spreads = {
         "job_time": _spread([iteration_times(part, iterations).sum() / 1e9 for part in series.values()], "s"),
@@ -239,14 +240,18 @@ def decode(content: bytes) -> NoiseFloor:
 
 
 def _fault_free(name: str, conditions: Conditions, run: Measurements) -> list[tuple[str, Sequence[RankSeries]]]:
-    """Return the series of a run without faults, and of its twin; none if the conditions were not those of the plan."""
+    """Return the series of a run without faults, and of its twin; none if the conditions were not those of the plan.
+
+    A job that had to be restarted was disturbed, although by no fault of the plan.
+    """
     routing = None if run.routing is None else (run.routing.scheme, _as_read(run.routing.parameters, dict[str, Any]))
     is_as_planned = routing == conditions.routing and not (run.routing and run.routing.unproven)
     overloaded = run.offered_bps is not None and emulation_headroom.exceeds_headroom(run.offered_bps, run.carried_bps)
     if not is_as_planned or overloaded:
         return []
     series: list[tuple[str, Sequence[RankSeries]]] = []
-    if not run.faults and not run.errors and run.failure is None and finished_iterations(run.series):
+    is_undisturbed = not run.errors and run.failure is None and not (run.resilience and run.resilience.restarts)
+    if not run.faults and is_undisturbed and finished_iterations(run.series):
         series.append((name, run.series))
     if run.twin is not None and finished_iterations(run.twin):
         series.append((f"{name} (twin)", run.twin))

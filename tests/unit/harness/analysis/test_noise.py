@@ -19,9 +19,11 @@ from harness.analysis import noise
 from harness.analysis.observe import observe
 from harness.cli.main import cli
 from harness.experiment.run_plan import PlannedBystander, PlannedFabric, PlannedProbes
+from harness.record.measurements import ResilienceRun
 from harness.record.rundir import RunDir
 from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from testbed.errors import UsageError
+from traffic.workloads.elastic.elastic_results import Restart
 
 RECEIPT = RoutingReceipt(
     scheme="pinned",
@@ -140,6 +142,19 @@ def test_noise_floor_needs_three_series_that_ran_as_planned():
     crowded = {name: msgspec.structs.replace(run, offered_bps=9e9, carried_bps=1e9) for name, run in runs.items()}
     with pytest.raises(UsageError, match="0 fault-free series"):
         noise.measure(alike(crowded))
+    restart = Restart(
+        number=1, reason="host3 is gone", cause="host", hosts=("host3",), before=(), progress_ns=0, noticed_ns=1,
+        iterations=3,
+    )  # fmt: skip
+    lost = ResilienceRun(restarts=(restart,), states=(), repeated_iterations=0, initialised_ns=1, connections=2)
+    calm = msgspec.structs.replace(lost, restarts=())
+    restarted, resilient = (
+        {name: msgspec.structs.replace(run, faults=(), twin=None, resilience=resilience) for name, run in runs.items()}
+        for resilience in (lost, calm)
+    )
+    with pytest.raises(UsageError, match=r"0 fault-free series .* that was restarted"):
+        noise.measure(alike(restarted))
+    assert len(noise.measure(alike(resilient)).sources) == 3
 
 
 def test_noise_floor_widens_the_interval():
