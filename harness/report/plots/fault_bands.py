@@ -21,14 +21,17 @@ def colour(fault: FaultRun, index: int) -> str:
 
 
 def band(run: Measurements, fault: FaultRun, index: int) -> Band | None:
-    """Return the shaded window: from the first firing (else arming) to the removal, by the receipt."""
+    """Return the shaded window: from the first firing (else arming) to the removal, by the receipt.
+
+    A fault whose removal is not proven may have lasted until the end of the run.
+    """
     receipt = fault.receipt
     if receipt is None:
         return None
-    start, end = receipt.fired.first_ns or receipt.armed.at_ns, receipt.cleared.at_ns
+    start = receipt.fired.first_ns or receipt.armed.at_ns
     if not isinstance(start, int):
         return None
-    end = end if isinstance(end, int) else start + fault.plan.duration_ns
+    end = receipt.cleared.at_ns if receipt.cleared.ok and receipt.cleared.at_ns is not None else run.end_ns
     return Band(
         start_s=(start - run.t0_ns) / 1e9,
         end_s=(max(start, end) - run.t0_ns) / 1e9,

@@ -18,10 +18,11 @@ from harness.report import run_page as report
 from harness.report import summary
 from harness.report.fabric.drawing import Mark, fabric_svg
 from harness.report.fabric.drawing_layout import lay_out
+from harness.report.plots import fault_bands
 from harness.report.plots.goodput_plot import goodput_chart, iterations_chart
 from harness.report.summary import format_observed
 from harness.verdict import Check, Verdict, VerdictFile
-from inject.evidence.receipt import Armed
+from inject.evidence.receipt import Armed, Cleared
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import load
 from testbed.observe.packet_capture import Captured, PortProof
@@ -104,6 +105,21 @@ def test_report_of_a_run_without_firing_shows_that_it_proves_nothing(tmp_path):
 
     assert "This run proves nothing" in html
     assert "it never fired" in html
+
+
+def test_report_shades_a_fault_that_was_not_cleared_until_the_end_of_the_run():
+    """The shade ended when the fault was due to end, although it was still in place and the lab DIRTY."""
+    run = synthetic_run()
+    first = run.faults[0]
+    stuck = msgspec.structs.replace(first.receipt, cleared=Cleared(ok=False, error="host1 does not answer"))
+    until_s = [
+        fault_bands.band(run, msgspec.structs.replace(first, receipt=receipt), 0).end_s
+        for receipt in (first.receipt, stuck)
+    ]
+    assert until_s == [
+        pytest.approx((first.receipt.cleared.at_ns - run.t0_ns) / 1e9),
+        pytest.approx((run.end_ns - run.t0_ns) / 1e9),
+    ]
 
 
 def test_report_says_why_a_workload_failed(tmp_path):
