@@ -7,6 +7,9 @@ export PYTHONDONTWRITEBYTECODE =
 # More than cores: unit tests wait for 155 s altogether, for a window or for the end of a process.
 WORKERS = $(shell expr $$(nproc) + 3)
 on_every_core = $(RUN)python -m pytest tests/unit -n $(WORKERS) --dist worksteal
+# Experiments that `make nightly` runs and `make test` does not: the first by its command, the second by test_gpu_health.py.
+# What the second one shows, a job that leaves a GPU with an uncontained error, is a unit test, with engines of this machine.
+AT_NIGHT = demo gpu-memory-error
 RUNS = runs
 # Where `make history` keeps runs of earlier days, and how many; a folder for what CI keeps of a level, if there is one.
 HISTORY = runs-kept
@@ -24,7 +27,7 @@ setup-tests:
 	@./bootstrap --tests
 
 test: setup-tests ## everything: what needs no lab while a soft lab comes up, then the rest on it, by one process that owns the lab
-	@$(RUN)python -m pytest tests/common tests/soft tests/lab tests/experiments --ignore tests/experiments/demo.toml --durations 15 \
+	@$(RUN)python -m pytest tests/common tests/soft tests/lab tests/experiments $(AT_NIGHT:%=--ignore tests/experiments/%.toml) --durations 15 \
 		--meanwhile "$(on_every_core) --durations 15"
 
 unit: setup-tests ## what needs no lab, on every core, but for commands, sessions of pytest and Ansible in whole processes: those in `make test`

@@ -133,7 +133,10 @@ def test_preflight_reports_a_gpu_beyond_a_threshold_and_offenders_sends_it_to_re
 
 @pytest.mark.slow
 def test_job_whose_gpu_has_an_uncontained_error_restarts_on_the_spare_and_its_host_is_an_offender(lab, tmp_path):
-    """XID 95 ends the rank. The job continues on the spare from its newest checkpoint, with the correct state."""
+    """XID 95 ends the rank. The job continues on the spare from its newest checkpoint, with the correct state.
+
+    `make test` leaves the experiment out: `tests/unit/traffic/workloads/test_elastic_jobs.py` has the restart.
+    """
     text = (Path(__file__).parents[1] / "experiments" / "gpu-memory-error.toml").read_text()
     source = text.encode()
     decided = run.decide(decode(source, source="here.toml"), source, lab.inventory_model)
