@@ -73,6 +73,12 @@ class ProcessActuator(Actuator):
                 f"then kill -CONT {pid}; fi"
                 for pid, started in self._started.items()
             ]
+            # `on` may stop a daemon that was started after this script was stored.
+            parts += [
+                f"p=$(cat {_pidfile(self._netns, name)} 2>/dev/null); "
+                f'[ "$(cat /proc/$p/comm 2>/dev/null)" != {name} ] || kill -CONT $p'
+                for name in self._find.get("daemons", ())
+            ]
             return "; ".join(parts)
         parts = [
             f'p=$(cat {path} 2>/dev/null); if [ "$(cat /proc/$p/comm 2>/dev/null)" != {_name_of(path)} ]; '
@@ -83,6 +89,8 @@ class ProcessActuator(Actuator):
 
     def on(self) -> None:
         """Send the signal; after KILL, wait until the processes are gone."""
+        if "daemons" in self._find:
+            self._find_again()
         self._over = False
         for pid, started in self._started.items():
             _send(pid, started, signal.SIGSTOP if self._how == "STOP" else signal.SIGKILL)
@@ -127,6 +135,13 @@ class ProcessActuator(Actuator):
             stopped = ("T",) if "daemons" in self._find else ("T", "gone")
             return any(state not in stopped for state in self.read()["states"].values())
         return any(_alive(path) for path, _ in self._commands) if self._again else super().is_lost()
+
+    def _find_again(self) -> None:
+        """Find the daemons that run now: an earlier fault of the run may have replaced those of `prepare`."""
+        stats = {pid: _stat(pid) for pid in self._pids()}
+        self._started = {pid: stat[1] for pid, stat in stats.items() if stat is not None}
+        if not self._started:
+            raise Refused(f"no process to {self._how.lower()} ({self._names()}) any more; start it first")
 
     def _until_stopped(self, *, stopped: bool) -> None:
         """Wait for the signal's effect: a running thread handles it when it next enters the kernel."""

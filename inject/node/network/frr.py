@@ -17,6 +17,7 @@ __all__ = ["BgpResetActuator", "FrrActuator"]
 # A session may be coming back after the previous fault.
 _SESSION_S = 10.0
 _SHOW = "show running-config"
+_SUMMARY = "show bgp ipv4 unicast summary json"
 
 
 class FrrActuator(Actuator):
@@ -95,7 +96,8 @@ class BgpResetActuator(Actuator):
         return "true"
 
     def on(self) -> None:
-        run([*vtysh(self._netns).split(), "-c", "clear bgp *"])
+        """Close the sessions; the same vtysh prints how many were dropped before, which earlier faults may change."""
+        _, self._before = _counted(run([*vtysh(self._netns).split(), "-c", _SUMMARY, "-c", "clear bgp *"]))
         self._done = True
 
     def off(self) -> None:
@@ -108,7 +110,11 @@ class BgpResetActuator(Actuator):
         return {"applied": applied, "netns": self._netns, "established": established, "dropped": dropped}
 
     def _sessions(self) -> tuple[int, int]:
-        shown = json.loads(run([*vtysh(self._netns).split(), "-c", "show bgp ipv4 unicast summary json"]) or "{}")
-        peers = shown.get("peers", {}).values()
-        dropped = sum(int(peer.get("connectionsDropped", 0)) for peer in peers)
-        return sum(peer.get("state") == "Established" for peer in peers), dropped
+        return _counted(run([*vtysh(self._netns).split(), "-c", _SUMMARY]))
+
+
+def _counted(summary: str) -> tuple[int, int]:
+    """Return how many sessions are established, and how many were dropped since bgpd started."""
+    peers = json.loads(summary or "{}").get("peers", {}).values()
+    dropped = sum(int(peer.get("connectionsDropped", 0)) for peer in peers)
+    return sum(peer.get("state") == "Established" for peer in peers), dropped

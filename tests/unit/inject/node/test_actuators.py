@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import shutil
@@ -24,7 +25,7 @@ from inject.node.machine.cgroup import CgroupActuator
 from inject.node.machine.hog import HogActuator
 from inject.node.machine.memory import MemoryActuator
 from inject.node.machine.process import ProcessActuator
-from inject.node.network import latereceives
+from inject.node.network import frr, latereceives
 from inject.node.network.background import BackgroundActuator
 from inject.node.network.packet_rules import HopActuator, psn_of
 
@@ -82,6 +83,83 @@ def test_killed_daemon_whose_number_another_program_has_got_is_started_again(sle
     actuator.off()
     subprocess.run(["sh", "-c", actuator.revert_script()], check=True)
     assert log.read_text() == "started\n" * 2
+
+
+@pytest.fixture
+def daemon(monkeypatch, tmp_path):
+    """Start a daemon `bgpd` of the switch `sw`, with a pid file; `_restart` starts another one in its place."""
+    (tmp_path / "sw").mkdir()
+    pidfile, program = tmp_path / "sw" / "bgpd.pid", tmp_path / "bgpd"
+    shutil.copy("/bin/sleep", program)
+    # A daemon has no parent that would have to collect it.
+    start = f"setsid sh -c '{program} 600 </dev/null >/dev/null 2>&1 & echo $! >{pidfile}'"
+    monkeypatch.setattr(process_module, "FRR_DIR", str(tmp_path))
+    monkeypatch.setattr(process_module, "enter_netns", lambda _netns: None)
+    monkeypatch.setattr(process_module, "unless_gone", lambda _netns, script: script)
+    monkeypatch.setattr(process_module, "_restart", lambda _netns, _pid: start)
+    subprocess.run(["sh", "-c", start], check=True)
+
+    def pid():
+        until(lambda: process_module._alive(str(pidfile)))
+        return int(pidfile.read_text())
+
+    yield pid
+    os.kill(pid(), 9)
+
+
+@pytest.mark.parametrize("how", ["KILL", "STOP"])
+def test_second_fault_of_a_daemon_hits_the_one_that_the_first_fault_has_started(daemon, how):
+    """A run prepares all its faults before the first one; the second one signalled a process that was gone."""
+    daemon()
+    first = ProcessActuator(find={"daemons": ["bgpd"]}, how="KILL", netns="sw", again=True)
+    second = ProcessActuator(find={"daemons": ["bgpd"]}, how=how, netns="sw", again=how == "KILL")
+    first.prepare()
+    second.prepare()
+    revert = second.revert_script()
+    first.on()
+    first.off()
+    restarted = daemon()
+    second.on()
+    assert second.read()["applied"]
+    if how == "STOP":
+        subprocess.run(["sh", "-c", revert], check=True)
+    else:
+        second.off()
+    assert (daemon() == restarted) is (how == "STOP")
+    assert state(daemon()) != "T"
+    second.off()
+    assert not second.read()["applied"]
+
+
+def test_fault_of_a_daemon_that_has_ended_meanwhile_is_refused(daemon):
+    pid = daemon()
+    actuator = ProcessActuator(find={"daemons": ["bgpd"]}, how="KILL", netns="sw", again=True)
+    actuator.prepare()
+    os.kill(pid, 9)
+    until(lambda: process_module._stat(pid) is None)
+    with pytest.raises(Refused, match="any more"):
+        actuator.on()
+    actuator.off()
+
+
+@pytest.mark.parametrize("before", [0, 9])
+def test_bgp_reset_counts_from_its_own_moment(monkeypatch, before):
+    """An earlier fault of the run that restarts bgpd sets the count to 0, and one that drops sessions raises it."""
+    dropped = [5]
+
+    def vtysh(argv):
+        summary = {"peers": {"ctsw1": {"state": "Established", "connectionsDropped": dropped[0]}}}
+        dropped[0] += "clear bgp *" in argv and is_obeyed
+        return json.dumps(summary) if any("summary" in word for word in argv) else ""
+
+    monkeypatch.setattr(frr, "run", vtysh)
+    for is_obeyed in (True, False):
+        dropped[0] = 5
+        reset = frr.BgpResetActuator(netns="sw")
+        reset.prepare()
+        dropped[0] = before
+        reset.on()
+        assert reset.read()["applied"] is is_obeyed
 
 
 def test_process_stored_revert_continues_it_any_number_of_times(sleeper):
