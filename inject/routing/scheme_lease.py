@@ -113,6 +113,8 @@ class SchemeLease:
             self.lease.begin()
             try:
                 self.lease.request(self._request())
+                # A `heal` that was run before the holder existed could not end it; a later one does.
+                interventions.refuse(self._lab.state_dir, self._lab.name, self._lab.ours)
                 audit_log.append_before_change(self._lab.state_dir, "routing applying", **self._audit_fields())
                 self._is_requested = True
                 answer = self.lease.request({"do": "arm"})

@@ -26,6 +26,7 @@ from inject.routing.scheme_lease import SchemeLease
 from testbed.errors import FaultError
 from testbed.routing.schemes import SCHEMES, Routing, scheme_named
 from testbed.routing.switch_tables import scheme_tables
+from testbed.tenancy import interventions
 
 APPLIED = [scheme for scheme in SCHEMES if scheme != "ecmp"]
 BEFORE = {f"rtsw{rack}": {"ctsw1.tx_packets": 10, "ctsw2.tx_packets": 10} for rack in (1, 2, 3)}
@@ -330,6 +331,28 @@ def test_scheme_lease_that_fails_while_applying_reads_back_the_removal(monkeypat
 
     assert requests == ["prepare", "arm", "clear"]
     assert (release.ok, release.by) == (not is_left, "holder" if answers else "lease")
+
+
+def test_scheme_is_not_applied_after_a_heal_that_came_before_its_holder(monkeypatch, tmp_path):
+    """Opening the connection and starting the holder takes seconds, in which `heal` finds nothing to end."""
+    requests = []
+
+    def begin(_):
+        monkeypatch.setattr(interventions, "since_begin", lambda *_: "`faultbed heal` ended the faults of this lab")
+
+    monkeypatch.setattr(Lease, "begin", begin)
+    monkeypatch.setattr(Lease, "request", lambda _, message: requests.append(message["do"]))
+    lab = SimpleNamespace(
+        name="lab", kind="soft", ours=("*",), state_dir=tmp_path, netns=lambda name: name,
+        carrier=lambda _: SimpleNamespace(name="fabric"),
+    )  # fmt: skip
+    tables = scheme_tables(TOPOLOGY, "pinned", fabric_of("pinned").as_routing)
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        lease = SchemeLease(lab, tables, "fabric", journal)
+        with pytest.raises(interventions.Intervened, match="heal"):
+            lease.apply()
+    assert requests == ["prepare"]
+    assert lease.release().ok
 
 
 def test_report_names_the_routing_scheme_and_why_it_is_not_proved(apply, tmp_path):
