@@ -27,8 +27,9 @@ def end_with(command: click.Command, name: str) -> NoReturn:
         command: what to run, with the arguments of this process.
         name: how usage and errors call it.
     """
-    signal.signal(signal.SIGTERM, _as_interrupt)
-    signal.signal(signal.SIGHUP, _as_interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP: the command outlives its terminal
+            signal.signal(number, _as_interrupt)
     sys.exit(_run(command, name))
 
 
@@ -52,8 +53,10 @@ def _run(command: click.Command, name: str) -> int:
 
 def _tell_interrupted(error: BaseException) -> int:
     """Say no more than the command has seen; click turns a KeyboardInterrupt into an Abort."""
-    cause = error.__cause__ if isinstance(error, click.Abort) else error
-    if isinstance(cause, Interrupted):
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, Interrupted):  # another Ctrl-C may follow what was seen
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
         _say(f"interrupted: {cause}")
         return cause.exit_code
     _say("interrupted; `faultbed status` shows what the lab is like")

@@ -1,8 +1,10 @@
 """The command line: every mistake is one sentence with the right exit code, and never a traceback."""
 
+import contextlib
 import importlib
 import json
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -16,7 +18,7 @@ from harness.cli.command_group import Commands
 from harness.cli.ending import end_with
 from harness.cli.lab import labs
 from harness.cli.main import SECTIONS, cli
-from testbed.errors import FaultbedError
+from testbed.errors import FaultbedError, Interrupted
 
 
 @pytest.mark.parametrize(
@@ -200,6 +202,53 @@ def test_cli_unexpected_exception_is_an_error_and_not_a_fail(monkeypatch, capsys
     assert end.value.code == 3
     assert words in output
     assert len(output.splitlines()) == lines if lines else "Traceback" in output
+
+
+def ended(monkeypatch, command):
+    """Run a command as `faultbed` does, and return its exit code; the handlers of this process stay."""
+    monkeypatch.setattr("sys.argv", ["faultbed"])
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with pytest.raises(SystemExit) as end:
+            end_with(command, "faultbed")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return end.value.code
+
+
+def test_cli_ctrl_c_while_an_interrupted_command_closes_the_lab_keeps_its_message_and_exit_code(monkeypatch, capsys):
+    """The lab is DIRTY: the second Ctrl-C came while connections were closed, and the command ended with 3."""
+
+    @contextlib.contextmanager
+    def lab():
+        try:
+            yield
+        finally:
+            raise KeyboardInterrupt
+
+    @click.command()
+    def run():
+        with lab():
+            raise Interrupted("the lab is DIRTY: link.down on a:b is not cleared", exit_code=5)
+
+    assert ended(monkeypatch, run) == 5
+    assert "interrupted: the lab is DIRTY" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_ignored", [True, False])
+def test_cli_under_nohup_goes_on_when_its_terminal_closes(monkeypatch, is_ignored):
+    """`nohup faultbed sweep ... &` ended at the logout: its handler replaced the one that ignores SIGHUP."""
+
+    @click.command()
+    def run():
+        signal.raise_signal(signal.SIGHUP)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    try:
+        assert ended(monkeypatch, run) == (0 if is_ignored else 3)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("group", [(), ("traffic",), ("inventory",)], ids=["faultbed", "traffic", "inventory"])
