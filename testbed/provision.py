@@ -61,7 +61,7 @@ _KEPT_RUNS = 5
 _END_DEADLINE_S = 3.0
 # A connection to a guest that hangs is closed after 90 s.
 _SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=120s -o ServerAliveInterval=15 -o ServerAliveCountMax=6"
-_PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "TERM")
+_PASSED_ON = ("PATH", "HOME", "USER", "TMPDIR", "TZ", "TERM")
 _EVENTS: dict[str, Literal["started", "ok", "changed", "skipped", "failed", "unreachable"]] = {
     "runner_on_start": "started",
     "runner_on_ok": "ok",
@@ -164,7 +164,8 @@ def provision(site: Site, on_event: OnEvent | None = None) -> ProvisionResult:
 
     Raises:
         LabError: a task failed or a node did not answer; the message has node, task and the node's message.
-        KeyboardInterrupt: Ctrl-C, after Ansible has been stopped; for SIGTERM it is SystemExit.
+        KeyboardInterrupt: Ctrl-C, after Ansible has been stopped. For SIGTERM and SIGHUP it is what their handlers
+            raise, and SystemExit without a handler.
     """
     with _connections(site):
         return _run(_PROVISION, site, on_event)
@@ -329,10 +330,8 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
             status, _ = runner.run()
         finally:
             _end_processes_of(folder)
-    if signal.SIGINT in interrupted:
-        raise KeyboardInterrupt
-    if interrupted:
-        raise SystemExit(128 + interrupted[0])  # as a shell reports a process that a signal ended
+    for number in interrupted:
+        _handle(number)
     if status != "successful":
         raise _failure(play, status, progress, folder)
     stats = runner.stats or {}
@@ -385,6 +384,7 @@ def _environment(site: Site) -> dict[str, str]:
         "ANSIBLE_SSH_RETRIES": "2",
         "ANSIBLE_TIMEOUT": "60",
         "ANSIBLE_NOCOLOR": "1",
+        "LC_ALL": "C.UTF-8",  # Ansible refuses every other encoding, such as that of cron and of LC_ALL=C
     }
 
 
@@ -395,12 +395,13 @@ def _is_passed_on(name: str, environment: Mapping[str, str]) -> bool:
 
 @contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM while Ansible runs, so that ansible-runner can end all its processes first."""
+    """Collect Ctrl-C, SIGTERM and SIGHUP while Ansible runs, so that ansible-runner can end all its processes first."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, lambda number, _frame: received.append(number))
     try:
@@ -408,6 +409,18 @@ def _interruptible() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _handle(number: int) -> None:
+    """Handle a signal that came while Ansible ran, as the process would have handled it at once.
+
+    Raises:
+        SystemExit: the process has no handler for it. The exit status is that of a process which the signal ended.
+    """
+    handler = signal.getsignal(number)
+    if not callable(handler):
+        raise SystemExit(128 + number)
+    handler(number, None)
 
 
 @contextmanager

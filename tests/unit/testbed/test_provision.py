@@ -69,6 +69,54 @@ def test_provision_signal_ends_ansible_and_is_raised(closed_site, number, error)
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_provision_signal_is_handled_as_the_command_line_handles_it(closed_site, number):
+    """`faultbed up` that got SIGTERM while Ansible ran ended with 143 and without a sentence."""
+
+    def send(event):
+        if event.state == "started":
+            os.kill(os.getpid(), number)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            provision(closed_site, send)
+        assert signal.getsignal(number) is interrupt
+    finally:
+        signal.signal(number, before)
+    assert not closed_site.control.exists()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_provision_goes_on_after_a_signal_that_the_process_ignores(closed_site, number):
+    """A command in the background of a script ignores Ctrl-C, and one under nohup SIGHUP."""
+
+    def send(event):
+        if event.state == "started":
+            os.kill(os.getpid(), number)
+
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with pytest.raises(LabError, match="Connection refused"):
+            provision(closed_site, send)
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("locale", ["C", "POSIX"])
+def test_provision_works_in_a_locale_that_ansible_refuses(closed_site, monkeypatch, locale):
+    """`Ansible requires the locale encoding to be UTF-8`: neither `up` nor the end of a host.reboot worked there."""
+    monkeypatch.setenv("LC_ALL", locale)
+    with pytest.raises(LabError, match="Connection refused"):
+        provision(closed_site)
+
+
+@pytest.mark.process
 def test_provision_works_outside_the_main_thread(closed_site):
     errors = []
 
