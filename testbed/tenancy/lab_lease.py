@@ -26,13 +26,14 @@ from testbed.inventory.lab_inventory import Inventory
 from testbed.model.lab_kind import traits_of
 from testbed.tenancy import dirty, interventions, reservation
 from testbed.tenancy.reservation import WHOLE_LAB, Entry, Mode, ReservationLost, Reserved, covered
-from testbed.tenancy.reservation_store import Reading, ReservationStore
+from testbed.tenancy.reservation_store import NotWritten, Reading, ReservationStore
 
 __all__ = [
     "INHERITED",
     "TTL_S",
     "LabLease",
     "hold",
+    "hold_if_recorded",
     "is_dead",
     "now_s",
     "owner",
@@ -169,7 +170,28 @@ def hold(
         raise
     if lease._lost is not None:  # noqa: SLF001 (this function and the class belong together)
         raise lease._lost  # noqa: SLF001
-    lease.release(was_dirty=was_dirty, is_dirty=_is_dirty(inventory))
+    is_dirty = _is_dirty(inventory)
+    try:
+        lease.release(was_dirty=was_dirty, is_dirty=is_dirty)
+    except NotWritten:  # the lease ends with this process; but a DIRTY part would be free for other users
+        if is_dirty:
+            raise
+
+
+@contextlib.contextmanager
+def hold_if_recorded(inventory: Inventory, names: Iterable[str] = (), *, why: str) -> Iterator[None]:
+    """Hold an exclusive lease for a command that only ends faults or the lab.
+
+    A full disk must not keep them in place: if the lease cannot be written, the block runs without it.
+
+    Raises:
+        Reserved: another user or command holds a part of it, as for `hold`.
+        UsageError: as for `hold`.
+    """
+    with contextlib.ExitStack() as lease:
+        with contextlib.suppress(NotWritten):
+            lease.enter_context(hold(inventory, names, why=why, mode="exclusive"))
+        yield
 
 
 def _is_dirty(inventory: Inventory) -> bool:

@@ -30,7 +30,7 @@ from testbed.errors import LabError
 from testbed.remote.remote_node import Node
 from testbed.tenancy.reservation import Book, Entry
 
-__all__ = ["FOLDER", "Reading", "ReservationStore", "local_store", "node_store"]
+__all__ = ["FOLDER", "NotWritten", "Reading", "ReservationStore", "local_store", "node_store"]
 
 FOLDER = "/var/lib/faultbed/reservations"
 SHELL_S = 60.0
@@ -59,6 +59,10 @@ _SCHEMA = 2
 
 Shell = Callable[[Sequence[str], str | None], tuple[int, str, str]]
 """Runs a command with a text on its stdin, and returns its exit status, stdout and stderr."""
+
+
+class NotWritten(LabError):
+    """The reservations cannot be written, as on a full disk; they are what they were."""
 
 
 class _Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,7 +139,8 @@ class ReservationStore:
         """Write the reservations if they are unchanged since `after` was read; return whether they were.
 
         Raises:
-            LabError: they cannot be written there.
+            NotWritten: they cannot be written there.
+            LabError: its machine does not answer correctly.
         """
         clock = _Clock(boot=after.boot, ahead_s=after.now_s - after.up_s, written_s=after.now_s)
         text = msgspec.json.format(msgspec.json.encode(_File(entries=book, clock=clock))).decode() + "\n"
@@ -145,9 +150,9 @@ class ReservationStore:
         if status in {0, _CONFLICT}:
             return status == 0
         if status == _NOT_WRITABLE:
-            raise LabError(
-                f"{self.where}: {self.folder} cannot be written: as root there, `install -d -m 2775 -g GROUP "
-                f"{self.folder}` with a group of all users of the lab ({err.strip()})"
+            raise NotWritten(
+                f"{self.where}: {self.folder} cannot be written ({err.strip()}): free disk space, or as root there "
+                f"`install -d -m 2775 -g GROUP {self.folder}` with a group of all users of the lab"
             )
         problems = {
             _LOCKED: "is locked by another write; try again",

@@ -39,7 +39,7 @@ from testbed.lab import Lab, open_lab
 from testbed.model.lab_kind import traits_of
 from testbed.suggestions import hint
 from testbed.tenancy import audit_log, dirty
-from testbed.tenancy.lab_lease import hold
+from testbed.tenancy.lab_lease import hold_if_recorded
 
 __all__ = ["COMMANDS"]
 
@@ -172,7 +172,7 @@ def heal(session: Session, *, machines: tuple[str, ...], panic: bool, as_json: b
     inventory = session.inventory()
     _only_machines(inventory, machines)
     # Panic ignores reservations: it also removes the faults of other sessions.
-    holding = contextlib.nullcontext() if panic else hold(inventory, machines, why="heal", mode="exclusive")
+    holding = contextlib.nullcontext() if panic else hold_if_recorded(inventory, machines, why="heal")
     state, subject = lab_dir(inventory.name), {"kind": "panic" if panic else "", "target": " ".join(machines) or "all"}
     with open_lab(inventory) as lab, holding:
         audit_log.try_to_append(state, "healing", **subject)  # a full disk must not keep a fault in place

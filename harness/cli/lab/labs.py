@@ -25,7 +25,7 @@ from testbed.lab import open_lab
 from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Topology
 from testbed.tenancy import dirty
-from testbed.tenancy.lab_lease import hold
+from testbed.tenancy.lab_lease import hold, hold_if_recorded
 from testbed.tenancy.reservation import Entry
 
 __all__ = ["COMMANDS", "ssh_arguments"]
@@ -174,7 +174,7 @@ def down(session: Session, *, purge: bool) -> None:
     inventory = session.inventory()
     backend = backend_of(inventory.kind)
     backend.check_can_start(inventory)
-    with hold(inventory, why="down", mode="exclusive"):
+    with hold_if_recorded(inventory, why="down"):
         was_up = backend.down(inventory)
         if purge:
             backend.purge(inventory)

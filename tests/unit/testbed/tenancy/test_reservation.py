@@ -14,9 +14,9 @@ from testbed import shipped
 from testbed.directories import lab_dir
 from testbed.errors import LabError, UsageError
 from testbed.inventory import lab_inventory as inventory_module
-from testbed.tenancy import dirty
+from testbed.tenancy import dirty, reservation_store
 from testbed.tenancy import lab_lease as lease_module
-from testbed.tenancy.lab_lease import LabLease, hold, is_dead, reserve_by_hand, this_process
+from testbed.tenancy.lab_lease import LabLease, hold, hold_if_recorded, is_dead, reserve_by_hand, this_process
 from testbed.tenancy.reservation import (
     WHOLE_LAB,
     Entry,
@@ -286,6 +286,31 @@ def test_lease_ends_with_its_block_and_excludes_others_meanwhile(home, other_use
             pass
     with hold(INVENTORY, ["host1"], why="later", mode="exclusive"):
         pass
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No reservation can be written any more."""
+    return lambda: monkeypatch.setattr(reservation_store, "_WRITE", "echo No space left on device >&2; exit 4")
+
+
+def test_full_disk_keeps_no_lab_up_and_no_fault_in_place(home, full_disk, other_user):
+    """`down --purge` frees the disk, and was refused because it was full. What others hold still refuses it."""
+    with hold(INVENTORY, ["host1"], why="test", mode="exclusive"):
+        full_disk()
+        with pytest.raises(LabError, match=r"No space left.*free disk space"):
+            hold(INVENTORY, ["host2"], why="run", mode="exclusive").__enter__()
+        with hold_if_recorded(INVENTORY, ["host2"], why="heal"):
+            pass
+        other_user("bob")
+        with pytest.raises(Reserved, match="test"):
+            hold_if_recorded(INVENTORY, why="down").__enter__()
+
+
+def test_command_whose_disk_fills_up_reports_its_result_and_not_its_lease(home, full_disk):
+    """The receipt of a fault was lost, because the lease could not be taken off the list; it ends with the process."""
+    with hold(INVENTORY, ["host1"], why="inject", mode="exclusive"):
+        full_disk()
 
 
 @pytest.mark.process
