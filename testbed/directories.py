@@ -119,6 +119,9 @@ def short_dir(lab: Path) -> Path:
 
 def _from_environment(own: str, xdg: str, fallback: str) -> Path:
     if value := os.environ.get(own):
-        return Path(value).expanduser().resolve()
+        path = Path(value).expanduser()
+        if not path.is_absolute():  # a later change of the working directory must not move the labs
+            os.environ[own] = str(path.absolute())
+        return path.resolve()
     base = os.environ.get(xdg)
     return (Path(base) if base else Path.home() / fallback) / "faultbed"

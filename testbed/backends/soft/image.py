@@ -183,6 +183,8 @@ def _build_into(folder: Path, progress: Callable[[str], None]) -> None:
     out.chmod(0o777)
     guest = out / "guest"
     shutil.copytree(_GUEST, guest)
+    for path in (guest, *guest.iterdir()):  # files of a checkout under `umask 077` are readable for its user alone
+        path.chmod(0o755)
     log = folder / "build.log"
     try:
         _mmdebstrap(guest, out, log)

@@ -39,7 +39,8 @@ def inspect(known: VmState, disk: Path) -> Condition:
     Args:
         known: the record.
         disk: the VM's disk image. It identifies the process if the record holds no start time, as written by
-            versions up to 2026-11.
+            versions up to 2026-11. A process that runs on another image is that of another lab, of which this one's
+            state folder is a copy.
 
     Returns:
         `running`, `dying` (killed, but its files are still open), `foreign` (another process has the id) or `gone`.
@@ -48,7 +49,8 @@ def inspect(known: VmState, disk: Path) -> Condition:
     if not fields:
         return "gone"
     if known.start_ticks:
-        is_own = int(fields[19]) == known.start_ticks and known.boot_id == boot_id() and _may_be_qemu(known.pid)
+        is_same = int(fields[19]) == known.start_ticks and known.boot_id == boot_id()
+        is_own = is_same and _may_be_qemu(known.pid) and not _has_other_disk(known.pid, disk)
     else:
         is_own = _is_qemu(known.pid) and _has_disk(known.pid, disk)
     if is_own:
@@ -113,10 +115,20 @@ def _has_no_memory(pid: int) -> bool:
 
 
 def _has_disk(pid: int, disk: Path) -> bool:
+    return any(file.resolve() == disk.resolve() for file in _drives(pid))
+
+
+def _has_other_disk(pid: int, disk: Path) -> bool:
+    """Return whether a process runs on another file of a disk's name. A folder that was moved still has its files."""
+    namesakes = [file for file in _drives(pid) if file.name == disk.name and file.exists()]
+    return disk.exists() and bool(namesakes) and not any(file.samefile(disk) for file in namesakes)
+
+
+def _drives(pid: int) -> list[Path]:
+    """Return the files of a process's `-drive` options."""
     try:
         argv = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
-        return False
+        return []
     values = [value for option, value in itertools.pairwise(argv) if option == "-drive"]
-    files = [value.partition(",")[0].removeprefix("file=") for value in values if value.startswith("file=")]
-    return any(Path(file).resolve() == disk.resolve() for file in files)
+    return [Path(value.partition(",")[0].removeprefix("file=")) for value in values if value.startswith("file=")]

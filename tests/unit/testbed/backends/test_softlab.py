@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import select
 import shutil
 import signal
@@ -129,6 +130,24 @@ def test_image_lack_of_space_is_reported_before_building(monkeypatch, tmp_path):
         image.build(lambda _: None)
 
 
+def test_image_recipe_of_a_checkout_under_umask_077_is_readable_for_the_subordinate_root(monkeypatch, tmp_path):
+    """`make demo` in a clone made with umask 077: the root of mmdebstrap is another user id and could not run it."""
+    recipe, modes = tmp_path / "guest", []
+    shutil.copytree(image._GUEST, recipe)
+    for path in (recipe, *recipe.iterdir()):
+        path.chmod(path.stat().st_mode & 0o700)
+
+    def look(guest, _out, _log):
+        modes.extend(path.stat().st_mode & 0o005 for path in (guest, *guest.iterdir()))
+        raise LabError("seen")
+
+    monkeypatch.setattr(image, "_GUEST", recipe)
+    monkeypatch.setattr(image, "_mmdebstrap", look)
+    with pytest.raises(LabError, match="seen"):
+        image._build_into(tmp_path, lambda _: None)
+    assert set(modes) == {0o005}
+
+
 def test_lab_lack_of_memory_is_reported_before_booting(monkeypatch, soft, tmp_path):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     monkeypatch.setattr(capacity, "available_mib", lambda: 100)
@@ -156,6 +175,18 @@ def test_lab_lock_admits_one_command_at_a_time(tmp_path):
     reported = rf"another faultbed \(process {os.getpid()}\)"
     with lab_state.locked(tmp_path), pytest.raises(LabError, match=reported), lab_state.locked(tmp_path):
         pass
+
+
+def test_lab_lock_on_a_full_disk_admits_the_command_that_ends_the_lab(tmp_path):
+    """The process id in the lock is for messages only: without it, `down --purge` could not free the disk."""
+    before, entered = resource.getrlimit(resource.RLIMIT_FSIZE), []
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # nothing can be written, as on a full disk
+    try:
+        with lab_state.locked(tmp_path):
+            entered.append("lab")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert entered == ["lab"]
 
 
 def test_state_of_another_version_is_an_error_with_a_remedy(tmp_path):

@@ -284,6 +284,33 @@ def test_end_process_id_reused_by_another_program_signals_nothing(mini, folder, 
     assert child.poll() is None
 
 
+def test_copy_of_a_state_folder_ends_no_vm_of_the_original(mini, folder, machine, qemu, monkeypatch, tmp_path):
+    """A backup of FAULTBED_HOME holds the process ids of the running lab: `down` there ended that lab's VMs."""
+    machine.disk.touch()
+    child = qemu(machine)
+    record(folder, child)
+    shutil.copytree(tmp_path / "home", tmp_path / "backup")
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "backup"))
+    assert not any(vm.alive for vm in lifecycle.status(mini).vms)
+    lifecycle.down(mini)
+    assert child.poll() is None
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").rename(tmp_path / "moved")
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "moved"))
+    lifecycle.down(mini)
+    assert vm_process.start_ticks(child.pid) == 0, "a folder that was moved is the lab's own"
+
+
+def test_relative_home_stays_where_it_is_when_the_working_directory_changes(monkeypatch, tmp_path):
+    """In a test that changes the directory, the lab of the session was looked for in another folder."""
+    monkeypatch.setenv("FAULTBED_HOME", "state")
+    monkeypatch.chdir(tmp_path)
+    assert directories.home_dir() == tmp_path / "state"
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert directories.home_dir() == tmp_path / "state"
+
+
 @pytest.mark.parametrize("change", ["start_ticks", "boot_id"])
 def test_end_other_qemu_with_the_recorded_id_signals_nothing(machine, qemu, change):
     child = qemu(machine)
