@@ -117,12 +117,12 @@ def discard_all(folder: str) -> None:
         OSError: a holder may not be killed, or still runs.
     """
     for path in sorted(
-        {claim_file(path) for suffix in ("claim", "revert") for path in glob.glob(f"{folder}/*.{suffix}")}
+        {claim_file(path) for suffix in ("claim", "revert") for path in glob.glob(f"{glob.escape(folder)}/*.{suffix}")}
     ):
         end_holder(path)
         with contextlib.suppress(TimeoutError), locked(path, within_s=_REVERT_S):
             pass
-    for path in (*glob.glob(f"{folder}/*.revert"), *glob.glob(f"{folder}/*.claim")):
+    for path in (*glob.glob(f"{glob.escape(folder)}/*.revert"), *glob.glob(f"{glob.escape(folder)}/*.claim")):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 

@@ -28,7 +28,7 @@ from inject.node.claim import Claim
 from inject.node.holder import REVERT_DIR
 from testbed.backends.soft import lifecycle
 from testbed.errors import FaultError
-from testbed.node.holders import end_holder, identity, locked, read_claim
+from testbed.node.holders import discard_all, end_holder, identity, locked, read_claim
 from testbed.observe import counters, fingerprint
 
 LINK = [{"path": ["host", "host1", "rnic", "rxe0", "link", "l"], "thing": "link l"}]
@@ -377,3 +377,13 @@ def test_fault_of_a_link_queries_no_guest(tmp_path):
     planned = planned_of("link.flap", "host1:rxe0")
     refuse_remote_conflicts(lab, planned, Injector(lab, journal=None).claim_of(planned), where="link.flap")
     assert request == []
+
+
+def test_stored_reverts_are_discarded_in_a_folder_whose_name_is_a_pattern(tmp_path):
+    """With FAULTBED_HOME=/srv/lab[1], a reset neither ended the holders of faults nor discarded their reverts."""
+    folder = tmp_path / "lab[1]"
+    folder.mkdir()
+    for name in ("x.revert", "y.claim"):
+        (folder / name).touch()
+    discard_all(str(folder))
+    assert not list(folder.iterdir())
