@@ -98,7 +98,8 @@ class Session:
         """Print one JSON document on stdout. NaN and infinity become null, because JSON does not have them."""
         text = json.dumps(value, default=_plain)
         plain = json.loads(text, parse_constant=lambda _: None)
-        sys.stdout.write(json.dumps(plain, indent=2, allow_nan=False) + "\n")
+        with contextlib.suppress(BrokenPipeError):  # its reader has ended; the command keeps its own exit code
+            sys.stdout.write(json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
     def table(self, columns: Sequence[str], rows: _Rows, *, title: str | None = None) -> None:
         """Print a table. In a pipe it is up to 200 characters wide, whatever the terminal's width is."""

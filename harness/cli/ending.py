@@ -5,7 +5,10 @@ Only an unexpected exception prints a traceback. It ends with 3 (ERROR), because
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import select
 import signal
 import sys
 import traceback
@@ -30,16 +33,22 @@ def end_with(command: click.Command, name: str) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP: the command outlives its terminal
             signal.signal(number, _as_interrupt)
-    sys.exit(_run(command, name))
+    code = _run(command, name)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # at the interpreter's end it would replace the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def _run(command: click.Command, name: str) -> int:
     try:
-        return int(command.main(standalone_mode=False, prog_name=name) or 0)
+        return _main(command, name)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         return ExitCode.USAGE
     except FaultbedError as error:
         _say(str(error))
@@ -49,6 +58,20 @@ def _run(command: click.Command, name: str) -> int:
     except Exception as error:  # noqa: BLE001 - ended with the code that is its own
         _tell_unforeseen(error)
         return ExitCode.ERROR
+
+
+def _main(command: click.Command, name: str) -> int:
+    """Run a command. click ends with 1 after a BrokenPipeError, of any pipe or socket, and here 1 means FAIL.
+
+    Raises:
+        BrokenPipeError: in place of that.
+    """
+    try:
+        return int(command.main(standalone_mode=False, prog_name=name) or 0)
+    except SystemExit as stop:
+        if stop.code != 1:
+            raise
+        raise BrokenPipeError(errno.EPIPE, "a pipe or socket was closed by its other end") from None
 
 
 def _tell_interrupted(error: BaseException) -> int:
@@ -65,9 +88,9 @@ def _tell_interrupted(error: BaseException) -> int:
 
 def _tell_unforeseen(error: Exception) -> None:
     """Report an unexpected exception: an error of the machine in one line, a defect of ours with its traceback."""
-    if isinstance(error, BrokenPipeError):  # the reader of stdout has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    elif isinstance(error, OSError):
+    if isinstance(error, BrokenPipeError) and not _has_reader(1):
+        return
+    if isinstance(error, OSError):
         file_prefix = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         _say(f"{file_prefix}{error.strerror or error}; correct that, then repeat the command")
     else:
@@ -75,8 +98,16 @@ def _tell_unforeseen(error: Exception) -> None:
         _say(f"internal error: {type(error).__name__}: {error}; please report it with the lines above")
 
 
+def _has_reader(pipe: int) -> bool:
+    """Return whether the other end of a pipe is open; True for a file or a terminal (poll(2), POLLERR)."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return not any(event & select.POLLERR for _, event in poll.poll(0))
+
+
 def _say(text: str) -> None:
-    click.echo(f"{click.style('faultbed:', fg='red', bold=True)} {text}", err=True)
+    with contextlib.suppress(OSError):  # its reader has ended; the exit code is still the right one
+        click.echo(f"{click.style('faultbed:', fg='red', bold=True)} {text}", err=True)
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> Any:  # noqa: ARG001 (signal's signature)

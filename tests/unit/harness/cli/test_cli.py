@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import tomllib
 import click
 import pytest
 from click.testing import CliRunner
+from house import HOUSE
 
 from harness import console
 from harness.cli.command_group import Commands
@@ -249,6 +251,50 @@ def test_cli_under_nohup_goes_on_when_its_terminal_closes(monkeypatch, is_ignore
         assert ended(monkeypatch, run) == (0 if is_ignored else 3)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+ENDS = """
+import socket, sys
+import click
+from harness.cli.context import Session
+from harness.cli.ending import end_with
+
+@click.command()
+@click.argument("what")
+def command(what):
+    if what == "usage":
+        raise click.UsageError("no such lab")
+    if what == "socket":
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        ours.send(b"x")
+    Session(None).json(["x" * 40] * (10_000 if what == "long" else 1))
+    return 2
+
+end_with(command, "faultbed")
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("what", "closed", "code", "words"),
+    [
+        ("usage", "stderr", 4, ""),
+        ("short", "stdout", 2, ""),
+        ("long", "stdout", 2, ""),
+        ("socket", "stderr", 3, ""),
+        ("socket", "nothing", 3, "closed by its other end"),
+    ],
+)
+def test_cli_exit_code_is_kept_when_the_reader_of_its_output_has_ended(what, closed, code, words):
+    """`faultbed run ... | grep -q PASS` ended with 1, which means FAIL, whatever the verdict was."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    outputs = {name: writer if name == closed else subprocess.PIPE for name in ("stdout", "stderr")}
+    done = subprocess.run([sys.executable, "-c", ENDS, what], check=False, text=True, timeout=120, cwd=HOUSE, **outputs)
+    os.close(writer)
+    assert done.returncode == code
+    assert words in (done.stderr or "")
 
 
 @pytest.mark.parametrize("group", [(), ("traffic",), ("inventory",)], ids=["faultbed", "traffic", "inventory"])
