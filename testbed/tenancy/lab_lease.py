@@ -173,8 +173,8 @@ def hold(
     is_dirty = _is_dirty(inventory)
     try:
         lease.release(was_dirty=was_dirty, is_dirty=is_dirty)
-    except NotWritten:  # the lease ends with this process; but a DIRTY part would be free for other users
-        if is_dirty:
+    except NotWritten:  # the lease ends with this process, but what is DIRTY for other users does not
+        if was_dirty or is_dirty:
             raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -26,7 +27,7 @@ from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Topology
 from testbed.tenancy import dirty
 from testbed.tenancy.lab_lease import hold, hold_if_recorded
-from testbed.tenancy.reservation import Entry
+from testbed.tenancy.reservation import Entry, ReservationLost
 
 __all__ = ["COMMANDS", "ssh_arguments"]
 
@@ -174,7 +175,9 @@ def down(session: Session, *, purge: bool) -> None:
     inventory = session.inventory()
     backend = backend_of(inventory.kind)
     backend.check_can_start(inventory)
-    with hold_if_recorded(inventory, why="down"):
+    # A purge removes the reservations with the lab's folder: there is none to release.
+    gone = (ReservationLost,) if purge else ()
+    with contextlib.suppress(*gone), hold_if_recorded(inventory, why="down"):
         was_up = backend.down(inventory)
         if purge:
             backend.purge(inventory)

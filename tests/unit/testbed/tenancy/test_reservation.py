@@ -463,6 +463,13 @@ def faultbed(home, forked):
     return call
 
 
+def test_purge_does_not_report_its_own_reservation_as_lost(faultbed, home):
+    """It goes with the lab's folder; `down --purge` ended with 3 and "another user released it by force"."""
+    done = faultbed("--lab", "soft-mini", "down", "--purge")
+    assert (done.returncode, done.stderr) == (0, "soft-mini was not up\n")
+    assert not list((home / "labs").iterdir())
+
+
 def test_reserve_status_and_release_commands_work_together(faultbed, home, other_user):
     assert faultbed("reserve", "host1", "--for", "2h", "--why", "incast study").returncode == 0
     shown = json.loads(faultbed("status", "--json").stdout)["reservations"]
