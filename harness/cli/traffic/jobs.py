@@ -131,10 +131,13 @@ def job(
         session.json(result.to_dict() | more)
     else:
         _print_groups(session, spec, result, disturbed)
-        session.out.print(
-            f"{result.iterations_completed} iterations, {result.wrong_elements} wrong elements; iteration P50 "
-            f"{result.iteration_p50_ns / 1e6:.1f} ms, P95 {result.iteration_p95_ns / 1e6:.1f}, "
+        times = (
+            f"; iteration P50 {result.iteration_p50_ns / 1e6:.1f} ms, P95 {result.iteration_p95_ns / 1e6:.1f}, "
             f"P99 {result.iteration_p99_ns / 1e6:.1f}"
+        )
+        session.out.print(
+            f"{result.iterations_completed} iterations, {result.wrong_elements} wrong elements"
+            f"{times if result.iterations_completed else ''}"
         )
         if result.storage_times is not None:
             session.out.print(_storage_text(result.storage_times))
@@ -201,8 +204,8 @@ def _print_groups(session: Session, spec: JobSpec, result: JobResult, disturbed:
             result.algorithms[group.phase],
             str(spec.phases[group.phase].size_bytes),
             " ".join(str(rank) for rank in group.members),
-            f"{group.time_ns / 1e3:.0f}",
-            f"{group.busbw_gbytes_per_s:.5f}",
+            f"{group.time_ns / 1e3:.0f}" if result.iterations_completed else "n/a",
+            f"{group.busbw_gbytes_per_s:.5f}" if group.busbw_gbytes_per_s else "n/a",
             *(ratios.get((group.phase, group.members), ("", "")) if ratios else ()),
         )
         for group in result.groups

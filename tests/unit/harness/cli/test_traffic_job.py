@@ -13,6 +13,7 @@ from harness.cli.main import cli
 from harness.cli.traffic import jobs
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
+from traffic.workloads.job import GroupTime
 
 PLACED = ("--rank", "host1", "--rank", "host2", "--rank", "host3", "--rank", "host4")
 TWO_GROUPS = ("--grid", "tp=2,dp=2", "--phase", "dp:all-reduce:16KiB:ring", *PLACED, "--iterations", "3", "--alone")
@@ -100,3 +101,22 @@ def test_a_group_that_cannot_run_alone_is_refused_before_anything_runs(run):
     assert isinstance(done.exception, UsageError)
     assert "more ranks on some of its RNICs" in str(done.exception)
     assert ran == []
+
+
+def test_phase_whose_bandwidth_is_not_defined_shows_none(run):
+    """An all-to-all of unequal sizes has no bus bandwidth, and was shown with one of 0."""
+    done, _ = run("--grid", "ep=4", "--phase", "ep:all-to-allv:16KiB", *PLACED, "--iterations", "2")
+    assert done.return_value == ExitCode.PASS
+    assert "n/a" in done.stdout
+    assert "0.00000" not in done.stdout
+
+
+def test_job_that_finished_no_iteration_shows_no_times(run):
+    """Times of 0 and a bus bandwidth of 0 were shown of a job that had measured nothing."""
+    nothing = GroupTime(phase=0, members=(0, 1, 2, 3), time_ns=0.0, busbw_gbytes_per_s=0.0)
+    change = {"outcome": "failed", "where": "host1: gone", "iterations_completed": 0, "groups": (nothing,)}
+    words = ("--grid", "dp=4", "--phase", "dp:all-reduce:16KiB:ring", *PLACED, "--iterations", "2")
+    done, _ = run(*words, broken={"job dp=4": change})
+    assert done.return_value == ExitCode.ERROR
+    assert done.stdout.count("n/a") == 2
+    assert "0 iterations, 0 wrong elements\n" in done.stdout
