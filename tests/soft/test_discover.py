@@ -13,10 +13,12 @@ from testbed.inventory import lab_inventory
 pytestmark = pytest.mark.soft
 
 
-def test_discover_rebuilds_the_inventory_from_the_machines(lab, tmp_path):
+def test_discover_rebuilds_the_inventory_and_the_bgp_sessions_from_the_machines(lab, tmp_path):
+    """A session identifies the switch at its far end, although spines share an ASN."""
     nodes = {name: lab.node(name) for name in lab.nodes()}
     silent = {}
-    inventory_draft = draft(live.query(nodes, lambda _: None, silent=silent), name=lab.name)
+    machines = live.query(nodes, lambda _: None, silent=silent)
+    inventory_draft = draft(machines, name=lab.name)
     assert (inventory_draft.open, silent) == ((), {})
     path = tmp_path / "drafted.yml"
     path.write_text(text(inventory_draft))
@@ -24,11 +26,6 @@ def test_discover_rebuilds_the_inventory_from_the_machines(lab, tmp_path):
     assert replace(lab_inventory.load(path), path=known.path) == known
     links = lab.topology.links
     assert sum(inventory_draft.cables.values()) == len(links)
-
-
-def test_discover_bgp_sessions_identify_the_switch_at_the_far_end_although_spines_share_an_asn(lab):
-    carriers = {carrier.name: lab.node(carrier.name) for carrier in lab.inventory_model.carriers}
-    machines = live.query(carriers, lambda _: None, silent={})
     peers = {name: space.peers for machine in machines for name, space in machine.spaces.items() if space.peers}
     router_id = {switch.name: switch.loopback.partition("/")[0] for switch in lab.topology.switches}
     assert peers == {
