@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from documented import FLAP, FLOW, HEAL, LONG, LOSS, ON_LAB, PROBE, RECORD, REPLAY
+from documented import FLAP, FLOW, HEAL, LONG, LOSS, ON_LAB, ON_LAB_READING, PROBE, RECORD, REPLAY
 from terminals import check, environment, terminal, typed, working_directory
 
 from testbed.observe import fingerprint
@@ -28,6 +28,12 @@ def once(request):
 
 def of_lab(lab):
     return environment(FAULTBED_LAB=str(lab.inventory.resolve()))
+
+
+def test_documented_commands_that_only_read_the_lab(lab, folder, subtests):
+    for text, expected in ON_LAB_READING.items():
+        with subtests.test(command=text):
+            check(text, expected, folder, of_lab(lab))
 
 
 @pytest.mark.parametrize("text", ON_LAB, ids=str)
