@@ -175,6 +175,9 @@ LONG = {
         "--metric ingest.wait --metric ingest.p99_ratio --metric checkpoint.wait --out runs/checkpoint"
     ): Expected(says="3 points (3 PASS)", makes="runs/checkpoint/sweep.json", resets=True),
     (
+        f"{_SWEEP}/initialise.toml --over workload.qps_per_peer=1,16,64 --metric initialise.time --out runs/initialise"
+    ): Expected(says="3 points (3 PASS)", makes="runs/initialise/sweep.json", resets=True),
+    (
         f"{_SWEEP}/loss.toml --over workload.size=4KiB,64KiB,1MiB --over "
         "'faults[0].set.share=0.0005,0.001,0.004,0.016' --out runs/loss"
     ): Expected(says="12 runs to make", more="--plan", why="twelve runs are ten minutes"),

@@ -11,7 +11,12 @@ import ipaddress
 import pytest
 from waiting import until
 
+from harness.experiment import experiment_file
+from harness.experiment.fabric_file import Fabric
+from harness.run import bisection_run, loop
+from harness.run.bisection_run import BisectionSpec
 from harness.run.prepare.preflight import preflight
+from harness.verdict import Verdict
 from testbed.backends.soft import lifecycle
 from testbed.observe import fingerprint
 from traffic.engine.task_specs import QpParams
@@ -23,6 +28,22 @@ pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("zones >= 2"
 
 PATIENT = QpParams(timeout=20)
 """An ACK timeout of 4.3 s: what waits in the queue of a slow link is not lost."""
+
+BYTES = """
+name = "bytes"
+[workload]
+collective = "all-to-all"
+size = "256KiB"
+qps_per_peer = 4
+iterations = 40
+qp = { timeout = 20 }
+[[expect]]
+metric = "link_bytes.error"
+max = 0.03
+[[expect]]
+metric = "wrong_elements"
+max = 0
+"""
 
 
 @pytest.fixture
@@ -54,6 +75,29 @@ def test_goodput_across_zones_is_goodput_within_zones_divided_by_the_taper(lab):
         f"in zones {inside / 1e6:.1f} Mb/s, across {across / 1e6:.1f}: {across / inside:.3f}; 1/taper {up / down:.3f}"
     )
     assert across / inside == pytest.approx(up / down, rel=0.1)
+
+
+def test_bytes_of_every_link_are_those_of_schedule_placement_and_ecmp(lab, tmp_path):
+    experiment = experiment_file.decode(BYTES.encode(), source="bytes.toml")
+    decided = loop.decide(experiment, BYTES.encode(), lab.inventory_model)
+    finished = loop.execute(decided, lab.inventory_model, out=tmp_path, progress=print)
+    lab.forget_connections()
+    check = next(check for check in finished.verdict.checks if check.name == "link_bytes.error")
+    print(check.observed, check.detail)
+    assert finished.verdict.verdict is Verdict.PASS, finished.verdict.checks
+
+
+def test_permutation_in_zones_without_a_common_link_has_nine_tenths_of_full_bisection(lab):
+    """With `pinned`, the RNICs of a rack are reached over an uplink each, so that no two flows share a link."""
+    spec = BisectionSpec(
+        tiers=("zone",), permutations=3, seed=1, seconds=20.0, qps=16, message_bytes=32768,
+        fabric=Fabric(routing="pinned"),
+    )  # fmt: skip
+    result = bisection_run.measure(lab, spec, print)
+    print(result.tiers[0].value, result.tiers[0].interval, result.routing)
+    assert result.lab_state == "CLEAN"
+    assert result.routing.unproven == ()
+    assert result.tiers[0].value >= 0.9
 
 
 def test_spine_does_not_reach_a_rack_through_another_spine(lab, put_back):
