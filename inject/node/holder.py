@@ -11,10 +11,12 @@ All times are this machine's CLOCK_MONOTONIC in ns.
     {"do":"clear"}                      {"event":"cleared","ok":bool,"at_ns":N,"readback":{...},"observed":{...}}
     an error                            {"event":"error","error":"...","where":"..."}
 
-The revert is stored on disk before the change, and removed only after the readback shows that it was reverted. PID 1
-(by ExecStopPost), the guardian and `faultbed heal` may run it any number of times. The holder itself reverts at the end
-of stdin, silence longer than the lease, SIGTERM, the end of the window, or the loss of its guardian. After SIGKILL and
-SIGSTOP the others revert.
+The revert is stored on disk before the change, and removed only after the readback shows that the change is gone. PID 1
+(by ExecStopPost), the guardian and `faultbed heal` may run it any number of times.
+
+The holder itself reverts at the end of the window, at the end of stdin, on SIGTERM, when its guardian is gone, and when
+the controller has been silent for longer than the lease. If the holder is killed or stopped (SIGKILL, SIGSTOP), PID 1
+or the guardian reverts.
 """
 
 from __future__ import annotations
@@ -41,6 +43,59 @@ _WATCHDOG_EVERY_NS = 500_000_000
 _PRIORITY = 10
 
 
+class _Hits:
+    """The number and the times of a fault's hits so far.
+
+    `none_before_ns` is the latest time before which there was certainly no hit. It is the begin of the last poll that
+    counted none, or the begin of the change that turned the fault on.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first_ns: int | None = None
+        self.last_ns: int | None = None
+        self.between_ns: list[int] | None = None  # the earliest and the latest possible time of the first hit
+        self.none_before_ns = 0
+
+    def poll(self, counted: int, begin_ns: int) -> None:
+        """Take in the result of a poll, which began at `begin_ns`. New hits get that time."""
+        if counted > self.count:
+            self._note_first(begin_ns, [self.none_before_ns, time.monotonic_ns()])
+            self.count, self.last_ns = counted, begin_ns
+        elif not counted:
+            self.none_before_ns = begin_ns
+
+    def add_edge(self, begun_ns: int, done_ns: int) -> None:
+        """Count a change that turned on a fault whose edges are its hits."""
+        self.count += 1
+        self._note_first(begun_ns, [begun_ns, done_ns])
+
+    def _note_first(self, at_ns: int, between_ns: list[int]) -> None:
+        if self.first_ns is None:
+            self.first_ns, self.between_ns = at_ns, between_ns
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields of the answer to `observe`."""
+        return {
+            "count": self.count,
+            "first_ns": self.first_ns,
+            "last_ns": self.last_ns,
+            "between_ns": self.between_ns,
+        }
+
+
+class _Edge:
+    """A change that was made, at `at_ns`, and what was read back after it."""
+
+    def __init__(self, at_ns: int, *, on: bool, readback: dict[str, Any]) -> None:
+        self.at_ns, self.on, self.readback = at_ns, on, readback
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the readback shows the change."""
+        return bool(self.readback["applied"] == self.on)
+
+
 class Holder:
     """One fault and its state: idle, prepared, scheduled (armed for a later time), active, over."""
 
@@ -50,14 +105,14 @@ class Holder:
         self.state = "idle"
         self.ttl_ns = 10 * 10**9
         self.heard_ns = time.monotonic_ns()
-        self.edges: list[list[Any]] = []
+        self.planned: list[tuple[int, bool]] = []  # edges still to be made: (ns after the start, on)
         self.window_ns = 0
         self.start_ns = 0
         self.end_ns = 0
         self.late_ns = 0
         self.clear_ns: int | None = None  # when a `clear` request ended the window
-        self.done: list[list[Any]] = []
-        self.changes: list[list[Any]] = []
+        self.done: list[_Edge] = []
+        self.changes: list[list[Any]] = []  # [begin, end, on] of each confirmed edge
         self.revert_file = ""
         self.claim: Claim | None = None
         self.actuator: Actuator | None = None
@@ -65,10 +120,9 @@ class Holder:
         self.is_lost = False  # something else had ended the fault before it was to be removed
         self.unread: str | None = None  # why its state could not be read just before it was removed
         self.next_look_ns = 0
-        self.is_ending = False  # `off` was called: whatever is gone now was not ended by something else
+        self.is_ending = False  # `off` was called: if the fault is gone now, the holder itself has ended it
         self.is_set_up = False
-        self.seen: dict[str, Any] = {"count": 0, "first_ns": None, "last_ns": None, "between_ns": None}
-        self.unseen_ns = 0  # begin of the last poll without hits, or of the change before which there can be none
+        self.hits = _Hits()
         self.next_poll_ns = 0
         self.failure: str | None = None
         self.cleared: dict[str, Any] | None = None
@@ -84,14 +138,14 @@ class Holder:
                 return {"event": "clock", "monotonic_ns": time.monotonic_ns()}
             if do == "beat":
                 return {"event": "beat", "state": self.state}
-            doers = {
+            handlers = {
                 "prepare": self.do_prepare,
                 "arm": self.do_arm,
                 "observe": self.do_observe,
                 "clear": self.do_clear,
             }
-            if do in doers:
-                return doers[do](request)
+            if do in handlers:
+                return handlers[do](request)
         except (Refused, OSError, ValueError, KeyError, TypeError, ImportError) as error:
             return {"event": "error", "error": f"{error}", "where": do, "refused": isinstance(error, Refused)}
         finally:
@@ -106,13 +160,13 @@ class Holder:
         self.claim = Claim.acquire(self.revert_file, request.get("claim") or {})
         try:
             _refuse_after_heal(request.get("healed"))
-            return self.prepare(request)
+            return self._prepare_claimed(request)
         except BaseException:
             self.claim.release()
             raise
 
-    def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make the actuator and let it check the target; the fault is claimed already."""
+    def _prepare_claimed(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make the actuator and let it check the target. The claim is held already."""
         actuator = make(request["actuator"], request["args"])
         call_on_heartbeat(self._heartbeat)
         if request.get("mutate"):
@@ -120,7 +174,7 @@ class Holder:
 
             actuator = Mutant(actuator, request["mutate"])
         before = actuator.prepare()
-        self.edges = [[int(at_s * 1e9), bool(on)] for at_s, on in request["edges"]]
+        self.planned = [(int(at_s * 1e9), bool(on)) for at_s, on in request["edges"]]
         self.window_ns = int(request["window_s"] * 1e9)
         self.ttl_ns = int(request["ttl_s"] * 1e9)
         self.actuator = actuator
@@ -144,7 +198,7 @@ class Holder:
         if self.actuator.uses_set_up:
             self.is_set_up = True
             self.actuator.set_up()
-        # A request that comes too late gets its whole window from now on: the rest of it would be another fault.
+        # A late request still gets its whole window, from now on. A shorter window would be another fault.
         now_ns = time.monotonic_ns()
         requested_ns = int(request.get("at_ns") or now_ns)
         self.late_ns = max(0, now_ns - requested_ns)
@@ -160,21 +214,20 @@ class Holder:
 
     def armed(self) -> dict[str, Any]:
         """Return the answer for a fault whose first edge is done."""
-        return {"event": "armed", "at_ns": self.done[0][0], "readback": self.done[0][2], "late_ns": self.late_ns}
+        first = self.done[0]
+        return {"event": "armed", "at_ns": first.at_ns, "readback": first.readback, "late_ns": self.late_ns}
 
     def do_observe(self, _request: dict[str, Any]) -> dict[str, Any]:
         """Return the observation of the fault so far."""
-        if self.is_on:
-            self.sample(time.monotonic_ns())
-        first = self.done[0] if self.done else [None, None, None]
+        self.sample_if_on()
+        first = self.done[0] if self.done else None
         return {
             "event": "observed",
             "state": self.state,
             "on": self.is_on,
-            **self.seen,
+            **self.hits.describe(),
             "passed": self.actuator.passed() if self.actuator is not None else None,
-            # Only edges that the readback confirmed.
-            "edges": [[at, on] for at, on, readback in self.done if readback["applied"] == on],
+            "edges": [[edge.at_ns, edge.on] for edge in self.done if edge.is_confirmed],
             "changes": self.changes,
             "late_ns": self.late_ns,
             "clear_ns": self.clear_ns,
@@ -182,8 +235,8 @@ class Holder:
             "unread": self.unread,
             "unseen": self.actuator.unseen if self.actuator is not None else None,
             "patience_s": self.actuator.patience_s if self.actuator is not None else 0.0,
-            "armed_at_ns": first[0],
-            "armed_readback": first[2],
+            "armed_at_ns": first.at_ns if first is not None else None,
+            "armed_readback": first.readback if first is not None else None,
             "failure": self.failure,
         }
 
@@ -197,32 +250,39 @@ class Holder:
     # Timed work
 
     def due(self, now_ns: int) -> None:
-        """Do the edges that are due, end the window, poll the hits."""
-        while self.state in ("scheduled", "active") and self.edges:
-            at_ns, on = self.edges[0]
+        """Do what is due: edges, the end of the window, a poll of the hits, a look whether the fault is lost."""
+        now_ns = self._make_due_edges(now_ns)
+        if self.state == "active" and now_ns >= self.end_ns:
+            self.finish()
+        actuator = self.actuator
+        if actuator is None:
+            return
+        if self.is_on and actuator.poll_s and now_ns >= self.next_poll_ns:
+            begin_ns = time.monotonic_ns()
+            self.tick(begin_ns)
+            self.sample(begin_ns)
+            self.next_poll_ns = _next_reading_ns(begin_ns, time.monotonic_ns(), actuator.poll_s)
+        if self.is_on and actuator.look_s and now_ns >= self.next_look_ns:
+            begin_ns = time.monotonic_ns()
+            self.look_for_loss()
+            self.next_look_ns = _next_reading_ns(begin_ns, time.monotonic_ns(), actuator.look_s)
+
+    def _make_due_edges(self, now_ns: int) -> int:
+        """Make the edges that are due at `now_ns`. Return the time afterwards."""
+        while self.state in ("scheduled", "active") and self.planned:
+            at_ns, on = self.planned[0]
             if self.start_ns + at_ns > now_ns:
                 break
-            self.edges.pop(0)
+            self.planned.pop(0)
             if not self.done:  # a late holder moves its whole window, instead of shortening it
                 self.start_ns = max(self.start_ns, time.monotonic_ns())
                 self.end_ns = self.start_ns + self.window_ns
             self.edge(on=on)
             now_ns = time.monotonic_ns()
-        if self.state == "active" and now_ns >= self.end_ns:
-            self.finish()
-        if self.is_on and self.actuator is not None and self.actuator.poll_s and now_ns >= self.next_poll_ns:
-            begin_ns = time.monotonic_ns()
-            self.tick(begin_ns)
-            self.sample(begin_ns)
-            end_ns = time.monotonic_ns()
-            self.next_poll_ns = _next(begin_ns, end_ns, self.actuator.poll_s)
-        if self.is_on and self.actuator is not None and self.actuator.look_s and now_ns >= self.next_look_ns:
-            begin_ns = time.monotonic_ns()
-            self.look_for_loss()
-            self.next_look_ns = _next(begin_ns, time.monotonic_ns(), self.actuator.look_s)
+        return now_ns
 
     def tick(self, now_ns: int) -> None:
-        """Let an actuator whose change varies over time follow its course."""
+        """Let the actuator update a change that varies over time."""
         if self.actuator is not None:
             try:
                 self.actuator.tick(now_ns)
@@ -235,73 +295,76 @@ class Holder:
         return list(self.actuator.files) if self.actuator and self.is_on else []
 
     def edge(self, *, on: bool) -> None:
-        """Make one change and read it back. Its stamp is before an `on` and after an `off`, to span every effect."""
+        """Turn the fault on or off, and read the change back. An error ends the fault."""
         if self.actuator is None:
             return
         try:
-            begun_ns = time.monotonic_ns()
             if on:
-                self.is_on, self.is_ending = True, False
-                self.unseen_ns = now_ns = begun_ns
-                self.actuator.on()
-                done_ns = time.monotonic_ns()
-                # The readback takes longer than the first packet: sample before it, for an exact first hit.
-                self.sample(time.monotonic_ns())
+                self._turn_on(self.actuator)
             else:
-                self.sample_last()
-                begun_ns = time.monotonic_ns()
-                self.remove()
-                now_ns = done_ns = time.monotonic_ns()
-                self.is_on = False
-            readback = self.actuator.read()
+                self._turn_off(self.actuator)
         except (OSError, Refused) as error:
             self.failure = str(error)
             self.state = "active"
             self.finish()
-            return
+
+    def _turn_on(self, actuator: Actuator) -> None:
+        self.is_on, self.is_ending = True, False
+        begun_ns = self.hits.none_before_ns = time.monotonic_ns()
+        actuator.on()
+        done_ns = time.monotonic_ns()
+        # The readback takes longer than the first packet: sample before it, for an exact first hit.
+        self.sample(time.monotonic_ns())
+        readback = actuator.read()
         self.state = "active"
-        self.record(now_ns, begun_ns, done_ns, on=on, readback=readback)
-        if on and not self.edges and len(self.done) == 1:
+        self.record(begun_ns, done_ns, on=True, readback=readback)
+        if not self.planned and len(self.done) == 1:
             # A fault with one change is on for the whole window, however long the change itself took.
             self.end_ns = done_ns + self.window_ns
-        if on and self.actuator.hits() is None and readback["applied"]:
-            self.seen["count"] = (self.seen["count"] or 0) + 1
-            if self.seen["first_ns"] is None:
-                self.seen |= {"first_ns": now_ns, "between_ns": [now_ns, done_ns]}
+        if actuator.hits() is None and readback["applied"]:
+            self.hits.add_edge(begun_ns, done_ns)
 
-    def record(self, at_ns: int, begun_ns: int, done_ns: int, *, on: bool, readback: dict[str, Any]) -> None:
-        """Record a change with the times of its begin and end; it is an edge only if the readback confirmed it."""
-        self.done.append([at_ns, on, readback])
-        if readback["applied"] == on:
+    def _turn_off(self, actuator: Actuator) -> None:
+        self.sample_if_on()
+        begun_ns = time.monotonic_ns()
+        self.remove()
+        done_ns = time.monotonic_ns()
+        self.is_on = False
+        readback = actuator.read()
+        self.state = "active"
+        self.record(begun_ns, done_ns, on=False, readback=readback)
+
+    def record(self, begun_ns: int, done_ns: int, *, on: bool, readback: dict[str, Any]) -> None:
+        """Record a change and its readback.
+
+        The time of an `on` is that before the change, and the time of an `off` that after it. Together they span every
+        effect of the fault.
+        """
+        edge = _Edge(begun_ns if on else done_ns, on=on, readback=readback)
+        self.done.append(edge)
+        if edge.is_confirmed:
             self.changes.append([begun_ns, done_ns, on])
 
-    def sample_last(self) -> None:
-        """Sample before an `off`: the last hit of a fault without a counter is the moment at which it ends."""
-        if self.actuator is not None and self.is_on:
+    def sample_if_on(self) -> None:
+        """Read the hits if the fault is on. Without a counter, the last reading before an `off` is the last hit."""
+        if self.is_on:
             self.sample(time.monotonic_ns())
 
-    def sample(self, now_ns: int) -> None:
-        """Read the hits; a rise is stamped with `now_ns`, the begin of this poll.
-
-        The first hit lies between the begin of the last poll without hits and the end of this one.
-        """
+    def sample(self, begin_ns: int) -> None:
+        """Read the hits. `begin_ns` is the begin of this reading."""
         if self.actuator is None:
             return
-        hits = self.actuator.hits()
-        if hits is None:
-            if self.seen["count"]:
-                self.seen["last_ns"] = now_ns
-        elif hits > (self.seen["count"] or 0):
-            if self.seen["first_ns"] is None:
-                self.seen |= {"first_ns": now_ns, "between_ns": [self.unseen_ns, time.monotonic_ns()]}
-            self.seen |= {"count": hits, "last_ns": now_ns}
-        elif not hits:
-            self.unseen_ns = now_ns
+        counted = self.actuator.hits()
+        if counted is not None:
+            self.hits.poll(counted, begin_ns)
+        elif self.hits.count:
+            self.hits.last_ns = begin_ns
 
     def finish(self) -> None:
-        """Revert, read back, and remove the stored revert if all is restored. Never raises: PID 1 handles the rest.
+        """Revert, read back, and remove the stored revert if everything is restored.
 
-        Once it has succeeded, a second call does nothing, because the things may belong to another fault by now.
+        It never raises: if something is left, the stored revert stays, and PID 1 or the guardian runs it. After a
+        success a second call does nothing, because another fault may have changed the same things by now.
         """
         if self.cleared is not None and self.cleared["ok"]:
             return
@@ -310,17 +373,8 @@ class Holder:
             return
         readback: dict[str, Any] = {}
         try:
-            self.sample_last()
             if self.is_on or self.failure or self.is_set_up:
-                begun_ns = time.monotonic_ns()
-                self.remove()
-                self.is_set_up = False
-                off_ns, was_on, self.is_on = time.monotonic_ns(), self.is_on, False
-                if was_on:
-                    self.record(off_ns, begun_ns, off_ns, on=False, readback=self.actuator.read())
-                if self.actuator.poll_s:
-                    # The rule is gone, so that the hop's count is final.
-                    self.sample(time.monotonic_ns())
+                self._undo(self.actuator)
             readback = self.actuator.read()
             is_clear = not readback["applied"]
             if is_clear:
@@ -335,6 +389,19 @@ class Holder:
         if not is_clear:
             self.cleared["error"] = self.failure or "the change is still there"
 
+    def _undo(self, actuator: Actuator) -> None:
+        """Undo `on` and `set_up`, whichever of them were called, even if they failed."""
+        self.sample_if_on()
+        begun_ns = time.monotonic_ns()
+        self.remove()
+        self.is_set_up = False
+        done_ns, was_on, self.is_on = time.monotonic_ns(), self.is_on, False
+        if was_on:
+            self.record(begun_ns, done_ns, on=False, readback=actuator.read())
+        if actuator.poll_s:
+            # The rule is gone, so that the hop's count is final.
+            self.sample(time.monotonic_ns())
+
     def remove(self) -> None:
         """Turn the fault off, after a look whether it is still on. The look counts as time of the removal."""
         if self.actuator is None:
@@ -347,18 +414,18 @@ class Holder:
 
     @property
     def is_on_by_readback(self) -> bool:
-        """Whether the fault should be on, and was when the last change was read back."""
-        return bool(self.is_on and self.done and self.done[-1][2]["applied"])
+        """Whether the fault should be on, and was on when the last change was read back."""
+        return bool(self.is_on and self.done and self.done[-1].readback["applied"])
 
     def end(self) -> None:
-        """Revert without a look: no controller is left to hear of it, and a program that hangs must not delay it."""
+        """Revert without a look for loss: the controller is gone, and a look that hangs must not delay the revert."""
         self.is_ending = True
         self.finish()
 
     def look_for_loss(self) -> None:
         """Note whether something else has ended the fault; a later look does not take that back.
 
-        The fault is removed even if its state cannot be read: that alone is noted then.
+        A state that cannot be read is noted (`unread`), and is no reason to keep the fault.
         """
         if self.actuator is None or not self.is_on_by_readback or self.is_ending or self.actuator.unseen:
             return
@@ -372,7 +439,7 @@ class Holder:
         """Return the seconds until something is due."""
         moments = [self.heard_ns + self.ttl_ns, now_ns + _WATCHDOG_EVERY_NS]
         if self.state in ("scheduled", "active"):
-            moments += [self.start_ns + edge[0] for edge in self.edges[:1]]
+            moments += [self.start_ns + at_ns for at_ns, _ in self.planned[:1]]
             moments.append(self.end_ns)
             if self.is_on and self.actuator is not None and self.actuator.poll_s:
                 moments.append(self.next_poll_ns)
@@ -383,7 +450,7 @@ class Holder:
     # The stored revert
 
     def store_revert(self) -> None:
-        """Write the revert, whole and synced, before the change."""
+        """Write the revert to disk before the change, atomically."""
         if self.actuator is None:
             return
         os.makedirs(os.path.dirname(self.revert_file), exist_ok=True)  # noqa: PTH103, PTH120 - start-up time
@@ -401,8 +468,8 @@ class Holder:
             os.unlink(self.revert_file)  # noqa: PTH108
 
 
-def _next(begin_ns: int, end_ns: int, every_s: float) -> int:
-    """Return when to read again: at most a twentieth of the time, not to slow down what is measured."""
+def _next_reading_ns(begin_ns: int, end_ns: int, every_s: float) -> int:
+    """Return when to read again after a reading. Readings take at most a twentieth of the time, to disturb little."""
     return end_ns + max(int(every_s * 1e9), 19 * (end_ns - begin_ns))
 
 
@@ -425,8 +492,8 @@ class _Watchdog:
     def raise_priority(self) -> None:
         """Make edges punctual on a switch whose CPU forwards packets all the time.
 
-        Only once armed, and not inherited: an interpreter that starts, or a restarted daemon, would stop the forwarding
-        for seconds.
+        This happens only once the fault is armed, and child processes do not inherit it. An interpreter that starts
+        with this priority, or a restarted daemon, would stop the forwarding for seconds.
         """
         if self._path:
             os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
@@ -450,10 +517,10 @@ class _Watchdog:
 
 
 def _refuse_after_heal(healed: dict[str, str] | None) -> None:
-    """Refuse to prepare if `heal` was run since this holder was started, and could not see it yet.
+    """Refuse to prepare if `heal` was run after this holder was started: `heal` may not have seen its claim.
 
     `heal` writes its file before it searches for claims; the holder claims before it reads the file. One of them
-    therefore sees the other.
+    therefore sees the other. `healed` names the file, and what it held when the holder was started.
 
     Raises:
         Refused: `heal` was run.
@@ -475,16 +542,16 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: os.write(stop_w, b"."))
     guard = int(os.environ.pop("FAULTBED_GUARD_FD", "-1"))
-    ends = [0, stop_r, *([guard] if guard >= 0 else [])]
+    endings = {stop_r, *([guard] if guard >= 0 else [])}
     watchdog.ready()
     _send(holder.out, {"event": "ready", "monotonic_ns": time.monotonic_ns()})
     while True:
         now_ns = time.monotonic_ns()
         watchdog.heartbeat(now_ns)
-        readable, _, _ = select.select([*ends, *holder.files()], [], [], holder.wait_s(now_ns))
-        if set(readable) & set(ends) - {0}:
+        readable, _, _ = select.select([0, *endings, *holder.files()], [], [], holder.wait_s(now_ns))
+        if endings.intersection(readable):
             break
-        if set(readable) - {0}:
+        if any(fd != 0 for fd in readable):
             holder.tick(time.monotonic_ns())
         if 0 in readable:
             chunk = os.read(0, 65536)

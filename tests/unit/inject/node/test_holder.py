@@ -301,8 +301,8 @@ def test_holder_first_hit_is_not_stamped_with_the_readbacks_end():
     one = holder.Holder(-1, watchdog=None)
     one.actuator = Hop()
     one.edge(on=True)
-    assert one.seen["count"] == 3
-    assert one.done[0][0] <= one.seen["first_ns"] <= read_ns[0]
+    assert one.hits.count == 3
+    assert one.done[0].at_ns <= one.hits.first_ns <= read_ns[0]
 
 
 def test_holder_first_hit_lies_between_the_two_readings_around_it():
@@ -326,14 +326,14 @@ def test_holder_first_hit_lies_between_the_two_readings_around_it():
     one.actuator = Hop()
     before_ns = time.monotonic_ns()
     one.is_on = True
-    one.unseen_ns = time.monotonic_ns()
+    one.hits.none_before_ns = time.monotonic_ns()
     one.actuator.on()
     for _ in range(4):
         one.sample(time.monotonic_ns())
-    first, last = one.seen["between_ns"]
+    first, last = one.hits.between_ns
     _, _, second_look, third_look, fourth_look = requests
     assert before_ns < first <= second_look < third_look <= last < fourth_look
-    assert first <= one.seen["first_ns"] <= last
+    assert first <= one.hits.first_ns <= last
 
 
 def test_holder_edge_fires_while_it_is_applied(held, qemu, tmp_path):
