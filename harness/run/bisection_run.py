@@ -1,6 +1,6 @@
-"""Measures the effective bisection of a lab, tier by tier: random permutations of all RNICs, and flows alone.
+"""Measure the effective bisection of a lab, tier by tier: random permutations of all RNICs, and single flows.
 
-With a routing scheme, the switches route by it meanwhile. Its receipt decides whether the result counts.
+If a routing scheme is given, the switches apply it during the measurement. Its receipt decides whether the result counts.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ from traffic.engine.task_specs import QpParams
 from traffic.flows.flow_run import FlowSpec
 from traffic.flows.permutations import Tier, permutation
 
-__all__ = ["JOURNAL", "Bisection", "BisectionSpec", "TierBisection", "has_rates", "judged", "measure", "used_uplinks"]
+__all__ = ["JOURNAL", "Bisection", "BisectionSpec", "TierBisection", "has_rates", "judge_tier", "measure", "uplink_utilisation"]
 
 Progress = Callable[[str], None]
 QP = QpParams(timeout=20)
-"""4.3 s until a packet is sent again: what waits in the queue of a slow link is not lost."""
+"""4.3 s until a packet is retransmitted: packets that only wait in the queue of a slow link must not be sent again."""
 DEPTH = 1
-"""Messages outstanding on a queue pair: the more, the longer the queues, and nothing else."""
+"""Messages in flight on each queue pair. More would only make the queues longer."""
 JOURNAL = "bisection.jsonl"
 """File in a lab's state folder that records when a routing scheme was applied and removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectionSpec:
-    """What is measured. Every flow has `qps` queue pairs, and runs for `seconds` (alone: for half of that).
+    """Parameters of a measurement.
 
-    `fabric` is the routing scheme of the switches meanwhile; None: BGP's ECMP.
+    Every flow has `qps` queue pairs. The flows of a permutation run for `seconds`, a single flow for half of that.
+    `least` is the bound on the effective bisection of each tier; None: it is only measured. `fabric` is the routing
+    scheme that the switches apply; None: BGP's ECMP.
     """
 
     tiers: tuple[Tier, ...]
@@ -64,11 +66,11 @@ class BisectionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierBisection:
-    """Effective bisection across one tier. `value` None, or without an `interval`: `detail` says why.
+    """Effective bisection across one tier. If `value` or `interval` is None, `detail` says why.
 
-    `utilisation` is what the uplinks that these flows cross sent over what they can carry, in the same seconds, the
-    mean of all permutations: uplinks of racks where flows stay in a zone, those of the highest tier where they cross
-    zones. None: those links have no rate, or no flow leaves its rack.
+    `utilisation` is the mean utilisation of the uplinks that these flows cross, over all permutations. These are the
+    uplinks of racks if flows stay in a zone, and those of the highest tier if they cross zones. None: these links have
+    no rate, or no flow leaves its rack.
     """
 
     tier: Tier
@@ -103,27 +105,27 @@ def has_rates(inventory: Inventory) -> bool:
 
 
 def measure(lab: Lab, spec: BisectionSpec, progress: Progress) -> Bisection:
-    """Measure every tier, and compare the lab with what it was.
+    """Measure every tier, and compare the lab with its state before.
 
     If the receipt of the routing scheme does not prove that the switches routed by it, every tier is INCONCLUSIVE.
 
     Raises:
         LabError: a flow failed, or a switch refused the routing scheme. The lab has been compared.
-        DirtyLab: the lab is not as it was after such an error.
-        Interrupted: Ctrl-C, with what the lab is like.
+        DirtyLab: such an error, and the lab is not in its state before.
+        Interrupted: Ctrl-C; the message says in which state the lab is.
     """
     lease_s = 0.0 if spec.fabric is None else routing_scheme.MAX_SCHEME_LIFETIME_S
     work = dirty.begin(lab, "bisection", lease_s=lease_s, progress=progress)
     receipts: list[RoutingReceipt] = []
     try:
-        beyond = _beyond(lab, progress)
-        with _routed(lab, None if beyond else spec.fabric, receipts, progress):
-            results = tuple(_tier(lab, tier, spec, beyond, progress) for tier in spec.tiers)
-    except BaseException as error:  # noqa: BLE001 (raised again, with what the lab is like)
-        ends.reraise(error, lab, work, None, left=_left(receipts))
-    outcome = ends.finish(lab, work, None, left=_left(receipts))
+        limit = _emulation_limit(lab, progress)
+        with _routed(lab, None if limit else spec.fabric, receipts, progress):
+            results = tuple(_measure_tier(lab, tier, spec, limit, progress) for tier in spec.tiers)
+    except BaseException as error:  # noqa: BLE001 (raised again, with the state of the lab)
+        ends.reraise(error, lab, work, None, left=_leftovers(receipts))
+    outcome = ends.finish(lab, work, None, left=_leftovers(receipts))
     if outcome.state == "DIRTY":
-        progress(outcome.said)
+        progress(outcome.sentence)
     receipt = receipts[0] if receipts else None
     if receipt is not None and receipt.unproven:
         why = f"routing scheme {receipt.scheme} is not proven: {'; '.join(receipt.unproven)}"
@@ -150,22 +152,22 @@ def _routed(lab: Lab, fabric: Fabric | None, receipts: list[RoutingReceipt], pro
             receipts.append(scheme.receipt())
 
 
-def _left(receipts: Sequence[RoutingReceipt]) -> tuple[str, ...]:
+def _leftovers(receipts: Sequence[RoutingReceipt]) -> tuple[str, ...]:
     """Return one sentence for each routing scheme that may still be on the switches."""
     return tuple(sentence for receipt in receipts for sentence in routing_scheme.not_removed(receipt))
 
 
-def judged(
-    tier: Tier, trials: Sequence[Trial], utilisation: float | None, *, least: float | None, beyond: str, level: float
+def judge_tier(
+    tier: Tier, trials: Sequence[Trial], utilisation: float | None, *, least: float | None, limit: str, level: float
 ) -> TierBisection:
     """Judge the trials of one tier. Pure.
 
-    `beyond` says why the emulation decided them and not the links; empty: it did not.
+    `limit` says why the emulation, not the links, limits the flows; empty: the links do.
     """
     value, interval = bisection_of(trials, level=level)
     verdict, detail = Verdict.PASS, "" if interval is None else str(interval)
-    if beyond:
-        verdict, detail, value, interval = Verdict.INCONCLUSIVE, beyond, None, None
+    if limit:
+        verdict, detail, value, interval = Verdict.INCONCLUSIVE, limit, None, None
     elif value is None:
         verdict, detail = Verdict.INCONCLUSIVE, "nothing came through in one of the permutations"
     elif interval is None:
@@ -174,50 +176,52 @@ def judged(
         verdict = decide("min", least, interval)
     return TierBisection(
         tier=tier, flows=trials[0].flows if trials else 0, verdict=verdict, value=value, interval=interval,
-        utilisation=None if beyond else utilisation, detail=detail, trials=tuple(trials),
+        utilisation=None if limit else utilisation, detail=detail, trials=tuple(trials),
     )  # fmt: skip
 
 
-def _beyond(lab: Lab, progress: Progress) -> str:
-    """Say why a soft lab's emulation cannot carry all of its RNICs at once; empty: it can, or it is a rack."""
+def _emulation_limit(lab: Lab, progress: Progress) -> str:
+    """Return why a soft lab's emulation cannot carry the load of all RNICs; empty: it can, or the lab is a rack."""
     inventory = lab.inventory_model
     if inventory.rate_scale is None:
         return ""
     rnics = lab.topology.rnic_names
-    offered = emulation_limit.offered_bps(rnics, rnics, lab.topology, inventory.rate_scale)
-    if offered is None:
+    offered_bps = emulation_limit.link_limit_bps(rnics, rnics, lab.topology, inventory.rate_scale)
+    if offered_bps is None:
         return (
             "the links of hosts have no rate (faultbed_tiers.host), so that the machine decides what a flow gets alone"
         )
-    capacity = None
+    capacity_bps = None
     try:
         to_snapshot = functools.partial(_to_snapshot, lab, progress)
-        capacity = emulation_limit.carried(lab, offered, to_snapshot, progress).carried_bps
+        capacity_bps = emulation_limit.capacity_of(lab, offered_bps, to_snapshot, progress).carried_bps
     except emulation_limit.NotMeasured as error:
         progress(str(error))
-    if not emulation_headroom.exceeds_headroom(offered, capacity):
+    if not emulation_headroom.exceeds_headroom(offered_bps, capacity_bps):
         return ""
-    return emulation_headroom.describe_headroom(offered, capacity)
+    return emulation_headroom.describe_headroom(offered_bps, capacity_bps)
 
 
 def _to_snapshot(lab: Lab, progress: Progress) -> None:
     backend_of(lab.kind).reset(lab.inventory_model, progress, lab=lab)
 
 
-def _tier(lab: Lab, tier: Tier, spec: BisectionSpec, beyond: str, progress: Progress) -> TierBisection:
+def _measure_tier(lab: Lab, tier: Tier, spec: BisectionSpec, limit: str, progress: Progress) -> TierBisection:
     level = level_for(len(spec.tiers) if spec.least is not None else 1)
     trials: list[Trial] = []
-    shares: list[float] = []
-    for number in range(0 if beyond else spec.permutations):
+    utilisations: list[float] = []
+    for number in range(0 if limit else spec.permutations):
         pairs = permutation(lab.topology, tier, seed=spec.seed, number=number)
         progress(f"{tier}: permutation {number + 1} of {spec.permutations}, {len(pairs)} flows")
-        together, share = _goodput(lab, tier, _flows(pairs, spec, seconds=spec.seconds))
-        alone, _ = _goodput(lab, tier, _flows(pairs[number % len(pairs) :][:1], spec, seconds=spec.seconds / 2))
-        trials.append(Trial(flows=len(pairs), aggregate_bps=together, solo_bps=alone))
-        progress(f"{tier}: {together / 1e6:.3g} Mb/s together, {alone / 1e6:.3g} Mb/s alone")
-        shares += [] if share is None else [share]
-    utilisation = math.fsum(shares) / len(shares) if shares else None
-    return judged(tier, trials, utilisation, least=spec.least, beyond=beyond, level=level)
+        aggregate_bps, utilisation = _run_flows(lab, tier, _flows(pairs, spec, seconds=spec.seconds))
+        solo_pair = pairs[number % len(pairs)]
+        solo_bps, _ = _run_flows(lab, tier, _flows([solo_pair], spec, seconds=spec.seconds / 2))
+        trials.append(Trial(flows=len(pairs), aggregate_bps=aggregate_bps, solo_bps=solo_bps))
+        progress(f"{tier}: {aggregate_bps / 1e6:.3g} Mb/s together, {solo_bps / 1e6:.3g} Mb/s alone")
+        if utilisation is not None:
+            utilisations.append(utilisation)
+    mean = math.fsum(utilisations) / len(utilisations) if utilisations else None
+    return judge_tier(tier, trials, mean, least=spec.least, limit=limit, level=level)
 
 
 def _flows(pairs: Sequence[tuple[str, str]], spec: BisectionSpec, *, seconds: float) -> list[FlowSpec]:
@@ -229,8 +233,8 @@ def _flows(pairs: Sequence[tuple[str, str]], spec: BisectionSpec, *, seconds: fl
     ]
 
 
-def _goodput(lab: Lab, tier: Tier, specs: Sequence[FlowSpec]) -> tuple[float, float | None]:
-    """Return what flows across a tier got together, and how far they used its uplinks."""
+def _run_flows(lab: Lab, tier: Tier, specs: Sequence[FlowSpec]) -> tuple[float, float | None]:
+    """Run flows across a tier. Return their total goodput in bits/s, and the utilisation of the tier's uplinks."""
     before = counters.read(lab)
     result, window = run_flows(lab, specs)
     after = counters.read(lab)
@@ -241,11 +245,11 @@ def _goodput(lab: Lab, tier: Tier, specs: Sequence[FlowSpec]) -> tuple[float, fl
         counters_before={node: dict(values) for node, values in before.items()},
         counters_after={node: dict(values) for node, values in after.items()},
     )  # fmt: skip
-    return result.goodput_bps, used_uplinks(run, tier)
+    return result.goodput_bps, uplink_utilisation(run, tier)
 
 
-def used_uplinks(run: Measurements, tier: Tier) -> float | None:
-    """Return how far the uplinks that flows across a tier use were used; None: unknown, or they use none. Pure."""
+def uplink_utilisation(run: Measurements, tier: Tier) -> float | None:
+    """Return the utilisation of the uplinks that flows across a tier cross; None: unknown, or they cross none. Pure."""
     if tier == "rack":
         return None
     value = uplink_use(run, "rtsw" if tier == "zone" else None).value

@@ -45,16 +45,18 @@ _COPIED = (
     "offered_bps", "carried_bps", "began_ns", "t0_ns", "standstills", "twin", "lab_state", "lab_diff", "is_control",
     "load", "twin_load", "routing",
 )  # fmt: skip
-"""What `RunData` and `Measurements` have under one name."""
+"""Fields that `RunData` and `Measurements` share, under the same name and with the same value."""
 
 
 @dataclass(kw_only=True)
 class RunData:
-    """What a run has found so far; grows as the run goes on, so that an early end keeps what there was.
+    """Data of a run, filled in during the run, so that a run that ends early keeps what it has measured.
 
-    `lease_s` is how long its faults may outlive the run's process; `injector` does them, None before the first.
-    `counted_s` is the time in seconds between the counter readings `before` and `after`. `twin_not_routed` are reasons
-    to believe that the routing scheme did not route the fault-free twin.
+    Attributes:
+        lease_s: how long faults may outlive the run's process.
+        injector: carries out the faults; None before the workload is prepared.
+        counted_s: time in seconds between the counter readings `before` and `after`.
+        twin_not_routed: reasons to believe that the routing scheme did not route the fault-free twin.
     """
 
     began_ns: int = 0

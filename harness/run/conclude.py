@@ -1,4 +1,4 @@
-"""Judge a run that is over, and write down its measurements, verdict and report."""
+"""Judge a finished run, and write its measurements, verdict and report to the run directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Finished", "conclude", "not_recorded"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A run that is over."""
+    """A finished run: its directory, verdict and report."""
 
     run_dir: RunDir
     verdict: VerdictFile
@@ -39,7 +39,7 @@ class Finished:
 
 
 def conclude(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, floor: noise.NoiseFloor | None) -> Finished:
-    """Judge a run with what was found, and write down measurements, verdict and report.
+    """Judge a run by its data, and write measurements, verdict and report to the run directory.
 
     Raises:
         OSError: the run directory cannot be written.
@@ -89,9 +89,12 @@ def conclude(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, floor: 
 
 
 def not_recorded(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, error: Exception) -> FaultbedError:
-    """Return the error of a run that was done and could not be written down, with all that is known of it."""
+    """Return the error to raise if a run was done but cannot be recorded. It has all that is known about the run.
+
+    A verdict ERROR is written nevertheless, if the run directory accepts it.
+    """
     faults = data.injector.end_sentence if data.injector is not None else ""
-    lab_said = f"the lab is {data.lab_state}" + "".join(f": {line}" for line in data.lab_diff[:1])
+    lab_sentence = f"the lab is {data.lab_state}" + "".join(f": {line}" for line in data.lab_diff[:1])
     problems = "; ".join(filter(None, (*data.errors, f"the run could not be recorded: {ends.describe(error)}")))
     check = Check(
         name="error", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="no error", detail=problems
@@ -104,4 +107,4 @@ def not_recorded(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, err
         run_dir.write_verdict(verdict)
     ends.show_unforeseen(error)
     kind = DirtyLab if data.lab_state == "DIRTY" else LabError
-    return kind("; ".join(filter(None, (f"{run_dir.path}: {problems}", faults, lab_said))))
+    return kind("; ".join(filter(None, (f"{run_dir.path}: {problems}", faults, lab_sentence))))

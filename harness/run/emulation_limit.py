@@ -34,28 +34,29 @@ from traffic.engine.task_specs import QpParams
 from traffic.flows.flow_run import FlowSpec
 from traffic.flows.matrix import pairs
 
-__all__ = ["FILE", "Carried", "NotMeasured", "carried", "measure", "offered_bps", "sent_bps"]
+__all__ = ["FILE", "Capacity", "NotMeasured", "capacity_of", "link_limit_bps", "measure", "offered_load_bps"]
 
 FILE = "emulation.json"
 _SECONDS = 8.0
 _SHAPE: Mapping[str, Any] = MappingProxyType({
     "qps": 16, "depth": 1, "message_bytes": 16 << 10, "qp": QpParams(timeout=18),
 })  # fmt: skip
-"""Of each flow: so few packets in flight that a queue without a shaper (1,000 packets) loses none."""
+"""Shape of each flow. So few packets are in flight that a queue without a shaper (1,000 packets) drops none."""
 _NOT_KNOWN = "the emulation's capacity is unknown: {why}; repeat the run on a quiet machine"
 _CPUINFO = Path("/proc/cpuinfo")
 Progress = Callable[[str], None]
 
 
 class NotMeasured(LabError):
-    """What the emulation carries could not be measured: no flow went through, or one of them failed."""
+    """The emulation's capacity could not be measured: nothing was carried, or a flow failed."""
 
 
-class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """`emulation.json` of a lab: payload of `flows` flows together, in bits/s, without shapers.
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """`emulation.json` of a lab: its emulation's capacity.
 
-    `key` stands for what it was measured on: the inventory, the number and model of CPUs, the accelerator, and the
-    snapshot key of the lab (image, QEMU, playbooks).
+    `carried_bps` is the payload rate of `flows` flows together, in bits/s, without shapers. `key` is a digest of the
+    conditions: the inventory, the number and model of CPUs, the accelerator, and the lab's snapshot key (image, QEMU,
+    playbooks).
     """
 
     key: str
@@ -63,10 +64,10 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
     carried_bps: float
 
 
-def offered_bps(sources: Iterable[str], sinks: Iterable[str], topology: Topology, rate_scale: float) -> float | None:
-    """Return what the links of the sending RNICs, or those of the receiving ones, let through together. Pure.
+def link_limit_bps(sources: Iterable[str], sinks: Iterable[str], topology: Topology, rate_scale: float) -> float | None:
+    """Return the smaller of two sums: the rates of all sending RNICs' links, and of all receiving RNICs' links. Pure.
 
-    None: a link of one of them has no rate.
+    None: one of these links has no rate.
     """
     sums = []
     for rnics in (set(sources), set(sinks)):
@@ -78,10 +79,10 @@ def offered_bps(sources: Iterable[str], sinks: Iterable[str], topology: Topology
     return min(sums)
 
 
-def sent_bps(workload: Workload, inventory: Inventory, bystander: FlowSpec | None = None) -> float | None:
-    """Return what a fitted workload and its bystander may send by the rates of a soft lab; None: nothing limits it.
+def offered_load_bps(workload: Workload, inventory: Inventory, bystander: FlowSpec | None = None) -> float | None:
+    """Return how much a workload and its bystander may send at the link rates of a soft lab. Pure.
 
-    Pure.
+    The workload is bound to the lab (`bind_to_lab.fit`). None: the lab has no rates, so nothing limits it.
     """
     if inventory.rate_scale is None or not inventory.shapes:
         return None
@@ -89,28 +90,29 @@ def sent_bps(workload: Workload, inventory: Inventory, bystander: FlowSpec | Non
     if bystander is not None:
         sources, sinks = (*sources, bystander.src), (*sinks, bystander.dst)
         paced_bps = paced_bps + bystander.rate_bps if paced_bps and bystander.rate_bps else 0.0
-    limit_bps = offered_bps(sources, sinks, inventory.topology, inventory.rate_scale)
+    limit_bps = link_limit_bps(sources, sinks, inventory.topology, inventory.rate_scale)
     return min(limit_bps, paced_bps) if limit_bps is not None and paced_bps else limit_bps
 
 
-def carried(lab: Lab, offered: float, to_snapshot: Callable[[], None], progress: Progress) -> Carried:
-    """Return what the emulation of a lab carries, measured now unless that is on record.
+def capacity_of(lab: Lab, offered_bps: float, to_snapshot: Callable[[], None], progress: Progress) -> Capacity:
+    """Return the capacity of a lab's emulation: from its file, or measured now.
 
-    A record that `offered` goes beyond is measured again: the machine may have been busy with something else.
+    It is measured again if the recorded capacity is too small for the load: the machine may have been busy with other
+    work when it was recorded.
 
     Args:
-        lab: a soft lab in its snapshot's state, that is ours alone.
-        offered: what the workload may send, in bits/s.
-        to_snapshot: puts the lab back into its snapshot.
+        lab: a soft lab in its snapshot's state, reserved for this run.
+        offered_bps: how much the workload may send.
+        to_snapshot: restores the lab's snapshot.
         progress: called with each progress line.
 
     Raises:
-        NotMeasured: a flow failed, or nothing came through. The lab is in its snapshot's state again.
-        LabError: the lab cannot be reached, or does not come back.
+        NotMeasured: a flow failed, or nothing was carried. The lab is in its snapshot's state again.
+        LabError: the lab cannot be reached, or its snapshot cannot be restored.
     """
     path, key = lab_dir(lab.name) / FILE, _key(lab)
     known = _read(path, key)
-    if known is not None and not exceeds_headroom(offered, known.carried_bps):
+    if known is not None and not exceeds_headroom(offered_bps, known.carried_bps):
         return known
     progress("measuring the emulation's capacity without shapers")
     try:
@@ -122,11 +124,11 @@ def carried(lab: Lab, offered: float, to_snapshot: Callable[[], None], progress:
     return measured
 
 
-def measure(lab: Lab, key: str) -> Carried:
-    """Delete the shapers, and have every RNIC send. The lab must go back to its snapshot afterwards.
+def measure(lab: Lab, key: str) -> Capacity:
+    """Delete the shapers, and let every RNIC send. The caller must restore the lab's snapshot afterwards.
 
     Raises:
-        NotMeasured: a flow failed, or nothing came through.
+        NotMeasured: a flow failed, or nothing was carried.
     """
     for switch, ports in lab.inventory_model.shapes.items():
         lines = "".join(f"qdisc del dev {port} root\n" for port in ports)
@@ -139,7 +141,7 @@ def measure(lab: Lab, key: str) -> Carried:
         raise NotMeasured(_NOT_KNOWN.format(why=error)) from error
     if not result.goodput_bps:
         raise NotMeasured(_NOT_KNOWN.format(why=f"nothing came through in {_SECONDS:g} s"))
-    return Carried(key=key, flows=len(specs), carried_bps=result.goodput_bps)
+    return Capacity(key=key, flows=len(specs), carried_bps=result.goodput_bps)
 
 
 def _key(lab: Lab) -> str:
@@ -154,9 +156,10 @@ def _cpu_model() -> str:
     return names[0] if names else platform.machine()
 
 
-def _read(path: Path, key: str) -> Carried | None:
+def _read(path: Path, key: str) -> Capacity | None:
+    """Return the recorded capacity; None: there is no readable record, or other conditions hold now."""
     try:
-        recorded = msgspec.json.decode(path.read_bytes(), type=Carried)
+        recorded = msgspec.json.decode(path.read_bytes(), type=Capacity)
     except (OSError, msgspec.MsgspecError):
         return None
     return recorded if recorded.key == key else None

@@ -45,7 +45,7 @@ def reraise(
     """
     try:
         outcome = finish(lab, work, injector, left=left)
-        lab_sentence, is_dirty = outcome.said, outcome.state == "DIRTY"
+        lab_sentence, is_dirty = outcome.sentence, outcome.state == "DIRTY"
     except KeyboardInterrupt as second:
         error, lab_sentence, is_dirty = second, _NOT_COMPARED, True
     interrupted(error, injector, lab_sentence, is_dirty=is_dirty)

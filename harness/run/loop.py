@@ -1,8 +1,8 @@
 """One experiment on one lab: known state → workload → faults → recovery → verdict → lab provably restored.
 
-The run directory is made before the lab is touched; the plan and every intent are on disk before what they say is
-done. What goes wrong in the middle ends in a verdict (ERROR, with the sentence), not in a traceback; the lab's state is
-looked at in any case.
+The run directory is made before the lab is touched. The plan, and the intent of every change, are on disk before the
+change is made. An error during the run ends in a verdict (ERROR, with its message) instead of a traceback. The lab is
+compared with its state before in any case.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def execute(
     control: bool = False,
     mutate_routing: Mutation | None = None,
 ) -> Finished:
-    """Do what was decided, judge it, write it all down.
+    """Run a resolved experiment, judge it, and write its run directory.
 
     Args:
-        decided: from `decide`.
+        decided: the resolved experiment, from `decide`.
         inventory: the lab; a soft one must be up.
         out: folder of run directories.
         progress: called with each progress line.
@@ -78,10 +78,10 @@ def execute(
         mutate_routing: make the routing scheme a no-op, as `mutate` does with faults.
 
     Raises:
-        LabError: the lab is not up, or another command has ended its faults since this process began. Anything later
-            ends in the verdict.
-        UsageError: the noise floor that is kept for the lab cannot be read.
-        DirtyLab: it is marked DIRTY.
+        LabError: the lab is not up, or another command has ended its faults since this process began. Later errors
+            end in the verdict.
+        UsageError: the noise floor that is stored for the lab cannot be read.
+        DirtyLab: the lab is marked DIRTY.
         Forbidden: the lab's owner does not allow one of the faults, or not as many at one time.
     """
     mutate = "noop" if control else mutate
@@ -89,15 +89,16 @@ def execute(
         subject = {"kind": "run", "target": decided.experiment.name}
         audit_log.append(lab_dir(inventory.name), "forbidden", **subject, detail=str(reason))
         raise reason
-    if not traits_of(inventory.kind).has_snapshot:  # a soft lab is one snapshot: it is reset, and compared, as a whole
+    is_whole_lab = traits_of(inventory.kind).has_snapshot  # a soft lab is reset, and compared, as a whole
+    if not is_whole_lab:
         other_hosts = [host for host in inventory.topology.host_by_name if host not in decided.hosts]
         inventory = without_hosts(inventory, other_hosts)
     with open_lab(inventory) as lab:
         lab.guard = _guard_of(lab, guard)
-        if not traits_of(lab.kind).has_snapshot:  # a soft lab is one snapshot
+        if not is_whole_lab:
             lab.ours = covered(lab.topology, touched(decided, lab.topology))
         _refuse_after_intervention(lab)
-        dirty.refuse(lab.state_dir, lab.name)  # what a killed command left is found by `dirty.begin`, or reset
+        dirty.refuse(lab.state_dir, lab.name)  # changes that a killed command left: `dirty.begin` compares, or resets
         conditions = noise.conditions_of(
             decided.plan, lab=lab.name, accelerator=lab.accelerator, cpus=os.cpu_count() or 0
         )
@@ -111,7 +112,7 @@ def execute(
         )
         with Journal(run_dir.journal) as journal:
             on_flights = flight_dump.writer(run_dir.path, flight_dump.STEM, progress)
-            _guarded(decided, lab, journal, data, progress, mutate, on_flights)
+            _run_and_compare(decided, lab, journal, data, progress, mutate, on_flights)
         if journal.failure is not None:
             data.errors.append(f"{journal.path}: {ends.describe(journal.failure)}; what was done is not all recorded")
         try:
@@ -136,7 +137,7 @@ def _make_run_dir(decided: Decided, inventory: Inventory, out: Path, *, control:
         without=[exclusion.host for exclusion in decided.left_out],
         control=control,
     )
-    code.digest()  # read now: the source may be edited while the run goes on
+    code.digest()  # read and cached now, because the source may be edited during the run
     run_dir.write_plan(decided.plan)
     work = decided.experiment.workload
     kind_of(work).keep_inputs(work, decided.experiment.source, run_dir.path)
@@ -144,12 +145,12 @@ def _make_run_dir(decided: Decided, inventory: Inventory, out: Path, *, control:
 
 
 def _lease_s(decided: Decided) -> float:
-    """Return how long faults and routing scheme may outlive the process of the run."""
+    """Return for how many seconds faults and routing scheme may outlive the process of the run."""
     lease_s = longest_lease_s(decided.faults)
     return lease_s if decided.experiment.fabric is None else max(lease_s, routing_scheme.MAX_SCHEME_LIFETIME_S)
 
 
-def _guarded(
+def _run_and_compare(
     decided: Decided,
     lab: Lab,
     journal: Journal,
@@ -158,9 +159,10 @@ def _guarded(
     mutate: Mutation | None,
     on_flights: OnEvent,
 ) -> None:
-    """Run it, and compare the lab afterwards, whatever happens in between.
+    """Run the experiment, and compare the lab with its state before, whatever happens in between.
 
-    An error becomes an error of the run, which is judged with what there is. Ctrl-C is raised again at the end.
+    After an error the run is judged with what was measured until then, and is an ERROR. Ctrl-C is raised again at the
+    end.
     """
     work: Work | None = None
     interrupt: BaseException | None = None
@@ -175,45 +177,52 @@ def _guarded(
         with _routed(decided, lab, journal, data, progress):
             _with_faults(decided, lab, journal, data, progress, mutate, on_flights)
     except Exception as error:  # noqa: BLE001 (whatever went wrong, the lab is compared)
-        data.errors.append(ends.describe(error))
         trace = "" if isinstance(error, FaultbedError) else "".join(traceback.format_exception(error))
-        journal.note("error", error=ends.describe(error), trace=trace)
+        _record_error(data, journal, ends.describe(error), trace)
     except BaseException as error:  # noqa: BLE001 (raised again below)
         interrupt = error
-    if (intervention := interventions.since_begin(lab.state_dir, lab.ours)) and not any(
-        intervention in error for error in data.errors
-    ):
-        # Also where all faults were over by then: what the run has measured is not its own doing alone.
-        data.errors.append(intervention)
-        journal.note("error", error=intervention, trace="")
-    if work is None:
-        if interrupt is not None:
-            raise interrupt
-        data.lab_state, data.lab_diff = "DIRTY", ("not compared: the lab's state before the run could not be read",)
+    # Even if all faults were over when another command intervened, it may have changed what the run measured.
+    intervention = interventions.since_begin(lab.state_dir, lab.ours)
+    if intervention and not any(intervention in error for error in data.errors):
+        _record_error(data, journal, intervention)
+    if work is not None:
+        _compare_lab(lab, work, data, interrupt, progress)
+    elif interrupt is not None:
+        raise interrupt
     else:
-        progress("comparing the lab with its state before")
-        left = routing_scheme.not_removed(data.routing)
-        if interrupt is not None:
-            ends.reraise(interrupt, lab, work, data.injector, left)
-        outcome = ends.finish(lab, work, data.injector, tuple(data.receipts.values()), left)
-        data.lab_state, data.lab_diff = outcome.state, outcome.reasons
-        if outcome.state == "DIRTY":
-            progress(outcome.said)
+        data.lab_state, data.lab_diff = "DIRTY", ("not compared: the lab's state before the run could not be read",)
     journal.note("lab", state=data.lab_state, diff=list(data.lab_diff))
+
+
+def _record_error(data: RunData, journal: Journal, error: str, trace: str = "") -> None:
+    data.errors.append(error)
+    journal.note("error", error=error, trace=trace)
+
+
+def _compare_lab(lab: Lab, work: Work, data: RunData, interrupt: BaseException | None, progress: Progress) -> None:
+    """Compare the lab with its state before the run. Raise the interrupt, if there was one, with the result."""
+    progress("comparing the lab with its state before")
+    leftovers = routing_scheme.not_removed(data.routing)
+    if interrupt is not None:
+        ends.reraise(interrupt, lab, work, data.injector, leftovers)
+    outcome = ends.finish(lab, work, data.injector, tuple(data.receipts.values()), leftovers)
+    data.lab_state, data.lab_diff = outcome.state, outcome.reasons
+    if outcome.state == "DIRTY":
+        progress(outcome.sentence)
 
 
 @contextlib.contextmanager
 def _routed(
     decided: Decided, lab: Lab, journal: Journal, data: RunData, progress: Progress, *, is_twin: bool = False
 ) -> Iterator[None]:
-    """Run the block under the experiment's routing scheme, and keep its receipt, also when it cannot be applied."""
+    """Run the block under the experiment's routing scheme. The receipt is kept even if the scheme cannot be applied."""
     fabric, data.routing = decided.experiment.fabric, None
     if fabric is None:
         yield
         return
     progress(f"applying the routing scheme {fabric.routing}")
     scheme = routing_scheme.scheme_of(lab, fabric, journal, mutate=data.mutate_routing)
-    if not is_twin:  # a comparison with a twin that was routed otherwise proves nothing
+    if not is_twin:  # a comparison with a twin under another routing proves nothing
         scheme.doubts += [f"fault-free twin: {reason}" for reason in data.twin_not_routed]
     try:
         with scheme.applied(journal):
@@ -232,24 +241,25 @@ def _routed(
 
 
 def _compare_with_emulation(decided: Decided, lab: Lab, journal: Journal, data: RunData, progress: Progress) -> None:
-    """Find out what the emulation carries, where a soft lab's links have rates. If that fails, it stays unknown."""
+    """Determine the emulation's capacity if a soft lab's links have rates. If that fails, it stays unknown."""
     experiment = decided.experiment
-    data.offered_bps = emulation_limit.sent_bps(experiment.workload, lab.inventory_model, experiment.bystander)
+    data.offered_bps = emulation_limit.offered_load_bps(experiment.workload, lab.inventory_model, experiment.bystander)
     if data.offered_bps is None:
         return
-    again = functools.partial(_to_known_state, lab, journal, progress)
+    to_snapshot = functools.partial(_to_known_state, lab, journal, progress)
     try:
         with journal.doing("emulation", offered_bps=data.offered_bps):
-            data.carried_bps = emulation_limit.carried(lab, data.offered_bps, again, progress).carried_bps
+            capacity = emulation_limit.capacity_of(lab, data.offered_bps, to_snapshot, progress)
+        data.carried_bps = capacity.carried_bps
     except emulation_limit.NotMeasured as error:
         progress(str(error))
 
 
-def _guard_of(lab: Lab, ours: Callable[[], None]) -> Callable[[], None]:
-    """Return a guard that raises as well once another command has ended the faults of the lab."""
+def _guard_of(lab: Lab, check_reservation: Callable[[], None]) -> Callable[[], None]:
+    """Return a guard that also raises once another command has ended the faults of the lab."""
 
     def guard() -> None:
-        ours()
+        check_reservation()
         _refuse_after_intervention(lab)
 
     return guard
@@ -262,9 +272,9 @@ def _refuse_after_intervention(lab: Lab) -> None:
 def _run_twin(
     decided: Decided, lab: Lab, journal: Journal, progress: Progress, on_flights: OnEvent
 ) -> tuple[tuple[RankSeries, ...], MachineLoad]:
-    """Run the same workload from the same snapshot, without faults; return it and how busy the controller was."""
+    """Run the same workload without faults. Return its series, and how busy the controller was meanwhile."""
     progress("fault-free twin: the same workload from the same snapshot")
-    # Watched, captured, probed and with the bystander, as the run is: their ratio must not hold what that costs.
+    # As in the run itself: otherwise their ratio would include the cost of capture, probes, bystander and telemetry.
     with (
         journal.doing("twin", workload=decided.plan.workload),
         beside_workload.capturing(decided.experiment, lab),
@@ -300,6 +310,7 @@ def _with_faults(
     mutate: Mutation | None,
     on_flights: OnEvent,
 ) -> None:
+    """Run the workload with its faults, and record everything that is measured beside it."""
     live = Live()
     data.injector = Injector(lab, journal, mutate=mutate)
     with data.injector as injector, contextlib.ExitStack() as taps:
@@ -308,12 +319,13 @@ def _with_faults(
             progress(f"preparing {len(decided.faults)} faults on their targets")
         ready = prepare_all(injector, decided.faults)
         probing = taps.enter_context(beside_workload.probing(decided.experiment, lab, progress))
-        beside = taps.enter_context(beside_workload.bystander(decided.experiment, lab, progress))
+        bystander = taps.enter_context(beside_workload.bystander(decided.experiment, lab, progress))
         following = taps.enter_context(
             telemetry.start(lab, on_change=beside_workload.forward_changes(live.on_change, probing))
         )
         live.heard_ns = following.heard_ns
-        # What it costs to start all these is not what the run did: an emulated host waits ten seconds for a holder.
+        # Counted from here, because the start of all these is not part of the run: a holder takes ten seconds on an
+        # emulated host.
         counted_from_s = time.monotonic()
         data.before = counters.read(lab)
         work = decided.experiment.workload
@@ -338,11 +350,11 @@ def _with_faults(
                 data.result = running.wait(workload.patience_s(decided.experiment, running))
                 data.load = load()
         data.end_ns = running.ended_ns
-        # Not those of connecting: that waits for the kernel now and then.
+        # Without those before t0: while connections are made, an engine now and then waits for its kernel.
         data.standstills = tuple(standstill for standstill in running.standstills if standstill.end_ns > data.t0_ns)
         data.recorded = following.stop()
-        if beside is not None:
-            data.bystander = beside_workload.stop_bystander(beside)
+        if bystander is not None:
+            data.bystander = beside_workload.stop_bystander(bystander)
         if probing is not None:
             probing.stop()
             data.probed = probing.collected()

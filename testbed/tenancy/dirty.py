@@ -70,11 +70,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of a command's end. `reasons` is empty for a CLEAN lab; `said` is a sentence for the user."""
+    """The result of a command's end. `reasons` is empty for a CLEAN lab; `sentence` is for the user."""
 
     state: Literal["CLEAN", "DIRTY"]
     reasons: tuple[str, ...]
-    said: str
+    sentence: str
 
 
 def begin(lab: Lab, why: str, *, lease_s: float = LEASE_S, progress: Progress = lambda _: None) -> Work:
@@ -137,9 +137,9 @@ def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
     if others_running:
         names = ", ".join(running.name for running in others_running)
         return Outcome(
-            state="CLEAN", reasons=(), said=f"the lab will be compared when {names} end, which still run{kept}"
+            state="CLEAN", reasons=(), sentence=f"the lab will be compared when {names} end, which still run{kept}"
         )
-    return Outcome(state="CLEAN", reasons=(), said=f"the lab is as it was before{kept}")
+    return Outcome(state="CLEAN", reasons=(), sentence=f"the lab is as it was before{kept}")
 
 
 def leave_unknown(lab: Lab, work: Work, reasons: Sequence[str]) -> Outcome:
@@ -398,7 +398,7 @@ def _as_dirty(folder: Path, work: Work, reasons: tuple[str, ...], *, marked: boo
             work.mark.path.rename(_path(folder))
         work.mark.abandon()
     sentence = f"the lab is DIRTY: {reasons[0]}" + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else "")
-    return Outcome(state="DIRTY", reasons=reasons, said=sentence + more)
+    return Outcome(state="DIRTY", reasons=reasons, sentence=sentence + more)
 
 
 def _error_text(error: Exception) -> str:

@@ -88,7 +88,7 @@ def run(folder: Path) -> int:
     )  # fmt: skip
     result = RunData(lease_s=longest_lease_s([planned]))
     with Here(folder).progress() as progress, Journal(folder / "run" / "journal.jsonl") as journal:
-        loop._guarded(decided, lab, journal, result, progress, None, lambda _: None)
+        loop._run_and_compare(decided, lab, journal, result, progress, None, lambda _: None)
     click.echo(f"lab {result.lab_state}; errors {result.errors}")
     return 5 if result.lab_state == "DIRTY" else 3 if result.errors else 0
 

@@ -82,4 +82,4 @@ if __name__ == "__main__":
     print("begun", flush=True)
     sys.stdin.readline()
     outcome = dirty.end(lab, work)
-    print(json.dumps({"state": outcome.state, "reasons": outcome.reasons, "said": outcome.said}))
+    print(json.dumps({"state": outcome.state, "reasons": outcome.reasons, "said": outcome.sentence}))

@@ -85,11 +85,11 @@ def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> 
 @click.option("--for", "duration", required=True, metavar="TIME", help="How long: 500ms, 5s, 2m.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the kind; repeatable.")
 @click.option("--qp", help="packet.drop: the destination QP (short for --set qp=…).")
-@click.option("--psn", help="packet.drop: the PSN, absolute or +N ahead of what passes (short for --set psn=…).")
+@click.option("--psn", help="packet.drop: the PSN, absolute, or +N ahead of the current one (short for --set psn=…).")
 @click.option(
     "--seed",
     type=click.IntRange(0, MOST_SEED),
-    help="Selects the packets that it hits. Default: random, and printed.",
+    help="Seed that selects the packets to hit. Default: random, and printed.",
 )
 @click.option("--plan", "only_plan", is_flag=True, help="Print every command and its revert, and do nothing.")
 @click.option(
@@ -342,7 +342,7 @@ def _looks(planned: PlannedFault) -> list[str]:
 def _show_receipt(session: Session, receipt: FaultReceipt, outcome: dirty.Outcome, *, as_json: bool) -> None:
     if as_json:
         if outcome.state == "DIRTY":
-            session.err.print(outcome.said, soft_wrap=True)
+            session.err.print(outcome.sentence, soft_wrap=True)
         session.json({**receipt.to_json(), "doubts": list(receipt.doubts), "lab_diff": list(outcome.reasons)})
         return
     fired = receipt.fired
@@ -357,7 +357,7 @@ def _show_receipt(session: Session, receipt: FaultReceipt, outcome: dirty.Outcom
         session.out.print(f"whether something else ended it early is unknown: {fired.unseen}", soft_wrap=True)
     for doubt in receipt.unproven:
         session.out.print(Text.assemble(("not proved", "yellow"), f": {doubt}"), soft_wrap=True)
-    session.out.print(outcome.said, soft_wrap=True)
+    session.out.print(outcome.sentence, soft_wrap=True)
     if outcome.state == "DIRTY":
         session.out.print(Text.assemble(("DIRTY", "red"), ": `faultbed heal`, or on a soft lab `faultbed reset`"))
         for line in outcome.reasons:

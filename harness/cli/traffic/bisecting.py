@@ -96,7 +96,7 @@ def bisection(
             "faultbed_rate_scale, such as soft-zones"
         )
         results = tuple(
-            bisection_run.judged(tier, (), None, least=least, beyond=why, level=LEVEL) for tier in spec.tiers
+            bisection_run.judge_tier(tier, (), None, least=least, limit=why, level=LEVEL) for tier in spec.tiers
         )
         return _end(session, inventory, Bisection(tiers=results), as_json=as_json)
     backend, traits = backend_of(inventory.kind), traits_of(inventory.kind)

@@ -10,7 +10,7 @@ from synthetic_run import synthetic_run
 from harness.analysis.links.link_metrics import carried_at_most, link_metrics, names
 from harness.analysis.observe import observe
 from harness.experiment.metrics import lookup
-from harness.run.bisection_run import used_uplinks
+from harness.run.bisection_run import uplink_utilisation
 from harness.run.prepare.bind_to_lab import fit
 from testbed.errors import ConfigError
 from testbed.inventory.lab_inventory import load
@@ -169,5 +169,5 @@ def test_bisection_reports_the_use_of_the_uplinks_that_the_flows_cross(tier, use
         for link in ZONES.topology.uplinks
         if link.a.node.startswith("rtsw")
     }
-    share = used_uplinks(counted(every_uplink(0) | halves), tier)
+    share = uplink_utilisation(counted(every_uplink(0) | halves), tier)
     assert share == (used if used is None else pytest.approx(used, rel=1e-3))

@@ -22,7 +22,7 @@ from harness.cli.traffic import bisecting
 from harness.confidence import LEVEL, level_for
 from harness.experiment.fabric_file import Fabric
 from harness.run import bisection_run, ends
-from harness.run.bisection_run import Bisection, BisectionSpec, judged
+from harness.run.bisection_run import Bisection, BisectionSpec, judge_tier
 from harness.run.routing import routing_scheme
 from harness.verdict import Verdict
 from testbed.errors import DirtyLab, Interrupted, LabError, UsageError
@@ -101,7 +101,7 @@ def test_bisection_interval_has_its_nominal_coverage():
 
 
 @pytest.mark.parametrize(
-    ("ratios", "least", "beyond", "verdict"),
+    ("ratios", "least", "limit", "verdict"),
     [
         ((0.95, 0.96, 0.97), None, "", Verdict.PASS),
         ((0.95, 0.96, 0.97), 0.5, "", Verdict.PASS),
@@ -112,11 +112,11 @@ def test_bisection_interval_has_its_nominal_coverage():
         ((), None, "no rates", Verdict.INCONCLUSIVE),
     ],
 )
-def test_bisection_tier_is_judged_by_its_interval(ratios, least, beyond, verdict):
-    result = judged("zone", trials(*ratios), 0.8, least=least, beyond=beyond, level=LEVEL)
+def test_bisection_tier_is_judged_by_its_interval(ratios, least, limit, verdict):
+    result = judge_tier("zone", trials(*ratios), 0.8, least=least, limit=limit, level=LEVEL)
     assert result.verdict is verdict
-    if beyond:
-        assert (result.value, result.interval, result.utilisation, result.detail) == (None, None, None, beyond)
+    if limit:
+        assert (result.value, result.interval, result.utilisation, result.detail) == (None, None, None, limit)
 
 
 def test_bisection_of_a_lab_without_rates_is_inconclusive_and_touches_nothing(monkeypatch, tmp_path):
@@ -153,12 +153,12 @@ def test_bisection_rejects_what_the_lab_lacks(words, message):
 def test_bisection_that_ends_early_compares_the_lab_and_reports_its_state(monkeypatch, error, raised, state):
     output = f"the lab is {state}"
     monkeypatch.setattr(dirty, "begin", lambda *_, **__: "work")
-    monkeypatch.setattr(ends, "finish", lambda *_, **__: Outcome(state=state, reasons=(), said=output))
+    monkeypatch.setattr(ends, "finish", lambda *_, **__: Outcome(state=state, reasons=(), sentence=output))
 
     def fails(*_):
         raise error
 
-    monkeypatch.setattr(bisection_run, "_beyond", fails)
+    monkeypatch.setattr(bisection_run, "_emulation_limit", fails)
     spec = BisectionSpec(tiers=("zone",), permutations=3, seed=1, seconds=1.0, qps=1, message_bytes=4096)
     with pytest.raises(raised) as caught:
         bisection_run.measure(None, spec, lambda _: None)
@@ -185,7 +185,7 @@ def test_bisection_table_states_the_level_of_its_intervals(monkeypatch, tmp_path
     """With --min, each tier is a check that can fail by chance, so three tiers need wider intervals than 99 %."""
     names = ("rack", "zone", "fabric")[:tiers]
     results = tuple(
-        judged(name, trials(0.95, 0.96, 0.97), 0.8, least=0.5, beyond="", level=level_for(tiers)) for name in names
+        judge_tier(name, trials(0.95, 0.96, 0.97), 0.8, least=0.5, limit="", level=level_for(tiers)) for name in names
     )
     holding = SimpleNamespace(heartbeat=lambda: None, refresh=lambda: None)
     lab = SimpleNamespace(kind="soft", name="soft-zones", state_dir=tmp_path)
@@ -203,21 +203,21 @@ def test_bisection_table_states_the_level_of_its_intervals(monkeypatch, tmp_path
 
 @pytest.mark.parametrize("state", ["CLEAN", "DIRTY"])
 def test_bisection_that_leaves_the_lab_dirty_reports_why(monkeypatch, state):
-    outcome = Outcome(state=state, reasons=(), said=f"the lab is {state}: host3 has a qdisc; run `faultbed heal`")
+    outcome = Outcome(state=state, reasons=(), sentence=f"the lab is {state}: host3 has a qdisc; run `faultbed heal`")
     monkeypatch.setattr(dirty, "begin", lambda *_, **__: "work")
     monkeypatch.setattr(ends, "finish", lambda *_, **__: outcome)
-    monkeypatch.setattr(bisection_run, "_beyond", lambda *_: "no rates")
+    monkeypatch.setattr(bisection_run, "_emulation_limit", lambda *_: "no rates")
     spec = BisectionSpec(tiers=("zone",), permutations=3, seed=1, seconds=1.0, qps=1, message_bytes=4096)
     lines = []
     assert bisection_run.measure(None, spec, lines.append).lab_state == state
-    assert lines == ([outcome.said] if state == "DIRTY" else [])
+    assert lines == ([outcome.sentence] if state == "DIRTY" else [])
 
 
 @pytest.fixture
 def routed(monkeypatch, tmp_path):
     """Return a function that measures bisection under the scheme `pinned`, on switches with these properties."""
     monkeypatch.setattr(dirty, "begin", lambda *_, **__: "work")
-    monkeypatch.setattr(bisection_run, "_beyond", lambda *_: "")
+    monkeypatch.setattr(bisection_run, "_emulation_limit", lambda *_: "")
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
     readings = (
         {f"rtsw{rack}": {f"ctsw{n}.tx_packets": sent for n in (1, 2)} for rack in (1, 2, 3)} for sent in (0, 999)
@@ -236,13 +236,13 @@ def routed(monkeypatch, tmp_path):
 
         def one_tier(lab, *_):
             schemes.append(lab.scheme)
-            return tier() if tier else judged("zone", trials(0.95, 0.96, 0.97), 0.8, least=None, beyond="", level=LEVEL)
+            return tier() if tier else judge_tier("zone", trials(0.95, 0.96, 0.97), 0.8, least=None, limit="", level=LEVEL)
 
         def finish(*_, left=left):
             state = "DIRTY" if tuple(left) else "CLEAN"
             return Outcome(state=state, reasons=tuple(left), said=" ".join(left))
 
-        monkeypatch.setattr(bisection_run, "_tier", one_tier)
+        monkeypatch.setattr(bisection_run, "_measure_tier", one_tier)
         monkeypatch.setattr(ends, "finish", lambda *_, left=(), **__: finish(left=left))
         result = bisection_run.measure(lab, spec, lambda _: None)
         assert lab.scheme is None

@@ -15,7 +15,7 @@ from harness.analysis.observe import observe
 from harness.experiment import run_plan
 from harness.experiment.experiment_file import decode, load
 from harness.run import emulation_limit
-from harness.run.emulation_limit import Carried, carried, offered_bps, sent_bps
+from harness.run.emulation_limit import Capacity, capacity_of, link_limit_bps, offered_load_bps
 from harness.run.prepare.bind_to_lab import fit
 from harness.verdict import Verdict
 from testbed.backends.soft import lab_state
@@ -35,9 +35,9 @@ def workload(text, inventory=ZONES):
 
 def test_offered_rate_is_the_smaller_sum_of_senders_and_receivers():
     names = [f"host{n}:rxe0" for n in (1, 2, 3, 4)]
-    assert offered_bps(names, names, ZONES.topology, 64000) == pytest.approx(4 * EACH)
-    assert offered_bps(names, names[:1], ZONES.topology, 64000) == pytest.approx(EACH), "an incast has one receiver"
-    assert offered_bps(names, names, SOFT.topology, 64000) is None, "no link has a rate"
+    assert link_limit_bps(names, names, ZONES.topology, 64000) == pytest.approx(4 * EACH)
+    assert link_limit_bps(names, names[:1], ZONES.topology, 64000) == pytest.approx(EACH), "an incast has one receiver"
+    assert link_limit_bps(names, names, SOFT.topology, 64000) is None, "no link has a rate"
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def test_offered_rate_is_the_smaller_sum_of_senders_and_receivers():
     ],
 )
 def test_sent_rate_is_limited_by_links_or_pacing(text, links):
-    assert sent_bps(workload(text), ZONES) == pytest.approx(links * EACH)
+    assert offered_load_bps(workload(text), ZONES) == pytest.approx(links * EACH)
 
 
 def test_sent_rate_of_a_lab_without_shapers_is_unknown():
-    assert sent_bps(workload('flow = "write"\npattern = "incast"\nduration = "5s"\n', SOFT), SOFT) is None
+    assert offered_load_bps(workload('flow = "write"\npattern = "incast"\nduration = "5s"\n', SOFT), SOFT) is None
 
 
 def judged(**fields):
@@ -88,7 +88,7 @@ def test_run_within_half_the_emulation_limit_passes():
 
 
 class World:
-    """Records what `carried` does to a lab, in order. `limits` are the results of its measurements in turn."""
+    """Records what `capacity_of` does to a lab, in order. `limits` are the results of its measurements in turn."""
 
     def __init__(self, monkeypatch, tmp_path, *limits):
         self.did = []
@@ -102,10 +102,10 @@ class World:
         bps = self.found.pop(0)
         if bps is None:
             raise emulation_limit.NotMeasured("a flow failed")
-        return Carried(key=key, flows=8, carried_bps=bps)
+        return Capacity(key=key, flows=8, carried_bps=bps)
 
     def __call__(self, offered, lab=None):
-        return carried(lab or self.lab, offered, lambda: self.did.append("reset"), lambda _: None).carried_bps
+        return capacity_of(lab or self.lab, offered, lambda: self.did.append("reset"), lambda _: None).carried_bps
 
 
 def test_emulation_limit_is_measured_once_and_the_lab_is_reset(monkeypatch, tmp_path):

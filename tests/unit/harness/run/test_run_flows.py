@@ -88,11 +88,11 @@ def test_emulation_limit_is_the_goodput_of_all_rnics(fabric):
 
 
 def test_bisection_on_an_emulation_of_unknown_capacity_is_inconclusive(fabric, monkeypatch):
-    def carried(*_):
+    def capacity_of(*_):
         raise NotMeasured("the emulation's capacity is unknown: QP 3")
 
-    monkeypatch.setattr(emulation_limit, "carried", carried)
+    monkeypatch.setattr(emulation_limit, "capacity_of", capacity_of)
     lines = []
-    assert "the emulation's capacity could not be measured" in bisection_run._beyond(fabric.lab, lines.append)
+    assert "the emulation's capacity could not be measured" in bisection_run._emulation_limit(fabric.lab, lines.append)
     assert lines == ["the emulation's capacity is unknown: QP 3"]
     assert emulation_headroom.exceeds_headroom(1.0, None)

@@ -49,7 +49,7 @@ def test_begin_writes_a_mark_that_end_replaces_by_the_answer(lab, tmp_path):
     (mark,) = in_progress.live(tmp_path)
     assert (mark.why, mark.before.nodes) == ("run demo", CLEAN)
     outcome = dirty.end(lab, work)
-    assert (outcome.state, outcome.said) == ("CLEAN", "the lab is as it was before")
+    assert (outcome.state, outcome.sentence) == ("CLEAN", "the lab is as it was before")
     assert dirty.unfinished(tmp_path) == ()
     assert not dirty.is_marked(tmp_path)
 
@@ -219,7 +219,7 @@ def test_end_without_room_for_the_dirty_mark_is_dirty_and_reports_it(lab, tmp_pa
         patch.setattr(durable, "write_new", full)
         outcome = dirty.end(lab, work)
     assert outcome.state == "DIRTY"
-    assert "could not be recorded (No space left on device): free disk space" in outcome.said
+    assert "could not be recorded (No space left on device): free disk space" in outcome.sentence
     with pytest.raises(DirtyLab, match="did not finish"):
         dirty.refuse(tmp_path, "shared")
     assert dirty.baseline(tmp_path).nodes == CLEAN
@@ -271,8 +271,8 @@ def test_end_is_clean_and_reports_a_mark_that_cannot_be_removed(lab, tmp_path, m
         patch.setattr(Path, "unlink", read_only)
         outcome = dirty.end(lab, work)
     assert outcome.state == "CLEAN"
-    assert outcome.said.startswith("the lab is as it was before; ")
-    assert outcome.said.endswith("Read-only file system: the next command compares it again")
+    assert outcome.sentence.startswith("the lab is as it was before; ")
+    assert outcome.sentence.endswith("Read-only file system: the next command compares it again")
     assert not dirty.is_marked(tmp_path)
     dirty.admit(lab)
     assert dirty.unfinished(tmp_path) == ()
