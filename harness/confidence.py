@@ -5,29 +5,31 @@
     the bound lies within it            INCONCLUSIVE: this run cannot tell
     no interval                         INCONCLUSIVE: too few independent values
 
-Intervals are two-sided with `LEVEL` = 99 %, so that a run whose true value lies exactly on its bound fails wrongly in
-at most 0.5 % of cases, and any better run more rarely. An experiment with more noisy checks than two has wider ones
-(`level_for`), so that a whole run fails wrongly in at most 1 % (Bonferroni). `python -m bench calibration`
-measures how often each kind of interval errs.
+Intervals are two-sided with `LEVEL` = 99 %. A run whose true value lies exactly on its bound therefore fails wrongly in
+at most 0.5 % of cases, and a better run more rarely. An experiment with more than two noisy checks has wider intervals
+(`level_for`), so that a whole run fails wrongly in at most 1 % of cases (Bonferroni). `python -m bench calibration`
+measures how often each kind of interval misses the true value.
 
 **Times and rates** depend on their own past, and are skewed. `noise_of` gives the standard error of their mean:
 
 * The number of independent values is that of an AR(1) series (Zwiers and von Storch 1995, J. Climate 8:336). Its lag-1
-  correlation is corrected for bias (Kendall 1954, Biometrika 41:403) and then taken `_CAUTION` standard errors higher,
-  for a short series looks less correlated than it is.
-* Student's t with that number less one, corrected for skewness (Willink 2005, Metrologia 42:L1), as the batch-means
-  method Skart does (Tafazzoli et al. 2011, INFORMS J. Computing 23:249).
+  correlation is corrected for bias (Kendall 1954, Biometrika 41:403) and then raised by `_CAUTION` standard errors,
+  because a short series looks less correlated than it is.
+* The interval has the width of Student's t with one degree of freedom less than that number. It is corrected for
+  skewness (Willink 2005, Metrologia 42:L1), as in the batch-means method Skart (Tafazzoli et al. 2011, INFORMS J.
+  Computing 23:249).
 * There is no interval from fewer than `MIN_INDEPENDENT` independent values, or from a mean that one tail dominates.
 * The level of a series moves if its cumulative sum strays too far (Inclan and Tiao's form of the CUSUM test). Such a
   series has no percentiles, shares or windows. Its mean has the interval of four values, the means of its quarters
   (batch means, Schmeiser 1982, Operations Research 30:556): wide, but it decides a bound that is far away.
 
 **A ratio against a twin** (`total_ratio`) treats the fault's effect as fixed. Its noise is that of the iterations that
-no fault affected, in the run and in the twin. Two runs on one lab also differ as a whole. The difference *before the
-first fault* is known, and the interval is widened to hold the ratio with and without that drift.
+no fault affected, in the run and in the twin. Two runs on one lab also differ as a whole (drift). The drift *before the
+first fault* is known, and the interval is widened to include the ratio with and without it.
 
-**A minimum over windows** (`lowest_window`) is lower than the truth by chance alone, the more windows there are. Its
-lower end has the noise of one window, its upper end that of the lowest of all (Bonferroni over every window).
+**A minimum over windows** (`lowest_window`) is lower than the truth by chance alone, and the more so the more windows
+there are. The lower end of its interval has the noise of one window, the upper end that of the lowest of all windows
+(Bonferroni over every window).
 
 **Shares and percentiles** have exact binomial intervals (Clopper and Pearson 1934; order statistics) of as many trials
 as there are independent values (Korn and Graubard 1998, Survey Methodology 24:193).
@@ -76,22 +78,22 @@ __all__ = [
 
 LEVEL = 0.99
 RUN_RISK = 0.01
-"""Most wrong FAILs of a run whose values all lie on their bounds."""
+"""Maximum probability of a wrong FAIL for a run whose true values all lie on their bounds."""
 MIN_VALUES = 16
-"""Fewer values than these say nothing about how they depend on each other."""
+"""Fewer values do not show how strongly they are correlated."""
 MIN_INDEPENDENT = 4.0
-"""Fewer independent values than these give no interval."""
+"""Fewer independent values give no interval."""
 
 _CAUTION = 1.75
-"""Standard errors by which the lag-1 correlation is taken higher than it is estimated."""
-_STRAYS = 1.25
-"""Largest distance of the cumulative sum, in standard errors of the whole: 9 % of steady series go beyond it."""
+"""Number of standard errors that are added to the estimated lag-1 correlation."""
+_MAX_CUSUM = 1.25
+"""Largest cumulative sum of deviations of a steady series, in standard errors of the total; 9 % of them exceed it."""
 _QUARTERS = 4
 """Parts whose means are the independent values of a series whose level moves."""
-_SKEWED = 2.0
-"""Largest skewness of a mean: beyond it one tail dominates."""
-_TAIL_UNSEEN = 1.5
-"""Factor on sample skewness and kurtosis, which are below the truth: the longest values are rarely in the sample."""
+_MAX_SKEWNESS = 2.0
+"""Largest skewness of a mean. Above it, one tail dominates the mean."""
+_UNSEEN_TAIL = 1.5
+"""Factor on sample skewness and kurtosis. Both underestimate, because a sample rarely contains the longest values."""
 
 _RULE = "decided by its {level:g} % interval: PASS wholly inside, FAIL wholly outside, else INCONCLUSIVE"
 
@@ -140,13 +142,19 @@ def student(freedom: float, level: float = LEVEL) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """What is known about the noise of `count` values that depend on their own past.
+    """Noise of `count` autocorrelated values.
 
-    `error` is the standard error of `mean`, `deviation` that of one value, both in the values' unit. `independent` is
-    the number of independent values with the same information, `memory` the lag-1 correlation used. `skewness`
-    and `kurtosis` (excess) are those of one value, with the part of the tails that a sample rarely shows. If the level
-    `moves`, its quarters' means are the independent values: `skewness` is theirs, and more values do not settle the
-    level.
+    Attributes:
+        count: number of values.
+        mean: their mean.
+        error: standard error of the mean, in the values' unit.
+        deviation: standard deviation of one value, in the values' unit.
+        independent: number of independent values with the same information about the mean.
+        lag1: the lag-1 correlation that was used.
+        skewness: of one value, corrected for the part of the tails that a sample rarely shows.
+        kurtosis: excess kurtosis of one value, corrected likewise.
+        moves: the level of the series moves. Then the independent values are the means of its four quarters, and
+            `skewness` is that of such a mean. A longer series would not make the error smaller.
     """
 
     count: int
@@ -154,7 +162,7 @@ class Noise:
     error: float
     deviation: float
     independent: float
-    memory: float
+    lag1: float
     skewness: float
     kurtosis: float
     moves: bool = False
@@ -164,8 +172,8 @@ class Noise:
         return self.error if self.moves else self.deviation / math.sqrt(self.independent_of(count))
 
     def independent_of(self, count: int) -> float:
-        """Return how many independent values `count` consecutive ones are worth."""
-        return self.independent if self.moves else count / _dependence(self.memory, count)
+        """Return the number of independent values with the same information as `count` consecutive ones."""
+        return self.independent if self.moves else count / _variance_inflation(self.lag1, count)
 
     def skewness_of(self, count: float) -> float:
         """Return the skewness of the mean of `count` independent values."""
@@ -174,7 +182,7 @@ class Noise:
     def __str__(self) -> str:
         if self.moves:
             return f"worth {self.independent:.0f}, the means of their quarters, because their level moves"
-        return f"worth {self.independent:.0f} independent ones at a lag-1 correlation of up to {self.memory:.2f}"
+        return f"worth {self.independent:.0f} independent ones at a lag-1 correlation of up to {self.lag1:.2f}"
 
 
 def noise_of(values: Floats) -> Noise | None:
@@ -199,38 +207,50 @@ def noise_of_mean(values: Floats) -> Noise | None:
     squares = float(deviations @ deviations)
     if squares <= (1e-12 * mean) ** 2 * count:
         return Noise(
-            count=count, mean=mean, error=0.0, deviation=0.0, independent=count, memory=0.0, skewness=0.0, kurtosis=0.0
+            count=count, mean=mean, error=0.0, deviation=0.0, independent=count, lag1=0.0, skewness=0.0, kurtosis=0.0
         )
-    correlation = float(deviations[1:] @ deviations[:-1]) / squares
-    unbiased = min(max((correlation + 1 / count) / (1 - 4 / count), -0.99), 0.99)
-    caution = _CAUTION * math.sqrt((1 - unbiased**2) / count + 4 / count**2)
-    memory = min(max(unbiased + caution, 0.0), 0.995)
-    dependence = _dependence(memory, count)
-    independent = count / dependence
+    lag1 = _cautious_lag1(deviations, squares)
+    inflation = _variance_inflation(lag1, count)
+    independent = count / inflation
     if independent < MIN_INDEPENDENT:
         return None
-    variance = squares / (count - dependence)
+    variance = squares / (count - inflation)
     error = math.sqrt(variance / independent)
-    cusum_range = float(np.abs(np.cumsum(deviations)).max()) / (count * error)
-    skewness = _TAIL_UNSEEN * float((deviations**3).mean()) / (squares / count) ** 1.5
-    if abs(skewness) / math.sqrt(independent) > _SKEWED:
+    cusum = float(np.abs(np.cumsum(deviations)).max()) / (count * error)
+    skewness = _UNSEEN_TAIL * float((deviations**3).mean()) / (squares / count) ** 1.5
+    if abs(skewness) / math.sqrt(independent) > _MAX_SKEWNESS:
         return None
+    sample_kurtosis = float((deviations**4).mean()) / (squares / count) ** 2 - 3
     noise = Noise(
         count=count,
         mean=mean,
         error=error,
         deviation=math.sqrt(variance),
         independent=independent,
-        memory=memory,
+        lag1=lag1,
         skewness=skewness,
-        kurtosis=_TAIL_UNSEEN * max(float((deviations**4).mean()) / (squares / count) ** 2 - 3, 0.0)
-        + math.sqrt(24 / count),
+        kurtosis=_UNSEEN_TAIL * max(sample_kurtosis, 0.0) + math.sqrt(24 / count),
     )
-    return _of_quarters(values, noise) if cusum_range > _STRAYS else noise
+    return _of_quarters(values, noise) if cusum > _MAX_CUSUM else noise
+
+
+def _cautious_lag1(deviations: Floats, squares: float) -> float:
+    """Return the lag-1 correlation of a series, corrected for bias, and raised by `_CAUTION` standard errors.
+
+    `deviations` are those from the mean, `squares` the sum of their squares.
+    """
+    count = len(deviations)
+    correlation = float(deviations[1:] @ deviations[:-1]) / squares
+    unbiased = min(max((correlation + 1 / count) / (1 - 4 / count), -0.99), 0.99)
+    standard_error = math.sqrt((1 - unbiased**2) / count + 4 / count**2)
+    return min(max(unbiased + _CAUTION * standard_error, 0.0), 0.995)
 
 
 def _of_quarters(values: Floats, noise: Noise) -> Noise:
-    """Return the noise of a series whose level moves; `noise` is what it has if the level does not."""
+    """Return the noise of a series whose level moves, from the means of its quarters.
+
+    `noise` is the noise that the series would have if its level did not move.
+    """
     means = np.array([quarter.mean() for quarter in np.array_split(values, _QUARTERS)])
     error = max(noise.error, float(means.std(ddof=1)) / math.sqrt(_QUARTERS))
     skewness = noise.skewness_of(noise.independent / _QUARTERS)
@@ -238,9 +258,9 @@ def _of_quarters(values: Floats, noise: Noise) -> Noise:
 
 
 def independent_of(values: Floats) -> float | None:
-    """Return the number of independent values that a series is worth, from its ranks; for its percentiles and shares.
+    """Return the effective sample size of a series for its percentiles and shares; None: as `noise_of`.
 
-    No share of a series is more correlated than its ranks are. None: as `noise_of`.
+    It is computed from the ranks of the values, because no share of a series is more correlated than its ranks.
     """
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2
@@ -281,14 +301,12 @@ def total_ratio(
         return None
     run_noise, twin_noise = known[0], known[-1]
     # If the fault made the run longer, its noise is a smaller share of the total.
-    errors = (
-        run_noise.error_of(count) * count * _mean_of(quiet_parts[0], treated) / float(treated.sum()),
-        twin_noise.error_of(count),
-    )
-    error = math.hypot(*errors)
+    run_error = run_noise.error_of(count) * count * _mean_of(quiet_parts[0], treated) / float(treated.sum())
+    twin_error = twin_noise.error_of(count)
+    error = math.hypot(run_error, twin_error)
     skewness = 0.0
-    for noise, error_of_part, sign in ((run_noise, errors[0], 1), (twin_noise, errors[1], -1)):
-        if error:
+    if error:
+        for noise, error_of_part, sign in ((run_noise, run_error, 1), (twin_noise, twin_error, -1)):
             skewness += sign * noise.skewness_of(noise.independent_of(count)) * (error_of_part / error) ** 3
     down, up = _reach(min(run_noise.independent, twin_noise.independent) - 1, skewness, level)
     ratio = float(treated.sum() / control.sum())
@@ -296,7 +314,7 @@ def total_ratio(
     words = (
         f"{run_noise.count} fault-free iterations of the run, {run_noise}; {twin_noise.count} of its twin, {twin_noise}"
     )
-    if before >= 2:  # noqa: PLR2004 - a drift from few is a wild one, and makes the interval wide
+    if before >= 2:  # noqa: PLR2004 - the drift of few iterations is uncertain, which makes the interval wide
         drift = float(treated[:before].sum() / control[:before].sum())
         low, high = low / max(1.0, drift), high / min(1.0, drift)
         words += f"; before any fault the run took {drift:.3f} of its twin's time, which is allowed for"
@@ -304,9 +322,9 @@ def total_ratio(
 
 
 def lowest_window(value: float, baseline: Floats, *, width: int, windows: int, level: float = LEVEL) -> Interval | None:
-    """Return the interval of the lowest of `windows` windows, of `width` bins each, over the mean of the baseline.
+    """Return the interval of a ratio: the lowest of `windows` windows, each of `width` bins, over the baseline's mean.
 
-    `value` is the observed ratio. The noise of a window is that of the baseline's bins. None: as `noise_of`.
+    `value` is the observed ratio. The noise of a window is computed from the baseline's bins. None: as `noise_of`.
     """
     mean = float(baseline.mean()) if len(baseline) else 0.0
     noise = noise_of(baseline / mean) if mean > 0 and len(baseline) >= 2 * width else None
@@ -319,11 +337,11 @@ def lowest_window(value: float, baseline: Floats, *, width: int, windows: int, l
 
 
 def lowest_by_chance(baseline: Floats, *, width: int, windows: int, level: float = LEVEL) -> float:
-    """Return the share of the baseline's mean that none of `windows` windows falls below by chance alone.
+    """Return the share of the baseline's mean below which none of `windows` windows falls by chance alone.
 
-    The noise of a window is computed from the baseline's bins and from the baseline's own windows; the smaller one
-    counts, because bins of a bursty workload differ more than windows that hold whole iterations. The share is 0 if the
-    noise is unknown, or large enough to explain any fall.
+    The noise of a window is computed twice: from the baseline's bins, and from the baseline's own windows. The smaller
+    one counts, because bins of a bursty workload differ more than windows that contain whole iterations. The share is 0
+    if the noise is unknown, or large enough to explain any drop.
     """
     mean = float(baseline.mean()) if len(baseline) else 0.0
     if mean <= 0 or len(baseline) < 3 * width:
@@ -340,18 +358,19 @@ def lowest_by_chance(baseline: Floats, *, width: int, windows: int, level: float
 def _window_reach(noise: Noise, *, width: int, windows: int, level: float) -> tuple[float, float]:
     """Return how far one window may be above the mean, and the lowest of all below it, as shares of the mean."""
     freedom, error = noise.independent - 1, noise.error_of(width)
-    values = max(width / _dependence(noise.memory, width), 1.0)
-    shape = noise.skewness_of(values), noise.kurtosis / values
-    own = student(freedom, level) * noise.error
-    above = math.hypot(_stray(freedom, *shape, tail_of(level)) * error, own)
-    below = math.hypot(_stray(freedom, -shape[0], shape[1], tail_of(level) / max(windows, 1)) * error, own)
+    independent = max(width / _variance_inflation(noise.lag1, width), 1.0)
+    skewness, kurtosis = noise.skewness_of(independent), noise.kurtosis / independent
+    mean_reach = student(freedom, level) * noise.error
+    above = math.hypot(_upper_quantile(freedom, skewness, kurtosis, tail_of(level)) * error, mean_reach)
+    lowest_tail = tail_of(level) / max(windows, 1)
+    below = math.hypot(_upper_quantile(freedom, -skewness, kurtosis, lowest_tail) * error, mean_reach)
     return above, below
 
 
 def mean_interval(values: Floats, *, of: str = "values", level: float = LEVEL) -> Interval | None:
-    """Return the interval of the mean of a series that may depend on its own past; None: as `noise_of_mean`.
+    """Return the interval of the mean of a series that may be autocorrelated; None: as `noise_of_mean`.
 
-    `of` is what the method calls the values.
+    `of` names the values in the interval's `method`.
     """
     noise = noise_of_mean(values)
     if noise is None or noise.mean <= 0:
@@ -367,10 +386,10 @@ def resolution(low: float, high: float, *, of: str) -> Interval:
 
 
 def widened(interval: Interval, value: float, log_sd: float, *, freedom: int, source: str) -> Interval:
-    """Return the interval of `value`, wider by how much the value differs from run to run.
+    """Return the interval of `value`, widened by how much the value differs from run to run.
 
-    `log_sd` is the deviation of its logarithm, with so many degrees of `freedom`. Each end is moved by itself: an
-    interval that reaches far in one direction need not reach far in the other one.
+    `log_sd` is the standard deviation of its logarithm, estimated with `freedom` degrees of freedom. Each end is moved
+    separately, because the two ends may be at different distances from the value.
     """
     if value <= 0:
         return interval
@@ -385,10 +404,11 @@ def widened(interval: Interval, value: float, log_sd: float, *, freedom: int, so
 
 
 def ratio_interval(over: Interval, under: Interval, values: tuple[float, float]) -> Interval | None:
-    """Return the interval of a ratio from those of both values, `values`; None: one interval reaches 0.
+    """Return the interval of the ratio of two values from their intervals; None: one interval reaches 0.
 
-    Each end of the ratio comes from the two ends that lead to it: an interval need not reach as far up as down, least
-    of all that of a high percentile (MOVER, of the logarithms: Zou and Donner 2008, Statistics in Medicine 27:1693).
+    The lower end comes from the low end of `over` and the high end of `under`, the upper end from the other two. The
+    method is MOVER on logarithms (Zou and Donner 2008, Statistics in Medicine 27:1693), which accepts intervals that
+    are not symmetric, such as those of high percentiles.
     """
     if min(over.low, under.low, *values) <= 0:
         return None
@@ -402,7 +422,7 @@ def ratio_interval(over: Interval, under: Interval, values: tuple[float, float])
 def share_interval(count: int, total: int, *, level: float = LEVEL, independent: float | None = None) -> Interval:
     """Return the exact interval of a share (Clopper and Pearson 1934).
 
-    `independent` is how many independent trials the `total` ones are worth; None: all are independent.
+    `independent` is the effective number of independent trials; None: all trials are independent.
 
     Raises:
         ValueError: not 0 <= count <= total, or no trial at all.
@@ -420,9 +440,9 @@ def share_interval(count: int, total: int, *, level: float = LEVEL, independent:
 
 
 def percentile_interval(values: Floats, percent: float, *, level: float = LEVEL) -> Interval | None:
-    """Return a percentile's interval between two of the independent values (order statistics, any distribution).
+    """Return a percentile's interval, whose ends are two of the values (order statistics; any distribution).
 
-    None: so few values that the outermost ones do not hold it with this probability.
+    The values must be independent. None: there are too few values for this level.
     """
     interval = percentile_bounds(values, percent, independent=len(values), level=level)
     return interval if interval is not None and interval.low > -math.inf and interval.high < math.inf else None
@@ -431,10 +451,10 @@ def percentile_interval(values: Floats, percent: float, *, level: float = LEVEL)
 def percentile_bounds(
     values: Floats, percent: float, *, independent: int, level: float = LEVEL, least: float = -math.inf
 ) -> Interval | None:
-    """Return a percentile's interval for values that depend on each other; only so many are `independent`.
+    """Return a percentile's interval for correlated values; `independent` is the effective sample size.
 
-    If the outermost values do not hold the percentile, the interval extends to `least` or to infinity. It may still lie
-    wholly on the wrong side of a bound. None: no values.
+    If there are too few values for one end, the interval extends to `least` or to infinity on that side. It may still
+    lie wholly on the wrong side of a bound. None: no values.
     """
     ordered, share, tail = np.sort(values), percent / 100, tail_of(level)
     if not 0 < independent <= len(ordered) or not 0 < share < 1:
@@ -455,16 +475,16 @@ def _log_reach(above: float, below: float) -> float:
     return max(math.log(above / below), 0.0)
 
 
-def _dependence(memory: float, count: int) -> float:
-    """Return the variance of the mean of `count` values of an AR(1) series over that of independent ones."""
-    return (1 + memory) / (1 - memory) - 2 * memory * (1 - memory**count) / (count * (1 - memory) ** 2)
+def _variance_inflation(lag1: float, count: int) -> float:
+    """Return the variance of the mean of `count` values of an AR(1) series over that of independent values."""
+    return (1 + lag1) / (1 - lag1) - 2 * lag1 * (1 - lag1**count) / (count * (1 - lag1) ** 2)
 
 
 def _reach(freedom: float, skewness: float, level: float) -> tuple[float, float]:
     """Return how many standard errors an interval of a mean reaches down and up; at least as far as Student's t.
 
-    `skewness` is that of the mean. Willink 2005, equation 13: G(T) makes the t statistic T of a skewed sample
-    symmetric; `inverse` is its inverse.
+    `skewness` is that of the mean. In Willink 2005, equation 13, a function G makes the t statistic of a skewed sample
+    symmetric; `inverse` is the inverse of G.
     """
     t, scaled_skewness = student(freedom, level), skewness / 6
     if abs(scaled_skewness) < 1e-6:  # noqa: PLR2004 - the limit is t itself
@@ -476,8 +496,8 @@ def _reach(freedom: float, skewness: float, level: float) -> tuple[float, float]
     return max(t, inverse(t)), max(t, -inverse(-t))
 
 
-def _stray(freedom: float, skewness: float, kurtosis: float, tail: float) -> float:
-    """Return how many standard errors a mean strays above the truth with probability `tail` (Cornish and Fisher)."""
+def _upper_quantile(freedom: float, skewness: float, kurtosis: float, tail: float) -> float:
+    """Return how many standard errors a mean exceeds the truth with probability `tail` (Cornish and Fisher)."""
     t = student(freedom, 1 - 2 * tail)
     return t + max(skewness, 0.0) / 6 * (t * t - 1) + kurtosis / 24 * (t**3 - 3 * t)
 

@@ -1,6 +1,7 @@
 """Measure the effective bisection of a lab, tier by tier: random permutations of all RNICs, and single flows.
 
-If a routing scheme is given, the switches apply it during the measurement. Its receipt decides whether the result counts.
+If a routing scheme is given, the switches apply it during the measurement. Its receipt decides whether the result
+counts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,16 @@ from traffic.engine.task_specs import QpParams
 from traffic.flows.flow_run import FlowSpec
 from traffic.flows.permutations import Tier, permutation
 
-__all__ = ["JOURNAL", "Bisection", "BisectionSpec", "TierBisection", "has_rates", "judge_tier", "measure", "uplink_utilisation"]
+__all__ = [
+    "JOURNAL",
+    "Bisection",
+    "BisectionSpec",
+    "TierBisection",
+    "has_rates",
+    "judge_tier",
+    "measure",
+    "uplink_utilisation",
+]
 
 Progress = Callable[[str], None]
 QP = QpParams(timeout=20)

@@ -18,10 +18,10 @@ from scipy import special
 __all__ = ["FIRST", "MOST", "tails"]
 
 FIRST = 3
-"""Runs before the first look: two have no deviation worth the name."""
+"""Runs before the first look: the deviation of two runs says too little."""
 MOST = 100
 _MARGIN = 0.85
-"""Of the risk that is spent: quantiles of t in place of exact boundaries add up to 15 % to it."""
+"""Share of the risk that is spent: quantiles of t instead of exact boundaries add up to 15 % to it."""
 _STEP = 0.02
 _FAR = 8.0
 _NOTHING = 1e-9
