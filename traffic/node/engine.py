@@ -13,21 +13,22 @@ Requests                                                          replies and la
     {"do": "forget"}                                              forgotten
     {"do": "quit"}                                                (end of stdout)
 
-`resume` is the checkpoint that a rank begins with {generation, rank, iterations}: it reports `restored` first. With
-`history` it compares its state with what that makes it expect, and reports `state` at its end.
+`resume` {generation, rank, iterations} names the checkpoint that a rank begins with; the rank reports `restored` first.
+With `history` the rank compares its final state with the one that this history leads to, and reports `state`.
 
-`kind` is rank, flow_tx or flow_rx (or unreliable_, numbered_, echo_, admitted_ or checked_). A connection is
-established, and rebuilt after an error, by qp, connect and go on both ends; the controller pairs them. `forget`
-releases all tasks, so that the next run can use the same engine. A request that fails is answered with {"event":
-"error", "error", "where"}. The end of stdin means that the controller is gone: the engine closes everything and ends.
+`kind` is rank, flow_tx or flow_rx (or unreliable_, numbered_, echo_, admitted_ or checked_). The requests qp, connect
+and go on both ends establish a connection, and rebuild it after an error; the controller pairs them. `forget` releases
+all tasks, so that the next run can use the same engine. A request that fails is answered with {"event": "error",
+"error", "where"}. The end of stdin means that the controller is gone: the engine closes everything and ends.
 
-There is one thread. A selector waits on stdin, on the completion channels and on the GPU's socket. A second thread that
-waits would hold the GIL inside pyverbs, and on one core two threads only take turns.
+The engine has one thread. A selector waits for stdin, the completion channels, and the sockets of GPU and storage. A
+second waiting thread would hold the GIL inside pyverbs, and on one core two threads only take turns.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import selectors
@@ -42,6 +43,7 @@ from traffic.node.verbs import Rnic
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 __all__ = ["Engine", "main"]
@@ -51,6 +53,15 @@ ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 POLL_ROUNDS = 4
 STANDSTILL_NS = 500_000_000
 """An engine that has not run for this long was stopped or got no CPU time; normal scheduling delays are shorter."""
+FLOW_TASKS = {
+    "flow": ("flow", "FlowSender", "FlowReceiver"),
+    "unreliable": ("unreliable", "UnreliableSender", "UnreliableReceiver"),
+    "numbered": ("numbered", "NumberedSender", "NumberedReceiver"),
+    "echo": ("echo", "EchoSender", "EchoReceiver"),
+    "admitted": ("admission", "AdmittedSender", "AdmittedReceiver"),
+    "checked": ("checked", "CheckedSender", "CheckedReceiver"),
+}
+"""Module in `traffic.node.flows`, and classes of the two ends, by the first part of a flow's `kind`."""
 
 
 class Engine:
@@ -75,8 +86,8 @@ class Engine:
         on an emulated CPU, and sshd as long again; an operation of a small collective takes less. Events that are
         encoded together find the encoder in the CPU's caches.
 
-        The iterations of a job with checkpoints are written as soon as the engine has nothing else to do. Those that a
-        lost host has not written are missing in the results, unless the job repeats them.
+        The iterations of a job with checkpoints are written as soon as the engine has nothing else to do. If the host
+        is lost before that, they are missing in the results, unless the job repeats them.
         """
         self.unwritten.append({"event": event, **fields})
         if event != "iteration":
@@ -94,25 +105,25 @@ class Engine:
     def run(self) -> None:
         """Serve until the controller requests the end or is gone."""
         self.selector.register(0, selectors.EVENT_READ, self._readable)
-        due_ns = time.monotonic_ns() + self.tick_ns
-        checked_ns, ran_ns = time.monotonic_ns(), time.process_time_ns()
+        tick_due_ns = time.monotonic_ns() + self.tick_ns
+        ticked_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
         while self.open:
             wakes = [task.wake_ns for task in self.tasks.values() if task.wake_ns is not None]
-            self._wait(min(due_ns, self.late_receives.due_ns or due_ns, *wakes))
+            self._wait(min(tick_due_ns, self.late_receives.due_ns or tick_due_ns, *wakes))
             now_ns = time.monotonic_ns()
             self.late_receives.wake(now_ns)
             if wakes:
                 for task in list(self.tasks.values()):
                     if task.wake_ns is not None and now_ns >= task.wake_ns:
                         task.wake(now_ns)
-            if now_ns >= due_ns:
-                used_ns = time.process_time_ns() - ran_ns
-                # Without tasks there is nothing to hold up, and the controller may be waiting for the clock alone.
-                if self.tasks and now_ns - checked_ns - used_ns > STANDSTILL_NS:
-                    self.emit("standstill", start_ns=checked_ns, end_ns=now_ns)
-                checked_ns, ran_ns = now_ns, ran_ns + used_ns
+            if now_ns >= tick_due_ns:
+                used_ns = time.process_time_ns() - cpu_ns
+                # Without tasks a standstill delays nothing.
+                if self.tasks and now_ns - ticked_ns - used_ns > STANDSTILL_NS:
+                    self.emit("standstill", start_ns=ticked_ns, end_ns=now_ns)
+                ticked_ns, cpu_ns = now_ns, cpu_ns + used_ns
                 self._tick(now_ns)
-                due_ns = time.monotonic_ns() + self.tick_ns
+                tick_due_ns = time.monotonic_ns() + self.tick_ns
 
     def _tick(self, now_ns: int) -> None:
         self.late_receives.check_fault()
@@ -132,7 +143,7 @@ class Engine:
             self._write()
 
     def close(self) -> None:
-        """Release everything: tasks first, then the devices that they use."""
+        """Release all resources: tasks first, then the devices that they use."""
         with contextlib.suppress(OSError):  # the controller may be gone
             self._write()
         for task in self.tasks.values():
@@ -205,57 +216,23 @@ class Engine:
             from traffic.node.ranks.rank import RankTask  # numpy takes seconds to load on an emulated CPU
 
             return RankTask(*arguments, self.selector)
-        ends: tuple[type[Task], type[Task]]
-        if kind.startswith("echo"):
-            from traffic.node.flows.echo import EchoReceiver, EchoSender
-
-            ends = EchoSender, EchoReceiver
-        elif kind.startswith("unreliable"):
-            from traffic.node.flows.unreliable import UnreliableReceiver, UnreliableSender
-
-            ends = UnreliableSender, UnreliableReceiver
-        elif kind.startswith("numbered"):
-            from traffic.node.flows.numbered import NumberedReceiver, NumberedSender
-
-            ends = NumberedSender, NumberedReceiver
-        elif kind.startswith("admitted"):
-            from traffic.node.flows.admission import AdmittedReceiver, AdmittedSender
-
-            ends = AdmittedSender, AdmittedReceiver
-        elif kind.startswith("checked"):
-            from traffic.node.flows.checked import CheckedReceiver, CheckedSender
-
-            ends = CheckedSender, CheckedReceiver
-        else:
-            from traffic.node.flows.flow import FlowReceiver, FlowSender
-
-            ends = FlowSender, FlowReceiver
-        return ends[("tx", "rx").index(kind.rpartition("_")[2])](*arguments)
+        flow_kind, _, end = kind.rpartition("_")
+        module, sender, receiver = FLOW_TASKS[flow_kind]
+        name = {"tx": sender, "rx": receiver}[end]
+        # Only this module is imported, because each import takes time on an emulated CPU.
+        task: Task = getattr(importlib.import_module(f"traffic.node.flows.{module}"), name)(*arguments)
+        return task
 
     def do_qp(self, request: dict[str, Any]) -> None:
         """Create the QP of a connection. A previous QP of the connection is replaced."""
         task = self.tasks[request["task"]]
-        if request["generation"] == 0:  # later, a fault may have changed it
+        if request["generation"] == 0:  # later, a fault may have changed the MTU
             task.rnic.check_mtu(task.spec["qp"]["mtu"])
         conn = task.conns.setdefault(request["conn"], Conn(task, request["conn"]))
         if conn.qp is not None:
-            # Stop the old QP and drain its completions first: the peer must resume after everything that arrived whole.
-            task.mark_lost(conn, time.monotonic_ns())
-            conn.rebuilding = True
-            conn.qp.halt()
-            self._completions(task.rnic)
-            self.by_qpn.pop((task.rnic.name, conn.qp.qpn), None)
-            conn.qp.close()
+            self._destroy_qp(conn)
         sends, receives = task.capacity(conn)
-        conns_on_rnic = [
-            other
-            for other_task in self.tasks.values()
-            if other_task.rnic is task.rnic
-            for other in other_task.conns.values()
-        ]
-        in_use = sum(
-            sum(other.task.capacity(other)) for other in conns_on_rnic if other is not conn and other.qp is not None
-        )
+        in_use = _requests_of_other_qps(conn, self.tasks.values())
         reject_overrun(task.rnic.name, in_use, sends + receives, entries=task.rnic.cq_entries)
         params = {**task.spec["qp"], "flow_label": request["flow_label"]}
         conn.qp = task.make_qp(sends=sends, receives=receives, psn=request["psn"], params=params)
@@ -265,7 +242,22 @@ class Engine:
         end = {"address": task.rnic.address, "qpn": conn.qp.qpn, "psn": conn.qp.psn, **task.endpoint(conn)}
         self.emit("qp", task=task.name, conn=conn.number, generation=conn.generation, end=end)
 
+    def _destroy_qp(self, conn: Conn) -> None:
+        """Destroy the QP of a connection that is rebuilt.
+
+        The QP is stopped, and its completions are handled, before the new QP exists: the peer resumes after the last
+        message that arrived completely.
+        """
+        rnic = conn.task.rnic
+        conn.task.mark_lost(conn, time.monotonic_ns())
+        conn.rebuilding = True
+        conn.qp.halt()
+        self._completions(rnic)
+        self.by_qpn.pop((rnic.name, conn.qp.qpn), None)
+        conn.qp.close()
+
     def _conn(self, request: dict[str, Any]) -> Conn | None:
+        """Return the connection that a request names; None: it has been rebuilt since."""
         conn = self.tasks[request["task"]].conns[request["conn"]]
         return conn if conn.generation == request["generation"] else None
 
@@ -332,6 +324,18 @@ class Engine:
     def do_quit(self, _request: dict[str, Any]) -> None:
         """End the loop."""
         self.open = False
+
+
+def _requests_of_other_qps(conn: Conn, tasks: Iterable[Task]) -> int:
+    """Return how many requests all other QPs on the RNIC of a connection can hold."""
+    others = [
+        other
+        for task in tasks
+        if task.rnic is conn.task.rnic
+        for other in task.conns.values()
+        if other is not conn and other.qp is not None
+    ]
+    return sum(sum(other.task.capacity(other)) for other in others)
 
 
 def main(tick_ns: int = TICK_NS) -> None:

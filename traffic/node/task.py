@@ -48,9 +48,9 @@ class Task:
     """Base of the tasks: connections by number, samples and reports. Subclasses generate the traffic."""
 
     has_arrived = True
-    """Whether the bytes of its samples have arrived at their receiver."""
+    """Whether the bytes of the task's samples have arrived at their receiver."""
     keeps_checkpoints = False
-    """Whether it can go on from a checkpoint, after its host was lost."""
+    """Whether the task can continue from a checkpoint after its host was lost."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         self.name = name

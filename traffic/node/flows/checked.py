@@ -123,7 +123,7 @@ class CheckedSender(FlowSender):
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
         self.content = Content(self.size)
-        self.posted_messages: dict[int, int] = {}  # by connection, in the order of the connections' slots in memory
+        self.posted_messages: dict[int, int] = {}  # by connection, in the order of their slots in memory
         self.checked = self.wrong = 0
         if self.verb == "write-imm":
             self.window = spec["depth"]

@@ -23,7 +23,7 @@ def count_differing(data: bytes, expected: bytes) -> int:
 
 
 def nearest(remainder: int, expected: int, modulus: int) -> int:
-    """Return the number nearest to `due`, but not below 0, whose remainder modulo `whole` is `said`."""
+    """Return the number nearest to `expected`, but not below 0, that has this remainder modulo `modulus`."""
     distance = (remainder - expected) % modulus
     return max(0, expected + (distance if distance < modulus // 2 else distance - modulus))
 

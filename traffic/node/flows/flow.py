@@ -334,7 +334,7 @@ class FlowSender(Task):
         late = self.stopping_ns is not None and now_ns - self.stopping_ns > DRAIN_NS
         if over and (quiet or late):
             self.finished = True
-            if self.latencies is not None:  # what is still under way has waited at least so long
+            if self.latencies is not None:  # messages still in flight have taken at least this long
                 for lane in lanes:
                     for wr_id in lane.in_flight:
                         self.latencies.add(now_ns - lane.posted_ns[wr_id])
@@ -362,7 +362,7 @@ class FlowSender(Task):
             )
 
     def _measured_until(self, now_ns: int) -> int:
-        """Return the end of the time over which goodput counts; a flow that stood still at its end is no faster one."""
+        """Return the end of the time over which goodput counts. A flow that stalled at its end must not look faster."""
         if any(lane.in_flight for lane in self.lanes.values()):
             return now_ns
         last_ns = max((lane.last_ns for lane in self.lanes.values()), default=now_ns)

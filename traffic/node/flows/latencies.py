@@ -19,7 +19,7 @@ class Latencies:
         self._limit, self._seen = limit, 0
 
     def add(self, took_ns: int) -> None:
-        """Take in the time of one message."""
+        """Record the time of one message."""
         self._seen += 1
         if self._seen % self.every:
             return

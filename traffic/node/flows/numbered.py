@@ -61,12 +61,13 @@ class NumberedReceiver(UnreliableReceiver):
         self.credit_at = max(1, self.slots() // 4)
         self.content = Content(self.size)
         self.checked = self.wrong = 0
-        self.bases: dict[int, int] = {}  # by connection: where its slots begin
+        # All dictionaries are by connection.
+        self.bases: dict[int, int] = {}  # offset of its first slot
         self.requests: dict[int, deque[tuple[int, Any]]] = {}
         self.next_number: dict[int, int] = {}  # the number after the highest one that arrived
-        self.settled: dict[int, int] = {}  # the first number whose slot is still awaited
-        self.early: dict[int, set[int]] = {}  # numbers above `over` that arrived
-        self.arrived: dict[int, set[int]] = {}  # the newest numbers that arrived, by connection
+        self.settled: dict[int, int] = {}  # all messages below this number have arrived or are given up
+        self.early: dict[int, set[int]] = {}  # numbers above `settled` that have arrived
+        self.arrived: dict[int, set[int]] = {}  # the newest numbers that have arrived
 
     def slots(self) -> int:
         """Return the number of slots per QP."""
@@ -132,21 +133,21 @@ class NumberedReceiver(UnreliableReceiver):
             self._send_report(conn, now_ns)
 
     def _is_first(self, conn: Conn, number: int) -> bool:
-        """Return whether a message arrives for the first time: a copy of it is verified, but is no goodput."""
+        """Return whether a message has arrived for the first time. A copy is verified, but is not goodput."""
         arrived, oldest = self.arrived.setdefault(conn.number, set()), self.next_number[conn.number] - REMEMBERED
         if len(arrived) > 2 * REMEMBERED:
-            self.arrived[conn.number] = arrived = {one for one in arrived if one >= oldest}
+            self.arrived[conn.number] = arrived = {other for other in arrived if other >= oldest}
         if number < oldest or number in arrived:
             return False
         arrived.add(number)
         return True
 
     def _verify(self, conn: Conn, number: int, data: bytes) -> None:
-        want = self.content.of(conn.number, number)
-        if data != want:
-            if self.writes and number < self.settled[conn.number]:
+        expected = self.content.of(conn.number, number)
+        if data != expected:
+            if self.writes and number < self.settled[conn.number]:  # late, and perhaps overwritten since
                 return
-            self.wrong += count_differing(data, want)
+            self.wrong += count_differing(data, expected)
         self.checked += len(data)
 
     def _settle(self, conn: Conn, before: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 __all__ = ["Pacer"]
 
 CATCH_UP_NS = 5_000_000
-"""How much missed time is made up for. Timers and virtual CPUs are late."""
+"""Maximum delay that later posts make up for, because timers and virtual CPUs are often late."""
 
 
 class Pacer:

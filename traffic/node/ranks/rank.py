@@ -12,9 +12,9 @@ A rank that does one of these for longer than `deadline_ms` is reported as overd
 
 The first `warmup` iterations run like the others but are not reported: caches, translators and routes are cold in them.
 
-A rank with `resume` begins after the iterations of a checkpoint, without warming up. It restores the state first,
-unless `blank` is set: a test must see that this is noticed. With `history` it compares its state with the closed form
-at the end (`traffic.node.ranks.rank_state`).
+A rank with `resume` begins after the iterations of a checkpoint, without warm-up. It first restores the state. `blank`
+skips that, for the test that such a job is detected. With `history` the rank compares its state at the end with the
+closed form (`traffic.node.ranks.rank_state`).
 """
 
 from __future__ import annotations
@@ -331,9 +331,9 @@ class RankTask(Task):
     def _on_computed(self, gpu_ns: int | None) -> None:
         if gpu_ns is None:
             self.activity = "idle"
-            said = "is gone" if self.gpu is None or not self.gpu.error else f"reported an error: {self.gpu.error}"
+            problem = "is gone" if self.gpu is None or not self.gpu.error else f"reported an error: {self.gpu.error}"
             name = self.gpu.name if self.gpu else "the GPU"
-            self.emit("error", error=f"{name} {said}", where=self.name, part="gpu")
+            self.emit("error", error=f"{name} {problem}", where=self.name, part="gpu")
             return
         now_ns = time.monotonic_ns()
         self.compute_ns = now_ns - self.activity_start_ns

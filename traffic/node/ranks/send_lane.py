@@ -1,4 +1,4 @@
-"""The sending end of a lane: posts segments, notes acknowledgements and credits, and repeats what a lost QP had.
+"""The sending end of a lane: posts segments, notes acknowledgements and credits, and repeats segments of a lost QP.
 
 A segment is read from the rank's memory, which must not change before the acknowledgement. An eager lane has a ring of
 `slots` slots instead, like the receiver's: each segment is copied there first. An operation then ends without the
