@@ -58,7 +58,7 @@ def parse(text: str) -> Parameter:
     """Read `PATH=V1,V2,...`.
 
     Raises:
-        UsageError: no path, no value, an empty value, or a value that is there twice.
+        UsageError: no path, no value, an empty value, or a value that appears twice.
     """
     path, equals, rest = text.partition("=")
     path = path.strip()
@@ -70,7 +70,7 @@ def parse(text: str) -> Parameter:
     if "" in values:
         raise UsageError(f"--over {text}: a value is empty; remove the comma")
     if twice := sorted({value for value in values if values.count(value) > 1}):
-        raise UsageError(f"--over {text}: {twice[0]} is there twice; use --repeat to run a point several times")
+        raise UsageError(f"--over {text}: {twice[0]} appears twice; use --repeat to run a point several times")
     return Parameter(path=path, values=values)
 
 

@@ -128,7 +128,7 @@ class Job:
 
 
 _OF_SPEC = tuple(one.name for one in fields(Flow) if one.name in FlowSpec.__slots__ and one.name not in ("src", "dst"))
-"""What a `Flow` has as its `FlowSpec` has it, under the same name."""
+"""Fields that a `Flow` shares with its `FlowSpec`, under the same name and with the same value."""
 
 Workload = Collective | Flow | Job | InferenceSpec | RankingSpec | Replay
 """Inference and ranking go by requests and iterations, and are what traffic takes."""
@@ -247,7 +247,7 @@ class _FlowFile(Section, frozen=True, kw_only=True):
 
 
 _NOT_OF_SPEC = frozenset({"flow", "src", "dst", "pattern", "probe"})
-"""Of a flow's keys, those that are not words of `flow_of`."""
+"""Keys of a flow in the file that are not parameters of `flow_of`."""
 
 
 def kinds_in(raw: Mapping[str, Any]) -> tuple[str, ...]:
@@ -385,7 +385,7 @@ def _resilience(section: _ResilienceFile, source: str) -> Resilience:
     one_of(section.without_spare, WITHOUT_SPARE, source, "workload.resilience.without_spare")
     for index, name in enumerate(section.spares):
         if name in section.spares[:index]:
-            raise fail(source, f"workload.resilience.spares[{index}]", f'"{name}" is there twice; a spare is one RNIC')
+            raise fail(source, f"workload.resilience.spares[{index}]", f'"{name}" appears twice; a spare is one RNIC')
     policy = msgspec.convert(
         {
             "restart": section.restart,

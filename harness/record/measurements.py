@@ -126,12 +126,16 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A planned fault and what became of it. `receipt` is None when the run ended before it was tried.
+    """A planned fault and its outcome.
 
-    `doubts` are the injector's own reasons not to believe the receipt; any makes the run INCONCLUSIVE.
-    `edges` are (controller ns, on) of every change that the fault made. `colour` (`#rrggbb`) is the kind's,
-    from the catalogue of faults; None: the report chooses. `passed` are the packets that passed the hop of a fault of
-    packets while it acted, at least and at most; None: it has no hop, or no count.
+    Attributes:
+        plan: the fault as planned.
+        receipt: None: the run ended before the fault was armed.
+        doubts: the injector's own reasons not to believe the receipt. Any of them makes the run INCONCLUSIVE.
+        edges: (controller ns, on) of every change that the fault made.
+        colour: colour of the kind in reports (`#rrggbb`), from the catalogue of faults; None: the report chooses.
+        passed: lower and upper bound of the packets that passed the hop of a packet fault while it acted; None: the
+            fault has no hop, or nothing counted them.
     """
 
     plan: ScheduledFault
@@ -145,10 +149,14 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
 class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of the captured packets; `packets.json` has the details.
 
-    `frames` were captured. The capture missed `missed`, and has `extra` that the ports did not count. `broken` counts
-    violations of the rules of go-back-N. Each of `goings_back` is a pair of controller times (ns): when the NAK passed
-    or the timer ran out, and when the packet passed again. `doubts` are reasons why there may be more violations than
-    were found.
+    Attributes:
+        frames: number of captured frames.
+        missed: frames that the ports counted and the capture does not have.
+        extra: frames that the capture has and the ports did not count.
+        broken: violations of the rules of go-back-N.
+        goings_back: pairs of controller times (ns): when the NAK passed or the timer expired, and when the packet
+            passed again.
+        doubts: reasons why there may be more violations than `broken`.
     """
 
     frames: int
@@ -192,10 +200,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of an inference job.
+    """Times of an inference job's requests.
 
-    `ttft_ns` has the time to first token of each request, `tpot_ns` the times from token to token of each request.
-    `slo_attainment` is the share of requests that kept the SLO; None: the job has no SLO.
+    `ttft_ns` has the time to first token of each request, and `tpot_ns` its times from token to token. `slo_attainment`
+    is the share of requests that met the SLO; None: the job has no SLO.
     """
 
     ttft_ns: tuple[int, ...]
@@ -206,10 +214,15 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 class ResilienceRun(msgspec.Struct, frozen=True, kw_only=True):
     """Restarts and final state of a job that restarts after losses.
 
-    `states` are the final states that ranks reported. `repeated_iterations` counts the executions that restarts
-    repeated, on all ranks. `initialised_ns` is the time until the first placement was connected, `connections` the
-    number of queue pairs at the end. `wrong_elements` counts those of every execution, repeated ones included,
-    and `longest_ingest_ns` and `longest_checkpoint_ns` are the longest waits for storage in any of them.
+    Attributes:
+        restarts: one for each loss.
+        states: the final states that ranks reported.
+        repeated_iterations: executions that restarts repeated, over all ranks.
+        initialised_ns: how long it took to connect the first placement.
+        connections: number of queue pairs at the end.
+        wrong_elements: wrong elements of all executions, including repeated ones.
+        longest_ingest_ns: longest wait for data from storage in any execution.
+        longest_checkpoint_ns: longest wait for a checkpoint in any execution.
     """
 
     restarts: tuple[Restart, ...]
@@ -245,29 +258,33 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
-    """`measurements.json`.
+    """Everything that a run measured, as in `measurements.json`.
 
-    `rate_scale`: a soft lab shapes its links to the topology's speeds divided by it; None: it does not.
-    `offered_bps` is what the workload may send by these rates, `carried_bps` what the emulation carries without them.
-    `t0_ns` to `end_ns` is the workload's own time: silence after its end would read as a stall. It sends from
-    `began_ns` on, when its warm-up begins; 0: the run is older than that, or it had no workload.
-    `counters_before` and `counters_after` map a node to its counters, RNIC counters named
-    `rxe0.out_of_seq_request`. `twin` are the iterations of the fault-free run from the same snapshot.
-    `changes` are those of the switches while the workload ran; `telemetry.parquet` has what was counted.
-    `reads` are (begin, end) of every time at which the harness itself read counters or looked something up on the lab
-    while the workload ran; they are no part of the baseline.
-    `is_control`: every fault was armed with zero intensity (`harness.run.control`).
-    `load` and `twin_load` are how busy the controller was during the run's workload and its twin's.
-    `failure` says where the workload stood when it failed; None: it did not, or there was none.
-    `latencies_ns` are the times of the messages of each flow that timed them, in order: all, or every k-th of each.
-    `checked_bytes` of the flows' messages were compared with what was sent, and `wrong_bytes` of them differed; None:
-    no flow was to compare them.
-    `silent_flows` are those (`host1:rxe0 > host2:rxe0`) of which no byte arrived; None: the run has no flows, or is
-    older than that. `unchecked_flows` were to compare their bytes, and compared none.
-    `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.
-    `routing` is the receipt of the run's routing scheme; None: the experiment chose none, or it was never applied.
-    `lab_diff` is the fingerprint after the run against the one before: empty and `lab_state` CLEAN, or the
-    lines that differ.
+    Attributes:
+        rate_scale: a soft lab shapes its links to the topology's speeds divided by this; None: no link is shaped.
+        offered_bps: how much the workload may send at these rates.
+        carried_bps: the emulation's capacity without shapers.
+        began_ns: when the workload began to send (its warm-up); 0: not recorded, or there was no workload.
+        t0_ns: begin of the measured work.
+        end_ns: end of the measured work. Silence after it is not a stall.
+        counters_before: counters by node. Those of an RNIC are named `rxe0.out_of_seq_request`.
+        counters_after: the same counters after the workload.
+        twin: series of the fault-free run from the same snapshot.
+        changes: changes of switches while the workload ran. `telemetry.parquet` has the counters.
+        reads: (begin, end) of each time at which the harness itself queried the lab while the workload ran. The
+            baseline leaves them out.
+        is_control: every fault was armed with zero intensity (`harness.run.control`).
+        load: how busy the controller was during the run's workload.
+        twin_load: how busy it was during the twin's workload.
+        failure: where the workload was when it failed; None: it did not fail, or there was none.
+        latencies_ns: message times of each flow that measured them, in order: all of them, or every k-th.
+        checked_bytes: bytes of messages that were compared with the sent ones; None: no flow had to compare.
+        wrong_bytes: how many of these bytes differed.
+        silent_flows: flows (`host1:rxe0 > host2:rxe0`) of which no byte arrived; None: not recorded, or no flows.
+        unchecked_flows: flows that had to compare their bytes, and compared none.
+        errors: errors of the harness itself. Any of them makes the run an ERROR.
+        routing: receipt of the run's routing scheme; None: the experiment chose none, or it was never applied.
+        lab_diff: differences of the lab's fingerprint after the run from that before; empty if `lab_state` is CLEAN.
     """
 
     schema: Literal[1] = 1
@@ -325,10 +342,10 @@ def connection_between(run: Measurements, ends: tuple[str, str], *, index: int, 
 
     Args:
         run: the run.
-        ends: the RNIC that the QP is of, and the RNIC at the other end.
+        ends: the RNIC of the QP, and the RNIC at the other end.
         index: the connection's index; -1: it was not recorded.
-        qpn: the QP's number then. A run without indices has it only if the QP was not rebuilt since: otherwise the only
-            connection between the two RNICs is meant, and none if there are several.
+        qpn: the QP's number at that time. It identifies a connection without an index, unless the QP was rebuilt since.
+            After a rebuild the connection is known only if it is the only one between the two RNICs.
     """
     by_index = [
         connection
@@ -359,9 +376,9 @@ def decode(content: bytes) -> Measurements:
     """Read `measurements.json`.
 
     Raises:
-        msgspec.ValidationError: not measurements of schema 1.
-        ValueError: they name a machine or an RNIC that their own topology has not, have a record twice or of another
-            time than the run's, lack a rank, last for more than a month, or have a value that no run has.
+        msgspec.ValidationError: the content is not measurements of schema 1.
+        ValueError: the content contradicts itself, for example by a rank without a series, a record that appears twice
+            or lies outside the run, or a link to an unknown RNIC; or a value is impossible.
     """
     refuse_large_numbers(content)
     measured = msgspec.json.decode(content, type=Measurements)
@@ -371,15 +388,15 @@ def decode(content: bytes) -> Measurements:
 
 
 def _refuse_contradictions(run: Measurements) -> None:
-    """Reject a file that violates what its readers rely on; it was edited or assembled."""
+    """Reject a file that violates what its readers rely on, because it was edited or assembled."""
     _refuse_loose_links(run.topology)
     if (run.series or run.bystander) and run.end_ns - run.t0_ns > _LONGEST_NS:
         raise ValueError(f"end_ns: {run.end_ns} is more than a month after t0_ns ({run.t0_ns}): no run lasts so long")
-    _refuse_content(run)
+    _refuse_byte_counts(run)
     if run.sample_ns <= 0:
         raise ValueError(f"sample_ns: {run.sample_ns} is no length of time")
-    if twice := _twice(fault.plan.id for fault in run.faults):
-        raise ValueError(f"faults: {twice[0]} is there twice")
+    if twice := _repeated(fault.plan.id for fault in run.faults):
+        raise ValueError(f"faults: {twice[0]} appears twice")
     ranks = {rank.rank for rank in run.ranks}
     recorded = {series.rank for series in run.series}
     if unknown := sorted(recorded - ranks):
@@ -398,7 +415,7 @@ def _refuse_contradictions(run: Measurements) -> None:
 
 
 def _refuse_serving(serving: Serving) -> None:
-    """Raise ValueError if a request has a time of only one kind, or more requests kept their SLO than there are."""
+    """Raise ValueError if a request lacks one of its two times, or the SLO attainment is not a share."""
     if len(serving.tpot_ns) != len(serving.ttft_ns):
         raise ValueError(
             f"serving.tpot_ns: of {len(serving.tpot_ns)} requests, but serving.ttft_ns is of {len(serving.ttft_ns)}"
@@ -407,14 +424,14 @@ def _refuse_serving(serving: Serving) -> None:
         raise ValueError(f"serving.slo_attainment: {serving.slo_attainment} is no share")
 
 
-def _refuse_content(run: Measurements) -> None:
-    """Raise ValueError if more bytes were wrong than were compared, or less than none."""
+def _refuse_byte_counts(run: Measurements) -> None:
+    """Raise ValueError unless the number of wrong bytes is between 0 and that of compared bytes."""
     if not 0 <= run.wrong_bytes <= (run.checked_bytes or 0):
         raise ValueError(f"wrong_bytes: {run.wrong_bytes} of {run.checked_bytes or 0} checked bytes cannot be wrong")
 
 
 def _refuse_loose_links(topology: Topology) -> None:
-    """Raise ValueError if a link ends at a node or an RNIC that the topology has not."""
+    """Raise ValueError if a link ends at a node or an RNIC that is not in the topology."""
     rnics = {(host.name, rnic.name) for host in topology.hosts for rnic in host.rnics}
     nodes = {*topology.host_by_name, *topology.switch_by_name}
     for link in topology.links:
@@ -423,21 +440,21 @@ def _refuse_loose_links(topology: Topology) -> None:
 
 
 def _refuse_restarts(run: ResilienceRun) -> None:
-    """Raise ValueError if a restart is missing or out of order, or a final state is there twice."""
+    """Raise ValueError if a restart is missing or out of order, or a final state appears twice."""
     numbers = [restart.number for restart in run.restarts]
     if numbers != list(range(1, len(numbers) + 1)):
         raise ValueError(f"resilience.restarts: numbered {numbers}, not from 1 on")
-    if twice := _twice(state.rank for state in run.states):
-        raise ValueError(f"resilience.states: rank {twice[0]} is there twice")
+    if twice := _repeated(state.rank for state in run.states):
+        raise ValueError(f"resilience.states: rank {twice[0]} appears twice")
 
 
 def _refuse_series(name: str, several: Sequence[RankSeries], run: Measurements) -> None:
-    """Raise ValueError if something is there twice, counts below 0, or lasts for more than a month."""
-    if twice := _twice(series.rank for series in several):
-        raise ValueError(f"{name}: rank {twice[0]} is there twice")
+    """Raise ValueError if a record appears twice, a count is negative, or the series lasts for more than a month."""
+    if twice := _repeated(series.rank for series in several):
+        raise ValueError(f"{name}: rank {twice[0]} appears twice")
     for series in several:
-        if twice := _twice(step.index for step in series.iterations):
-            raise ValueError(f"{name}: iteration {twice[0]} of rank {series.rank} is there twice")
+        if twice := _repeated(step.index for step in series.iterations):
+            raise ValueError(f"{name}: iteration {twice[0]} of rank {series.rank} appears twice")
         if any(step.wrong < 0 for step in series.iterations):
             raise ValueError(f"{name}: rank {series.rank} has less than 0 wrong elements")
         ends = [(step.end_ns, step.index) for step in series.iterations]
@@ -452,13 +469,13 @@ def _refuse_series(name: str, several: Sequence[RankSeries], run: Measurements) 
 
 
 def _refuse_samples(place: str, samples: Sequence[Sample], sample_ns: int, *, restarts: int = 0) -> None:
-    """Raise ValueError if two samples cover one time: their bytes would count twice.
+    """Raise ValueError if two samples overlap in time: their bytes would count twice.
 
-    A rank that restarts on another host continues on another clock, so that two of its samples may overlap there.
+    A rank that restarts on another host continues with that host's clock. Two of its samples may overlap there.
     """
     times = sorted(sample.t_ns for sample in samples)
-    if twice := _twice(times):
-        raise ValueError(f"{place}: the sample at {twice[0]} ns is there twice")
+    if twice := _repeated(times):
+        raise ValueError(f"{place}: the sample at {twice[0]} ns appears twice")
     overlapping = [later for earlier, later in pairwise(times) if later - earlier < sample_ns // 2]
     if len(overlapping) > restarts:
         raise ValueError(f"{place}: the sample at {overlapping[0]} ns covers the time of another one")
@@ -467,7 +484,7 @@ def _refuse_samples(place: str, samples: Sequence[Sample], sample_ns: int, *, re
 
 
 def _refuse_other_times(several: Sequence[RankSeries], t0_ns: int, end_ns: int) -> None:
-    """Raise ValueError if no record of a workload lies within the run: it is another run's."""
+    """Raise ValueError if no record of the workload lies within the time of the run: it belongs to another run."""
     spans = [
         *((sample.t_ns, sample.t_ns) for series in several for sample in series.samples if sample.bytes),
         *((step.start_ns, step.end_ns) for series in several for step in series.iterations),
@@ -476,5 +493,5 @@ def _refuse_other_times(several: Sequence[RankSeries], t0_ns: int, end_ns: int) 
         raise ValueError("series: no sample and no iteration lies between t0_ns and end_ns: they are of another run")
 
 
-def _twice(names: Iterable[_Name]) -> list[_Name]:
+def _repeated(names: Iterable[_Name]) -> list[_Name]:
     return [name for name, count in Counter(names).items() if count > 1]

@@ -1,6 +1,6 @@
-"""Values of `measurements.json` that no run has: numbers that are no time or count, addresses that are none. Pure.
+"""Reject impossible values in `measurements.json`: numbers too large for a time or a count, invalid addresses. Pure.
 
-A file that was edited, assembled or damaged is refused with the field, before its readers compute with it.
+A file that was edited, assembled or damaged is rejected before its readers compute with it. The error names the field.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LONG = re.compile(rb"[0-9]{19}|[0-9][eE]\+?[0-9]{2}")
 
 
 def refuse_large_numbers(content: bytes) -> None:
-    """Raise ValueError, with the path, for a number of which no sum or difference fits 64 bits.
+    """Raise ValueError, with the path, for a number so large that sums or differences may not fit 64 bits.
 
-    Counters of a kernel may have 64 bits.
+    Only a kernel's counters may use all 64 bits.
     """
-    if _LONG.search(content) is None:  # of most files: they are not walked
+    if _LONG.search(content) is None:  # the usual case: a walk through all values takes much longer
         return
     for path, value in leaves(msgspec.json.decode(content)):
         if not isinstance(value, int | float):
@@ -39,7 +39,7 @@ def refuse_large_numbers(content: bytes) -> None:
 
 
 def refuse_addresses(topology: Topology) -> None:
-    """Raise ValueError for an address in the topology that is none."""
+    """Raise ValueError for an invalid address in the topology."""
     for text, path in _addresses(topology):
         try:
             ipaddress.ip_interface(text)

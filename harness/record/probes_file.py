@@ -35,7 +35,7 @@ PROBES_SCHEMA = pa.schema(
     ]
 )
 """Columns of `probes.parquet`; one row a probe. File metadata: `t0_ns`; `stamps`, whose times they are; `unknown`, how
-many probes had no way that is known and are left out; `trouble`, why they ended early, or have no ways."""
+many probes have no known path and are left out; `trouble`, why probing ended early, or why paths are unknown."""
 
 
 def write(probes: ProbeTrips, path: Path, *, t0_ns: int) -> None:
@@ -65,11 +65,11 @@ def read(path: Path) -> ProbeTrips:
     """
     table = parquet.read(path, PROBES_SCHEMA)
     metadata, columns = table.schema.metadata, table.to_pydict()
-    ways = {text: tuple(text.split()) for name in ("there", "back") for text in set(columns[name])}
+    paths = {text: tuple(text.split()) for name in ("there", "back") for text in set(columns[name])}
     trips = tuple(
         Trip(
-            there=ways[there],
-            back=ways[back],
+            there=paths[there],
+            back=paths[back],
             echo=Echo(connection=connection, sent_ns=at_ns, came=came, whole_ns=whole, responder_ns=responder),
         )
         for at_ns, connection, there, back, came, whole, responder in zip(
@@ -79,7 +79,7 @@ def read(path: Path) -> ProbeTrips:
     )
     counts = Counter(trips)
     if repeated := next((trip.echo for trip, count in counts.items() if count > 1), None):
-        problem = f"the probe of connection {repeated.connection} at {repeated.sent_ns} ns is there twice"
+        problem = f"the probe of connection {repeated.connection} at {repeated.sent_ns} ns appears twice"
         raise RecordError(f"{path}: {problem}; copy the run directory again")
     try:
         return ProbeTrips(trips=trips, unknown=int(metadata[b"unknown"]), trouble=metadata[b"trouble"].decode() or None)

@@ -45,7 +45,7 @@ Result = FlowsResult | RanksResult
 _GIGABITS = 8.0
 """nccl-tests counts in GB/s, the report in Gb/s."""
 _MOST_TIMES = 5_000
-"""Of each flow: enough for a 99th percentile, and 50 KB in a file."""
+"""Most message times that are stored for each flow: enough for a 99th percentile, and 50 KB in a file."""
 
 
 def ranks_of(result: Result | None) -> tuple[Rank, ...]:

@@ -107,7 +107,7 @@ class _Ranks:
                 names.check_rnic(path, rank)
                 ranks.append(rank)
         if repeated := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
-            problem = f"{repeated[0]} is there twice; name each RNIC once (ranks_per_rnic gives RNICs several ranks)"
+            problem = f"{repeated[0]} appears twice; name each RNIC once (ranks_per_rnic gives RNICs several ranks)"
             raise names.error("workload.ranks", problem)
         if len(ranks) < 2:  # noqa: PLR2004 - a ring needs two
             raise names.error("workload.ranks", f"a collective needs at least 2 ranks, not {len(ranks)}")

@@ -1,18 +1,19 @@
 """The store of a lab's reservations, which several users change without a server.
 
-    soft lab    in the lab's folder on the controller: its VMs answer on 127.0.0.1 only, so that all its users are on
-                this machine, and every reset would restore an old version inside a VM
+    soft lab    in the lab's folder on the controller. All users of a soft lab are on this machine, because its VMs
+                answer on 127.0.0.1 only. Inside a VM, every reset would restore an old version
     rack lab    on the lab's jump host (group `jump` of the inventory; without one, its first host), over SSH
 
-Both run the same two shell scripts: read (with the time there), and write if no other write came between. All rules
-are applied here, to what was read (`testbed.tenancy.reservation`); if another write came between, it is read again.
+Both run the same two shell scripts: one reads the reservations and the time there, the other writes if there was no
+other write since. The rules (`testbed.tenancy.reservation`) are applied here, to the reservations that were read. After
+a conflict with another write, they are read again.
 
-A write may be interrupted anywhere, and leaves the old version or the new one: the text is received and verified before
-the lock is taken, and a file that exists but cannot be read does not count as empty.
+A write that is interrupted leaves the old version or the new one. The text is received and verified before the lock is
+taken, and a file that exists but cannot be read does not count as empty.
 
-Leases must not end because a clock is set. The store's time advances with its machine's uptime (proc(5), uptime), from
-its value at the last write. After a boot the time of day is read once, which may be hours ahead (a hardware clock in
-local time): bookings then follow the time of day, and a running command keeps the rest of its lease.
+A clock that is set must not end a lease. The store's time therefore advances with the uptime of its machine (proc(5),
+uptime), starting from its value at the last write. After a boot the time of day is read once. It may be hours ahead (a
+hardware clock in local time). Bookings then follow the time of day, and a running command keeps the rest of its lease.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from testbed.tenancy.reservation import Book, Entry
 __all__ = ["FOLDER", "NotWritten", "Reading", "ReservationStore", "local_store", "node_store"]
 
 FOLDER = "/var/lib/faultbed/reservations"
-SHELL_S = 60.0
-"""How long a command of the store may take on this machine. It waits for a lock for at most 20 s."""
 """Folder on the jump host. If several accounts share it, it must be writable for their group."""
+SHELL_S = 60.0
+"""Timeout of a command of the store on this machine. The command waits for a lock for at most 20 s."""
 
 _READ = """\
 cat /proc/sys/kernel/random/boot_id && cut -d " " -f 1 /proc/uptime && date +%s.%N || exit 4
@@ -81,10 +82,15 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The reservations at `now_s` of the store's time; `digest` is what a write must find unchanged ("": no file).
+    """The reservations as they were read.
 
-    `boot` and `up_s` are the machine's boot and uptime; `adrift` says that the time is not bound to that boot yet,
-    which the next write does.
+    Attributes:
+        book: the reservations.
+        now_s: the store's time.
+        digest: SHA-256 of the file, which a write requires to be unchanged; "": there is no file.
+        boot: id of the current boot of the store's machine.
+        up_s: uptime of that machine.
+        is_adrift: the file is from an earlier boot. The next write stores the time for the current one.
     """
 
     book: Book
@@ -92,7 +98,7 @@ class Reading:
     digest: str
     boot: str = ""
     up_s: float = 0.0
-    adrift: bool = False
+    is_adrift: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +117,19 @@ class ReservationStore:
             LabError: its machine does not answer correctly, or another version wrote the file.
         """
         status, out, err = self.shell(["sh", "-c", _READ, "read", self.folder, self.lab], None)
-        words, _, text = out.partition("\nnone\n" if out.endswith("\nnone\n") else "\nbook\n")
-        stamps = words.split("\n")
+        has_file = not out.endswith("\nnone\n")
+        head, _, text = out.partition("\nbook\n" if has_file else "\nnone\n")
+        stamps = head.split("\n")
         if status or len(stamps) != 3:  # noqa: PLR2004 (boot id, uptime, seconds since 1970)
             raise LabError(f"{self.where}: the reservations cannot be read: {err.strip() or 'no answer'}")
         try:
-            boot, up_s, day_s = stamps[0], float(stamps[1]), float(stamps[2])
+            boot, up_s, wall_clock_s = stamps[0], float(stamps[1]), float(stamps[2])
         except ValueError as error:
             raise LabError(
                 f"{self.where}: the reservations cannot be read: unexpected clock readings {stamps[1:]}"
             ) from error
-        if out.endswith("\nnone\n"):
-            return Reading(book=(), now_s=day_s, digest="", boot=boot, up_s=up_s)
+        if not has_file:
+            return Reading(book=(), now_s=wall_clock_s, digest="", boot=boot, up_s=up_s)
         try:
             file = msgspec.json.decode(text, type=_File)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -130,13 +137,15 @@ class ReservationStore:
                 f"{self.where}:{self.folder}/{self.lab}.json is not a reservation file of this version ({error}); "
                 "if the lab is not in use, remove the file"
             ) from error
-        now_s, adrift = _time_of(file.clock, boot, up_s=up_s, day_s=day_s)
-        book = _moved(file.entries, now_s - file.clock.written_s) if adrift and file.clock else file.entries
+        now_s, is_adrift = _time_of(file.clock, boot, up_s=up_s, wall_clock_s=wall_clock_s)
+        book = file.entries
+        if is_adrift and file.clock is not None:
+            book = _leases_moved(book, now_s - file.clock.written_s)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return Reading(book=book, now_s=now_s, digest=digest, boot=boot, up_s=up_s, adrift=adrift)
+        return Reading(book=book, now_s=now_s, digest=digest, boot=boot, up_s=up_s, is_adrift=is_adrift)
 
     def write(self, book: Book, *, after: Reading) -> bool:
-        """Write the reservations if they are unchanged since `after` was read; return whether they were.
+        """Write the reservations unless another write came after the reading `after`; return whether it wrote.
 
         Raises:
             NotWritten: they cannot be written there.
@@ -162,14 +171,14 @@ class ReservationStore:
         raise LabError(f"{self.where}: {self.folder}/{self.lab}.json {problem}")
 
     def change(self, rule: Callable[[Reading], Book]) -> Reading:
-        """Read, apply a rule and write, again until no other write came between; return the reading it was applied to.
+        """Read, apply a rule and write; repeat this after a conflict. Return the reading that the rule was applied to.
 
         Raises:
             LabError: the store cannot be read or written; the rule may raise other errors.
         """
         for _ in range(_TRIES):
             reading = self.read()
-            if reading.adrift:  # before any rule: a rule that refuses writes nothing, and the time would not advance
+            if reading.is_adrift:  # before the rule: one that raises writes nothing, and the time would not advance
                 self.write(reading.book, after=reading)
                 continue
             book = rule(reading)
@@ -180,18 +189,18 @@ class ReservationStore:
         )
 
 
-def _time_of(clock: _Clock | None, boot: str, *, up_s: float, day_s: float) -> tuple[float, bool]:
-    """Return the store's time, and whether it is adrift: its machine (or container) has booted since."""
+def _time_of(clock: _Clock | None, boot: str, *, up_s: float, wall_clock_s: float) -> tuple[float, bool]:
+    """Return the store's time, and whether it is adrift: the machine (or container) has booted since the last write."""
     if clock is None:
-        return day_s, True
+        return wall_clock_s, True
     now_s = up_s + clock.ahead_s
     if clock.boot == boot and now_s >= clock.written_s:
         return now_s, False
-    return max(day_s, clock.written_s), True
+    return max(wall_clock_s, clock.written_s), True
 
 
-def _moved(book: Book, by_s: float) -> Book:
-    """Move the ends of all leases; bookings end at a time of day and stay."""
+def _leases_moved(book: Book, by_s: float) -> Book:
+    """Move the ends of all leases. Bookings stay, because they end at a time of day."""
     return tuple(
         entry if entry.mode == "booking" else msgspec.structs.replace(entry, until_s=entry.until_s + by_s)
         for entry in book

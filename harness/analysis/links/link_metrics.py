@@ -1,4 +1,4 @@
-"""How evenly and how far a run used the links between switches, as metrics. Pure.
+"""Metrics of the links between switches: how evenly a run used them, and their utilisation. Pure.
 
     mmr.TIER, mmr.SWITCH      maximum over mean of the bytes that the uplinks of a tier, or of one switch, sent up
     jfi                       Jain's index of the bytes that the uplinks of all rack switches sent up
@@ -25,7 +25,7 @@ from testbed.model.lab_kind import traits_of
 from testbed.model.topology import SwitchRole, Topology
 from testbed.routing.offered_load import max_over_mean
 
-__all__ = ["carried_at_most", "link_metrics", "names", "uplink_use"]
+__all__ = ["capacity_bytes", "link_metrics", "names", "uplink_use"]
 
 _TIERS: tuple[SwitchRole, ...] = ("rtsw", "ctsw")
 
@@ -43,8 +43,8 @@ def names(topology: Topology) -> tuple[str, ...]:
     )
 
 
-def carried_at_most(run: Measurements) -> Mapping[str, float]:
-    """Return the bytes that each link between switches can carry in the workload's time, if its speed is known.
+def capacity_bytes(run: Measurements) -> Mapping[str, float]:
+    """Return the bytes that each link between switches can carry during the workload, if its speed is known.
 
     The time includes the warm-up, because the ports count its bytes, too.
     """
@@ -62,7 +62,7 @@ def link_metrics(run: Measurements) -> dict[str, Observation]:
     """Return all metrics of links."""
     tiers = _by_tier(run)
     loads = [load for of_tier in tiers.values() for load in of_tier]
-    most = carried_at_most(run)
+    capacity = capacity_bytes(run)
     by_place: dict[str, list[LinkLoad]] = {str(tier): of_tier for tier, of_tier in tiers.items()}
     metrics = {
         "link_bytes.error": _error(run, loads),
@@ -74,12 +74,12 @@ def link_metrics(run: Measurements) -> dict[str, Observation]:
         if kind == "mmr":
             metrics[name] = _spread(kind, by_place.get(place) or [load for load in loads if load.up.src == place])
         else:
-            metrics[name] = _utilisation(place, loads, most)
+            metrics[name] = _utilisation(place, loads, capacity)
     return metrics
 
 
 def _by_tier(run: Measurements) -> dict[SwitchRole, list[LinkLoad]]:
-    """Return the uplinks of each tier of switches that has some above it."""
+    """Return the uplinks of each tier of switches that has a tier above it."""
     roles = {switch.name: switch.role for switch in run.topology.switches}
     loads = [load for load in link_loads(run) if load.is_uplink]
     return {tier: [load for load in loads if roles[load.up.src] == tier] for tier in _TIERS}
@@ -95,7 +95,7 @@ def _error(run: Measurements, loads: Sequence[LinkLoad]) -> Observation:
         for direction in (load.up, load.down)
         if (direction.src, direction.dst) in expected.bytes_by_direction
     ]
-    if why := _doubt(directions):
+    if why := _why_unknown(directions):
         return Observation(value=None, detail=why)
     worst = worst_difference(expected, carried(loads))
     if worst is None:
@@ -103,10 +103,10 @@ def _error(run: Measurements, loads: Sequence[LinkLoad]) -> Observation:
     return Observation(value=worst[0], detail=f"{worst[1]}, as a share of the fullest direction's expected bytes")
 
 
-def _doubt(directions: Sequence[Direction]) -> str:
+def _why_unknown(directions: Sequence[Direction]) -> str:
     """Return why the bytes of some of these directions are unknown; empty if all are known.
 
-    All of them are needed: the unknown direction may be the busiest one, or the only idle one.
+    A metric needs all of them: the unknown direction may be the busiest one, or the only idle one.
     """
     unread = [direction for direction in directions if direction.size_bytes is None]
     if unread:
@@ -121,7 +121,7 @@ def _doubt(directions: Sequence[Direction]) -> str:
 def _spread(kind: str, loads: Sequence[LinkLoad]) -> Observation:
     if len(loads) < 2:  # noqa: PLR2004 - one link is always even
         return Observation(value=None, detail=f"it has {len(loads)} uplinks; two are needed")
-    if why := _doubt([load.up for load in loads]):
+    if why := _why_unknown([load.up for load in loads]):
         return Observation(value=None, detail=why)
     sizes = [load.up.size_bytes or 0 for load in loads]
     value = max_over_mean(sizes) if kind == "mmr" else jain(sizes)
@@ -139,13 +139,13 @@ def _busier(load: LinkLoad) -> int:
     return max(load.up.size_bytes or 0, load.down.size_bytes or 0)
 
 
-def _utilisation(place: str, loads: Sequence[LinkLoad], most: Mapping[str, float]) -> Observation:
-    wanted = [load for load in loads if load.name in most and place in ("max", "mean", load.name)]
+def _utilisation(place: str, loads: Sequence[LinkLoad], capacity: Mapping[str, float]) -> Observation:
+    wanted = [load for load in loads if load.name in capacity and place in ("max", "mean", load.name)]
     if not wanted:
         return Observation(value=None, detail=_NO_SPEED)
-    if why := _doubt([direction for load in wanted for direction in (load.up, load.down)]):
+    if why := _why_unknown([direction for load in wanted for direction in (load.up, load.down)]):
         return Observation(value=None, detail=why)
-    shares = {load.name: _busier(load) / most[load.name] for load in wanted}
+    shares = {load.name: _busier(load) / capacity[load.name] for load in wanted}
     if place == "mean":
         return Observation(
             value=sum(shares.values()) / len(shares), detail=f"over {len(shares)} links between switches"
@@ -160,14 +160,14 @@ def uplink_use(run: Measurements, tier: SwitchRole | None = None) -> Observation
     tier = tier or next((name for name in reversed(_TIERS) if of_tier[name]), None)
     if tier is None:
         return Observation(value=None, detail="there are no links between switches")
-    most = carried_at_most(run)
-    loads = [load for load in of_tier[tier] if load.name in most]
+    capacity = capacity_bytes(run)
+    loads = [load for load in of_tier[tier] if load.name in capacity]
     if not loads:
         return Observation(value=None, detail=_NO_SPEED)
-    if why := _doubt([load.up for load in loads]):
+    if why := _why_unknown([load.up for load in loads]):
         return Observation(value=None, detail=why)
     sent = sum(load.up.size_bytes or 0 for load in loads)
-    value = sent / sum(most[load.name] for load in loads)
+    value = sent / sum(capacity[load.name] for load in loads)
     return Observation(value=value, detail=f"{sent:,} bytes up over {len(loads)} uplinks of the {tier} tier")
 
 

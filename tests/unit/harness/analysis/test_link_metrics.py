@@ -7,7 +7,7 @@ import pytest
 from experiment_text import COLLECTIVE, read
 from synthetic_run import synthetic_run
 
-from harness.analysis.links.link_metrics import carried_at_most, link_metrics, names
+from harness.analysis.links.link_metrics import capacity_bytes, link_metrics, names
 from harness.analysis.observe import observe
 from harness.experiment.metrics import lookup
 from harness.run.bisection_run import uplink_utilisation
@@ -86,7 +86,7 @@ def test_link_metrics_without_rates_have_no_utilisation_but_a_reason():
         assert metrics[name].value is None
         assert "gives the links between switches no rate" in metrics[name].detail
     assert metrics["mmr.rtsw"].value == 1
-    assert carried_at_most(synthetic_run()) == {}
+    assert capacity_bytes(synthetic_run()) == {}
 
 
 def test_link_metrics_after_a_counter_reset_have_no_ratio():
@@ -120,7 +120,7 @@ def test_link_metric_of_something_the_lab_lacks_is_rejected(metric, near):
 def test_link_capacity_on_a_rack_is_the_ports_speed():
     run = msgspec.structs.replace(counted(every_uplink(0), scale=None), lab_kind="rack")
     link = ZONES.topology.uplinks[0]
-    assert carried_at_most(run)[link.name] == pytest.approx(link.a.speed_gbps * 1e9 / 8 * SECONDS)
+    assert capacity_bytes(run)[link.name] == pytest.approx(link.a.speed_gbps * 1e9 / 8 * SECONDS)
 
 
 def unread(counted_run, node, peer):

@@ -358,7 +358,7 @@ def test_measurements_with_restarts_twice_or_out_of_order_are_refused():
         with pytest.raises(ValueError, match=r"resilience\.restarts: numbered"):
             decode(encode(msgspec.structs.replace(run, resilience=resilience(*restarts))))
     again = msgspec.structs.replace(run.resilience, states=run.resilience.states[:1] * 2)
-    with pytest.raises(ValueError, match=r"resilience\.states: rank 0 is there twice"):
+    with pytest.raises(ValueError, match=r"resilience\.states: rank 0 appears twice"):
         decode(encode(msgspec.structs.replace(run, resilience=again)))
 
 

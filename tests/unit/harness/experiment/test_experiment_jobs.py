@@ -90,7 +90,7 @@ ranks_per_rnic = 16
     for old, new, message in (
         ("ranks_per_rnic = 16", "ranks_per_rnic = 8", "has 32 ranks, but there are 2 RNICs with 8 each"),
         ("ranks_per_rnic = 16", "ranks_per_rnic = 0", "workload.ranks_per_rnic"),
-        ('"host3:rxe0"]', '"host1:rxe0"]', "host1:rxe0 is there twice; name each RNIC once (ranks_per_rnic gives"),
+        ('"host3:rxe0"]', '"host1:rxe0"]', "host1:rxe0 appears twice; name each RNIC once (ranks_per_rnic gives"),
     ):
         with pytest.raises(ConfigError) as caught:
             fit(decode(text.replace(old, new).encode(), source="s.toml"), soft_topology(), "soft")
@@ -289,7 +289,7 @@ def test_experiment_job_with_restarts_has_time_for_every_restart(line, waits_s):
         ({}, 'restart = "spares"', 'workload.resilience.restart: no restart "spares"; did you mean spare?'),
         ({}, 'restart = "same"\nwithout_spare = "hope"', "workload.resilience.without_spare: "),
         ({}, 'restart = "same"\nspares = ["host4"]', "workload.resilience: restart = same uses no spares"),
-        ({}, 'spares = ["host4", "host4"]', 'workload.resilience.spares[1]: "host4" is there twice'),
+        ({}, 'spares = ["host4", "host4"]', 'workload.resilience.spares[1]: "host4" appears twice'),
         ({}, 'spare = ["host4"]', 'workload.resilience: no key "spare" here; did you mean spares?'),
         ({}, 'restart = "same"\nmost_restarts = 0', "workload.resilience.most_restarts"),
         ({}, 'restart = "same"\nrejoin = "0s"', "workload.resilience.rejoin"),

@@ -41,7 +41,7 @@ def test_parse_reads_values_in_order_and_commas_within_quotes():
         ("=1", "write PATH=V1,V2"),
         ("workload.size=", "write PATH=V1,V2"),
         ("workload.size=1,,2", "a value is empty"),
-        ("workload.qps=1,2,1", "1 is there twice; use --repeat"),
+        ("workload.qps=1,2,1", "1 appears twice; use --repeat"),
     ],
 )
 def test_parse_rejects_invalid_parameters(text, message):

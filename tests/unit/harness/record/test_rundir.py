@@ -247,7 +247,7 @@ def test_probes_recorded_twice_are_refused(whole):
     assert len(whole.read_probes().trips) == 1
     whole.write_probes(ProbeTrips(trips=(trip, trip)), t0_ns=T0)
 
-    with pytest.raises(UsageError, match=rf"probes\.parquet: .*connection 3 at {T0 + 5} ns is there twice"):
+    with pytest.raises(UsageError, match=rf"probes\.parquet: .*connection 3 at {T0 + 5} ns appears twice"):
         whole.read_probes()
 
 
@@ -263,8 +263,8 @@ def test_probes_recorded_twice_are_refused(whole):
         (lambda run: run.update(end_ns=10**17), "end_ns: .* no run lasts so long"),
         (lambda run: run.update(t0_ns=-(10**18)), "end_ns: .* a month after t0_ns"),
         (lambda run: run.update(sample_ns=0), "sample_ns: 0 is no length of time"),
-        (lambda run: run["series"].append(run["series"][0]), "series: rank 0 is there twice"),
-        (lambda run: run["twin"].append(run["twin"][0]), "twin: rank 0 is there twice"),
+        (lambda run: run["series"].append(run["series"][0]), "series: rank 0 appears twice"),
+        (lambda run: run["twin"].append(run["twin"][0]), "twin: rank 0 appears twice"),
         (
             lambda run: run["series"][1]["iterations"].append(run["series"][1]["iterations"][4]),
             "series: iteration 4 of",
@@ -274,16 +274,16 @@ def test_probes_recorded_twice_are_refused(whole):
             "twin: iteration 4 of rank 1 ends more than a month after iteration 0 begins",
         ),
         (lambda run: run["series"].pop(), "series: rank 3 is missing"),
-        (lambda run: run["faults"].append(run["faults"][0]), "faults: .* is there twice"),
+        (lambda run: run["faults"].append(run["faults"][0]), "faults: .* appears twice"),
         (lambda run: run["series"][1]["iterations"][4].update(wrong=-1), "series: rank 1 has less than 0 wrong"),
-        (lambda run: again(run["series"][1]["samples"]), "series: rank 1: the sample at .* is there twice"),
-        (lambda run: again(run["twin"][1]["samples"]), "twin: rank 1: the sample at .* is there twice"),
+        (lambda run: again(run["series"][1]["samples"]), "series: rank 1: the sample at .* appears twice"),
+        (lambda run: again(run["twin"][1]["samples"]), "twin: rank 1: the sample at .* appears twice"),
         (
             lambda run: again(run["series"][1]["samples"], later_ns=1000),
             "series: rank 1: .* covers the time of another",
         ),
         (lambda run: run["series"][2]["samples"][3].__setitem__(1, -5), "series: rank 2: .* less than 0 bytes"),
-        (lambda run: add_bystander(run, [[0, 1], [0, 1]]), "bystander: the sample at 0 ns is there twice"),
+        (lambda run: add_bystander(run, [[0, 1], [0, 1]]), "bystander: the sample at 0 ns appears twice"),
         (lambda run: run.update(t0_ns=run["t0_ns"] + 10**13, end_ns=run["end_ns"] + 10**13), "they are of another run"),
         (
             lambda run: run["series"][1]["iterations"][4].update(start_ns=2**63),
