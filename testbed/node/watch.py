@@ -7,23 +7,24 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}}}
     {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (testbed.node.gpu.nvml), or soft
     {"do":"kernel_log"}                     {"event":"kernel_log","messages":["LEVEL TEXT",..]} since the last one
-    {"do":"ways","flows":{NODE:[NETNS,[..]]}}  {"event":"ways","ports":{NODE:[PORT or null,..]}} (next_hops.py)
-    {"do":"decisions","flows":{..}}         {"event":"decisions","found":{NODE:[[PORT or null,TABLE],..]}}, as `ways`
+    {"do":"egress","flows":{NODE:[NETNS,[..]]}}  {"event":"egress","ports":{NODE:[PORT or null,..]}} (next_hops.py)
+    {"do":"decisions","flows":{..}}         {"event":"decisions","decisions":{NODE:[[PORT or null,TABLE],..]}}
     {"do":"routing","nodes":{NODE:NETNS}}   {"event":"routing","nodes":{NODE:{..}},"held":[KIND,..]} (routing/agent.py)
-    {"do":"follow","nodes":{..},"every_ms":100,"tell_ms":4000}
+    {"do":"follow","nodes":{..},"every_ms":100,"report_ms":4000}
                                     {"event":"following","no_log":WHY or null}, and from then on
-                    every tell_ms   {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
+                    every report_ms {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
                     at once         {"event":"change","at_ns":N,"node":NODE,"subject":SUBJECT,"text":TEXT or null}
                                     and of its kernel's log  {.., "node":null,"subject":"kernel","text":"LEVEL TEXT"}
     {"do":"unfollow"}                       {"event":"unfollowed"}, after the last samples
     an error                                {"event":"error","error":"..."}
 
-One process runs as long as a lab is open. Each command that a shell would start costs a tenth of a second under
-emulation, an interpreter costs a second, and both come from the CPU time of the traffic that is being watched. NETNS is
-null for the machine itself. Samples contain what has changed since the last one; `busy_ns` is their CPU time. Changes
-of links, routes and next hops come from the kernel (rtnetlink multicast groups), without polling. Of the kernel's log,
-errors and worse are sent, and warnings of its own code (/dev/kmsg, Documentation/ABI/testing/dev-kmsg). The process
-ends with its stdin.
+One process runs as long as a lab is open. Under emulation, a command from a shell costs a tenth of a second of CPU time
+and an interpreter costs a second, which the observed traffic would lose.
+
+NETNS is null for the machine itself. A sample contains the values that have changed since the last one; `busy_ns` is
+the CPU time of sampling. Changes of links, routes and next hops come from the kernel (rtnetlink multicast groups),
+without polling. From the kernel's log, errors and worse are sent, and warnings of the kernel's own code (/dev/kmsg,
+Documentation/ABI/testing/dev-kmsg). The process ends with its stdin.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ class Watch:
     def __init__(self) -> None:
         self.places: dict[str | None, Place] = {}
         self.followed: dict[str, str | None] = {}
-        self.sources: dict[int, News | KernelLog] = {}
+        self.sources: dict[int, KernelNotifications | KernelLog] = {}
         self.log: KernelLog | None = None
-        self.every_ns = self.tell_ns = self.due_ns = self.sent_ns = self.busy_ns = 0
+        self.every_ns = self.report_ns = self.due_ns = self.sent_ns = self.busy_ns = 0
         self.samples: list[tuple[int, dict[str, dict[str, int]]]] = []
 
     def place(self, namespace: str | None) -> Place:
@@ -101,7 +102,7 @@ class Watch:
         names = soft_gpus()
         return health.look(names) if names else nvml.look()
 
-    def ways(self, request: dict[str, Any]) -> dict[str, Any]:
+    def egress(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the ports by which flows would leave some nodes."""
         return {
             "ports": {node: egress_ports(namespace, flows) for node, (namespace, flows) in request["flows"].items()}
@@ -109,7 +110,7 @@ class Watch:
 
     def decisions(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the ports by which flows would leave some nodes, and the routing tables that decide it."""
-        return {"found": {node: decisions(space, flows) for node, (space, flows) in request["flows"].items()}}
+        return {"decisions": {node: decisions(space, flows) for node, (space, flows) in request["flows"].items()}}
 
     def routing(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return what routes packets on some switches, and which schemes are held on this machine."""
@@ -123,8 +124,8 @@ class Watch:
         self.unfollow({})
         self.followed = request["nodes"]
         for node, namespace in self.followed.items():
-            news = News(node, namespace)
-            self.sources[news.socket.fileno()] = news
+            notifications = KernelNotifications(node, namespace)
+            self.sources[notifications.socket.fileno()] = notifications
             self.place(namespace).read()  # reads names and opens files, which is slow: before the first sample
         no_log = None
         try:
@@ -132,7 +133,7 @@ class Watch:
             self.sources[log.file] = log
         except OSError as error:  # not root, or a kernel without printk
             no_log = str(error)
-        self.every_ns, self.tell_ns = request["every_ms"] * 1_000_000, request["tell_ms"] * 1_000_000
+        self.every_ns, self.report_ns = request["every_ms"] * 1_000_000, request["report_ms"] * 1_000_000
         self.due_ns = self.sent_ns = time.monotonic_ns()
         return {"no_log": no_log}
 
@@ -158,7 +159,7 @@ class Watch:
         cost_ns = time.thread_time_ns() - began_ns
         self.busy_ns += cost_ns
         self.due_ns = max(self.due_ns + self.every_ns, now_ns + min(int(cost_ns / _SHARE), _SELDOM_NS))
-        if now_ns - self.sent_ns >= self.tell_ns:
+        if now_ns - self.sent_ns >= self.report_ns:
             self.send()
 
     def send(self) -> None:
@@ -172,7 +173,7 @@ class Watch:
         return max(0.0, (self.due_ns - time.monotonic_ns()) / 1e9) if self.every_ns else None
 
 
-class News:
+class KernelNotifications:
     """The kernel's notifications of changes of a namespace's links, routes and next hops."""
 
     _NEWLINK, _DELLINK, _NEWROUTE, _DELROUTE, _NEWNEXTHOP, _DELNEXTHOP = 16, 17, 24, 25, 104, 105
@@ -279,7 +280,7 @@ _EVENTS = {
     "state": "state",
     "gpus": "gpus",
     "kernel_log": "kernel_log",
-    "ways": "ways",
+    "egress": "egress",
     "decisions": "decisions",
     "routing": "routing",
     "follow": "following",

@@ -27,10 +27,10 @@ from testbed.observe.watcher import Watcher
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["CHANGES_LOST", "EVERY_MS", "TELL_MS", "Change", "Following", "Machine", "Recorded", "Sample", "start"]
+__all__ = ["CHANGES_LOST", "EVERY_MS", "REPORT_MS", "Change", "Following", "Machine", "Recorded", "Sample", "start"]
 
 EVERY_MS = 100
-TELL_MS = 4000
+REPORT_MS = 4000
 """How often samples are sent: sending costs an emulated machine as much as two samples."""
 
 
@@ -109,7 +109,7 @@ def start(
     nodes: Iterable[str] | None = None,
     *,
     every_ms: int = EVERY_MS,
-    tell_ms: int = TELL_MS,
+    report_ms: int = REPORT_MS,
     on_sample: Callable[[Sample], None] = lambda _: None,
     on_change: Callable[[Change], None] = lambda _: None,
 ) -> Following:
@@ -123,7 +123,7 @@ def start(
     """
     following = Following(lab, on_sample, on_change)
     try:
-        following.follow(nodes, every_ms, tell_ms)
+        following.follow(nodes, every_ms, report_ms)
     except BaseException:
         following.close()
         raise
@@ -140,7 +140,7 @@ class Following:
         self._lost: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def follow(self, nodes: Iterable[str] | None, every_ms: int, tell_ms: int) -> None:
+    def follow(self, nodes: Iterable[str] | None, every_ms: int, report_ms: int) -> None:
         """Send the request to all machines. Called by `start`."""
         topology = self._lab.topology
         wanted = (*topology.host_by_name, *topology.switch_by_name) if nodes is None else tuple(nodes)
@@ -151,14 +151,14 @@ class Following:
             watcher.renew_clock()
             data = self._data[machine] = _MachineData(watcher=watcher)
             watcher.on_news = lambda message: self._record(data, message)
-            request = {"do": "follow", "nodes": machines[machine], "every_ms": every_ms, "tell_ms": tell_ms}
+            request = {"do": "follow", "nodes": machines[machine], "every_ms": every_ms, "report_ms": report_ms}
             data.no_log = self._lab.request(machine, request).get("no_log")
 
         with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
             list(pool.map(follow_machine, machines))
 
     def heard_ns(self) -> dict[str, int]:
-        """Return when each machine sent its last message (controller time); samples come every `tell_ms`."""
+        """Return when each machine sent its last message (controller time); samples come every `report_ms`."""
         with self._lock:
             return {name: data.at_ns for name, data in self._data.items()}
 

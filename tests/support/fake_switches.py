@@ -63,7 +63,7 @@ class Switches:
         if request["do"] == "routing":
             return {"nodes": {node: self.state(node) for node in request["nodes"]}, "held": []}
         actual = {node: [self.decide(node, flow) for flow in flows] for node, (_, flows) in request["flows"].items()}
-        return {"found": actual}
+        return {"decisions": actual}
 
     def state(self, node):
         tables = self.obeys

@@ -172,7 +172,7 @@ def _query_ports(lab: Lab, at_switch: Mapping[str, list[Flow5]], ports: Mapping[
             ]
             for node, namespace in nodes.items()
         }
-        answer = lab.request(machine, {"do": "ways", "flows": queries}, timeout_s=QUERY_TIMEOUT_S)
+        answer = lab.request(machine, {"do": "egress", "flows": queries}, timeout_s=QUERY_TIMEOUT_S)
         for node, devices in answer["ports"].items():
             ports_by_flow |= {flow: device or "" for flow, device in zip(at_switch[node], devices, strict=True)}
     return ports_by_flow

@@ -44,7 +44,7 @@ class PathTracker:
         """Why the last failed query failed, or None."""
         self._change_reported = threading.Event()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="ways of probes", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="paths of probes", daemon=True)
 
     def changed(self) -> None:
         """Report that something changed which paths may depend on. Any thread may call it; it does not block."""

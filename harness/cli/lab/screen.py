@@ -21,11 +21,11 @@ from harness.cli.context import styled
 from harness.quantities import format_rate
 from testbed.observe import counters, telemetry
 
-__all__ = ["SILENT_NS", "TELL_MS", "Screen"]
+__all__ = ["REPORT_MS", "SILENT_NS", "Screen"]
 
-TELL_MS = 2000
+REPORT_MS = 2000
 SILENT_NS = 10_000_000_000
-"""Samples come every `TELL_MS`, under emulation every 4 s."""
+"""Samples come every `REPORT_MS`, under emulation every 4 s."""
 _STALE_NS = 6_000_000_000
 """A port without changes for this long carries nothing; an emulated machine sends a sample every 4 s."""
 _RECENT = 8
@@ -41,7 +41,7 @@ _ERRORS = (
     "queue_drops",
     "rx_dropped",
 )
-"""What a person looks for first, by the names of rdma_rxe and of mlx5."""
+"""Counters of trouble, most important first, by the names of rdma_rxe and of mlx5."""
 
 
 @dataclass(kw_only=True)

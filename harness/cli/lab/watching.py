@@ -11,7 +11,7 @@ from rich.live import Live
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.lab.prometheus import exposition
-from harness.cli.lab.screen import TELL_MS, Screen
+from harness.cli.lab.screen import REPORT_MS, Screen
 from harness.cli.options.numbers import FiniteRange
 from testbed.errors import UsageError
 from testbed.lab import Lab, open_lab
@@ -82,7 +82,7 @@ def top(session: Session, *, seconds: float | None) -> None:
     until = None if seconds is None else time.monotonic() + seconds
     with (
         open_lab(session.inventory()) as lab,
-        telemetry.start(lab, tell_ms=TELL_MS, on_sample=screen.sample, on_change=screen.change) as following,
+        telemetry.start(lab, report_ms=REPORT_MS, on_sample=screen.sample, on_change=screen.change) as following,
         Live(console=session.out, refresh_per_second=2, screen=session.out.is_terminal, transient=True) as live,
     ):
         with contextlib.suppress(KeyboardInterrupt):

@@ -184,7 +184,8 @@ def _query_kernels(lab: Lab, probes: Sequence[RouteProbe]) -> list[list[tuple[st
     for machine, nodes in lab.carried(flows).items():
         request = {node: [namespace, flows[node]] for node, namespace in nodes.items()}
         answer = lab.request(machine, {"do": "decisions", "flows": request})
-        by_switch |= {node: [(port, table) for port, table in decisions] for node, decisions in answer["found"].items()}
+        for node, decisions in answer["decisions"].items():
+            by_switch[node] = [(port, table) for port, table in decisions]
     answers = []
     for probe in probes:
         mine = by_switch[probe.switch]

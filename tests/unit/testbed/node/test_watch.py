@@ -69,12 +69,12 @@ def test_watcher_reports_a_kernel_log_that_it_cannot_follow(monkeypatch):
 
     monkeypatch.setattr(watch, "KernelLog", refuse)
     one = watch.Watch()
-    assert "not permitted" in one.follow({"nodes": {}, "every_ms": 100, "tell_ms": 4000})["no_log"]
+    assert "not permitted" in one.follow({"nodes": {}, "every_ms": 100, "report_ms": 4000})["no_log"]
 
 
 def test_watcher_samples_until_stopped(program):
     """Samples arrive unprompted at increasing times with their cost; none arrive after the stop."""
-    assert program.ask(do="follow", nodes={"here": None}, every_ms=10, tell_ms=1000)["event"] == "following"
+    assert program.ask(do="follow", nodes={"here": None}, every_ms=10, report_ms=1000)["event"] == "following"
     batch = program.next()
     assert batch["event"] == "samples"
     assert batch["busy_ns"] > 0
