@@ -53,7 +53,7 @@ LabState = Literal["CLEAN", "DIRTY"]
 
 
 class Verdict(enum.StrEnum):
-    """What a check, or a whole run, comes to. In order, best first."""
+    """The verdict of a check, or of a whole run; best first."""
 
     PASS = "PASS"  # noqa: S105 - a verdict, not a password
     INCONCLUSIVE = "INCONCLUSIVE"
@@ -67,7 +67,7 @@ class Verdict(enum.StrEnum):
 
 
 class ExitCode(enum.IntEnum):
-    """What the command line ends with."""
+    """Exit codes of the command line."""
 
     PASS = 0
     FAIL = 1
@@ -105,7 +105,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoutingDecisions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the switches' kernels answered before the workload, against the scheme: `wrong` has one sentence each."""
+    """Decisions of the switches' kernels before the workload, compared with the scheme's; `wrong` lists differences."""
 
     asked: int
     agreed: int

@@ -91,7 +91,7 @@ class Offender:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """What it is blamed for: thresholds first, then the causes of its strikes."""
+        """The reasons for the action: thresholds first, then the causes of the strikes."""
         return (*(breach.text for breach in self.breaches), *dict.fromkeys(strike.cause for strike in self.strikes))
 
 

@@ -2,26 +2,21 @@
 
     tests/experiments/demo.toml: faults[1].target: no link "rtsw9:host1" ...; did you mean rtsw1:host1:rxe0?
 
-`load` needs no lab. `harness.run.prepare.bind_to_lab` then holds the experiment against a lab's topology.
+`load` needs no lab. `harness.run.prepare.bind_to_lab` then compares the experiment with a lab's topology.
 
-Fault keys: `kind`, `target` (a name, or a list from which the seed chooses), `at` (a time since the
-workload's start, or a range `["6s", "9s"]` from which the seed draws), `for`, optionally `id` (default: the
-kind, numbered when it repeats), and the kind's own parameters under `set = { ... }`, which go to the injector
-as they are.
-
-Keys of `[[stop]]`: `metric` (`harness.experiment.stop.METRICS`), its bound (`min` or `max`), optionally `for` (how long
-it has to hold) and `verdict` (`FAIL`, or `INCONCLUSIVE`): faults are cleared at once, and the run ends.
-
-`[capture]` has `ports`: switch ports whose packets are kept and checked (`rtsw2:host4:rxe0`, or `host4:rxe0` for the
-port that faces it, or `rtsw1:ctsw1`).
-
-`[fabric]` has `routing`, the scheme (`testbed.routing.schemes`) that the switches have while the workload runs, and the
-scheme's parameter, if it takes one (`harness.experiment.fabric_file`).
-
-`[bystander]` is a flow beside the workload that no fault should touch (`harness.experiment.bystander_file`).
-
-`[probe]`, which may be empty, has datagrams go on every way through the fabric beside the workload
-(`traffic.probes.prober`): `rate` is how many a second on each queue pair, `qps` the queue pairs between two RNICs.
+    [[faults]]     `kind`; `target` (a name, or a list from which the seed chooses); `at` (a time after the workload's
+                   start, or a range `["6s", "9s"]` from which the seed draws); `for`; optionally `id` (default: the
+                   kind, numbered if it repeats); `set = { ... }`, parameters that the injector gets unchanged
+    [[stop]]       `metric` (`harness.experiment.stop.METRICS`); its bound (`min` or `max`); optionally `for` (how long
+                   the condition must hold) and `verdict` (`FAIL` or `INCONCLUSIVE`). A condition that holds clears all
+                   faults at once and ends the run
+    [capture]      `ports`: switch ports whose packets are kept and checked (`rtsw2:host4:rxe0`, or `host4:rxe0` for the
+                   port that faces it, or `rtsw1:ctsw1`)
+    [fabric]       `routing`: the scheme (`testbed.routing.schemes`) that the switches apply while the workload runs;
+                   its parameter, if it has one (`harness.experiment.fabric_file`)
+    [bystander]    a flow beside the workload that no fault should affect (`harness.experiment.bystander_file`)
+    [probe]        datagrams over every path of the fabric while the workload runs (`traffic.probes.prober`). `rate`:
+                   datagrams a second on each queue pair; `qps`: queue pairs between two RNICs. It may be empty
 """
 
 from __future__ import annotations
@@ -58,12 +53,12 @@ Scalar = str | int | float | bool
 
 MOST_SEED = 2**63 - 1
 _PROBED_S = 24 * 3600.0
-"""Longer than any run: who runs the experiment ends its probes."""
+"""Duration of probes, longer than any run: the run stops them when its workload has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault as written: the seed still has to choose one of `targets` and a time (`harness.experiment.run_plan`)."""
+    """A fault as it is in the file. `harness.experiment.run_plan` draws one of `targets` and a time from the seed."""
 
     id: str
     kind: str
@@ -76,7 +71,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """A bound on a metric, in the metric's unit. At least one of the three is set; `equals` stands alone."""
+    """A bound on a metric, in the metric's unit: `minimum`, `maximum`, both of them, or `equals` alone."""
 
     metric: Metric
     minimum: float | None = None
@@ -86,10 +81,15 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """A whole experiment file. `source` is where it came from, for messages; `capture` are switch ports.
+    """A whole experiment file.
 
-    `lab_kind` is the kind of lab that its names and bounds are for; None: either. `probe` None: no probes. `fabric`
-    None: the switches keep BGP's ECMP, as they are provisioned. `bystander` None: no flow beside the workload.
+    Attributes:
+        source: where it was read from, for messages.
+        capture: switch ports whose packets are kept.
+        lab_kind: the kind of lab that its names and bounds are for; None: both kinds.
+        probe: None: no probes.
+        fabric: None: the switches keep BGP's ECMP, as they are provisioned.
+        bystander: None: no flow beside the workload.
     """
 
     name: str
@@ -160,7 +160,7 @@ class _ExperimentFile(Section, frozen=True, kw_only=True):
 
 
 _LONGEST_ID = 63
-"""Characters of a fault's id: `capture-<id>.pcapng` has to be a file name, and an id is a column of reports."""
+"""Maximum length of a fault's id: `capture-<id>.pcapng` is a file name, and an id is a column of reports."""
 
 SECTION_KEYS = {
     "": ("name", "seed", "lab", "fabric", "workload", "faults", "stop", "expect", "capture", "probe", "bystander"),
@@ -173,14 +173,14 @@ SECTION_KEYS = {
     "stop": ("metric", "min", "max", "for", "verdict"),
     "expect": ("metric", "min", "max", "equals"),
 }
-"""Of each section, for hints; those of `[workload]` are in `harness.experiment.workload_file`."""
+"""The keys of each section, for hints in messages; `harness.experiment.workload_file` has those of `[workload]`."""
 
 
 def load(path: Path) -> Experiment:
     """Read an experiment file.
 
     Raises:
-        ConfigError: not readable, not TOML, or something in it makes no sense; with the path of it.
+        ConfigError: the file cannot be read, is not TOML, or has an invalid value, whose path the message names.
     """
     try:
         content = path.read_bytes()
@@ -282,7 +282,7 @@ def _fault(item: _FaultFile, path: str, source: str, fault_id: str) -> Fault:
 
 def _stop(item: _StopFile, path: str, source: str, faults: tuple[Fault, ...]) -> Condition:
     if not faults:
-        raise fail(source, path, "stop conditions are looked at while faults are on, and this experiment has none")
+        raise fail(source, path, "stop conditions are checked while faults are on, and this experiment has none")
     one_of(item.metric, tuple(STOP_METRICS), source, f"{path}.metric")
     metric = STOP_METRICS[item.metric]
     bounds_given = {"min": item.min, "max": item.max}

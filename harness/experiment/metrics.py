@@ -61,11 +61,11 @@ _PHASES = {
 
 _RESTART = {
     "detect": "From the fault's first firing (without one: from the last iteration) until the loss was noticed",
-    "diagnose": "From then until the lost hosts were known, and whether their network was lost",
-    "reschedule": "From then until the other ranks were stopped and all ranks had a place again",
-    "initialise": "From then until all ranks had engines, memory and connections",
-    "restore": "From then until all ranks had the state of the newest intact checkpoint",
-    "catch_up": "From then until all iterations that were finished before were finished again",
+    "diagnose": "From there until it was known which hosts were lost, and whether only their network was",
+    "reschedule": "From there until the other ranks were stopped and every rank had a host again",
+    "initialise": "From there until all ranks had engines, memory and connections",
+    "restore": "From there until all ranks had the state of the newest intact checkpoint",
+    "catch_up": "From there until all iterations that were finished before were finished again",
     "total": "From the fault's first firing until all iterations that were finished before were finished again",
 }
 
@@ -95,7 +95,7 @@ _TABLE = (
     Metric(
         name="state_errors",
         unit="count",
-        meaning="Elements of the final state, on all ranks, that an uninterrupted job would not have",
+        meaning="Elements of the final state, on all ranks, that differ from those of an uninterrupted job",
     ),
     Metric(
         name="initialise.time",

@@ -35,7 +35,7 @@ MISSING_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """Something that can be seen while a run goes on. `bound` says on which side a stop condition bounds it."""
+    """A value that is known during a run. `bound` says whether a stop condition is its minimum or its maximum."""
 
     name: str
     unit: Literal["s", "ratio", "count"]
@@ -49,14 +49,14 @@ _TABLE = (
         name="goodput_ratio",
         unit="ratio",
         bound="min",
-        meaning="Goodput of all ranks in a second that is just over, over the mean before the first fault",
+        meaning="Goodput of all ranks in the last whole second, over the mean before the first fault",
     ),
     Metric(
         name="silence",
         unit="s",
         bound="max",
-        meaning="Longest time for which a machine of the lab has not been heard of (each tells something every 4 s, "
-        "under emulation every 8 s)",
+        meaning="Longest time since a machine of the lab last reported (each reports every 4 s, under emulation "
+        "every 8 s)",
     ),
     Metric(
         name="kernel.broken",

@@ -206,7 +206,7 @@ class _Hunt:
 
 
 class _Fails(Exception):
-    """What hypothesis is to find: a case that fails."""
+    """Raised for a case that fails, for hypothesis to shrink."""
 
 
 class _Ended(BaseException):

@@ -23,7 +23,7 @@ from testbed.model.topology import Link, Port, Topology
 __all__ = ["LEAST_RATE_BPS", "MOST_RATE_BPS", "Shape", "check_queue", "plain", "shapes_of", "with_speeds"]
 
 MOST_RATE_BPS = 100_000_000
-"""What the emulation carries: 117 Mb/s were measured over all links together (docs/numbers.md), less some room."""
+"""Maximum rate of a link, below the emulation's capacity: 117 Mb/s over all links together (docs/numbers.md)."""
 LEAST_RATE_BPS = 500_000
 """At this rate one packet of 4200 bytes takes 67 ms, as long as the shortest retransmission timeout that we use."""
 DEEP_PACKETS = 10_000

@@ -155,10 +155,10 @@ class BusbwVars(_Strict, frozen=True, kw_only=True):
 
 
 class GoldenVars(_Strict, frozen=True, kw_only=True):
-    """What every host of the lab must be like: preflight compares; what is not said here is not compared.
+    """Required versions and PCIe links of every host. Preflight compares those that are given.
 
-    `rnic_firmware` is by board (`board_id` in sysfs), the rest is one value for all: PCIe speed (GT/s) and width
-    (lanes) of the RNICs, version of the GPUs' driver and of their VBIOS.
+    `rnic_firmware` is by board (`board_id` in sysfs). The others are one value for all hosts: PCIe speed (GT/s) and
+    width (lanes) of the RNICs, version of the GPUs' driver and of their VBIOS.
     """
 
     rnic_firmware: dict[str, str] = {}
@@ -169,13 +169,18 @@ class GoldenVars(_Strict, frozen=True, kw_only=True):
 
 
 class SafetyVars(_Strict, frozen=True, kw_only=True):
-    """What the owner of a lab allows. A rack lab without it allows nothing, a soft lab everything.
+    """Faults that the owner of a lab allows. A rack lab without this allows none, a soft lab allows all.
 
-    `may_disrupt` are patterns of target names (`host1:*`, `rtsw1:host1:*`); `longest_fault_s` is the longest window;
-    `irreversible` kinds are refused, done when confirmed by hand, or done; a BMC's power cycle is planned never, or
-    when heal has failed. `most_links`, `most_hosts` and `most_switches` may be hurt at once, and `all_uplinks` of a
-    rack switch never, or where that is allowed; what is not said of these is 1 and never on a rack lab, and without a
-    limit on a soft lab. A fault begins at least `min_spacing_s` after every other one has ended; 0: they may overlap.
+    Attributes:
+        may_disrupt: patterns of target names (`host1:*`, `rtsw1:host1:*`).
+        longest_fault_s: longest window of a fault.
+        irreversible: kinds that cannot be reverted are refused, need a confirmation, or are allowed.
+        power_cycle: a BMC's power cycle is never planned, or only after heal has failed.
+        most_links: how many links may be disturbed at the same time; None: 1 on a rack lab, any number on a soft lab.
+        most_hosts: the same for hosts.
+        most_switches: the same for switches.
+        all_uplinks: whether all uplinks of a rack switch may be disturbed at the same time; None: not on a rack lab.
+        min_spacing_s: time from the end of every other fault to the begin of the next one; 0: faults may overlap.
     """
 
     may_disrupt: list[str] = []
@@ -197,7 +202,7 @@ class ManagementVars(_Strict, frozen=True, kw_only=True):
 
 
 class VmVars(_Strict, frozen=True, kw_only=True):
-    """What a soft machine gets of its host."""
+    """Memory and CPUs of a soft lab's VM."""
 
     memory_mib: int
     vcpus: int = 1
@@ -239,11 +244,11 @@ class GpuVars(_Strict, frozen=True, kw_only=True):
 
 
 class TierVars(_Strict, frozen=True, kw_only=True):
-    """What all links of a tier have, where a port gives nothing else.
+    """Values of all links of a tier, unless a port has its own.
 
-    `taper` is what the links below a switch of the tier carry over what its uplinks carry; it decides the speed of the
-    uplinks, or is compared with it. `queue_kib` and `delay_us` are what a switch port of a soft lab adds to what it
-    sends; both are as they are, not scaled.
+    `taper` is the capacity of the links below a switch of the tier over that of its uplinks. It determines the speed of
+    the uplinks, or is compared with it. `queue_kib` and `delay_us` are the queue and the delay of a switch port of a
+    soft lab; `rate_scale` does not apply to them.
     """
 
     speed_gbps: float | None = None
@@ -286,7 +291,7 @@ class FrontEndPortVars(_Strict, frozen=True, kw_only=True):
 
 
 class LabVars(_Strict, frozen=True, kw_only=True):
-    """What is one value for the whole lab. `mtu` is the back end's, in bytes.
+    """Values for the whole lab. `mtu` is that of the back end, in bytes.
 
     A soft lab with a `rate_scale` shapes its switch ports: speeds are divided by it (20000 makes 400 Gb/s 20 Mb/s).
     """

@@ -13,13 +13,13 @@ LabKind = Literal["soft", "rack"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabTraits:
-    """Facts about a kind of lab; `noun` is how sentences name one."""
+    """Facts about a kind of lab; `noun` names such a lab in sentences."""
 
     noun: str
     is_emulated: bool
     """Machines are VMs beside the controller, and RNICs, links and GPUs are software: absolute rates say nothing."""
     has_snapshot: bool
-    """It belongs to one user, who may do anything; runs reserve, restore and compare all of it."""
+    """The lab is restored from one snapshot and belongs to one user. Runs reserve, restore and compare all of it."""
     applies_routing: bool
     """Routing schemes can be applied to its switches."""
     clock_bound_s: float

@@ -31,7 +31,7 @@ _LINE = re.compile(
 )
 """A million wrong elements are `1e+06`: nccl-tests prints their number with %g (src/common.cu)."""
 _ROW = re.compile(r"^\s*[0-9]+\s+[0-9]+\s+\w+\s+\w+\s+-?[0-9]+\s.*$", re.MULTILINE)
-"""What begins like a line of results."""
+"""A line that begins like a row of results."""
 _FAILED = re.compile(r"^#\s*Out of bounds values\s*:.*FAILED", re.MULTILINE)
 
 

@@ -101,7 +101,7 @@ class Detector:
         self._shift = np.log1p(SLOWDOWNS)
         self._count = self._learn_at = 0
         self._residuals = np.empty((_STORED + _SLACK, ranks))
-        """Of at least the last `_STORED` iterations, from row 0 on; `_forgotten` earlier ones have been removed."""
+        """Residuals of at least the last `_STORED` iterations, oldest first; `_forgotten` earlier rows were removed."""
         self._forgotten = 0
         self._norm: _Norm | None = None
         self._tested: _Norm | None = None

@@ -39,7 +39,7 @@ _NEEDS_BASELINE = (
     "bystander.goodput_ratio",
 )
 _NO_HOST = "none"
-"""What a metric whose value is a host says if no host stands out."""
+"""Value of a metric that names a host, if no host stands out."""
 
 
 def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experiment:

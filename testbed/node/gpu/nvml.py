@@ -49,10 +49,9 @@ class NoNvml(Exception):  # named for a state, like testbed.errors
 def clocks_set(reasons: int, sm_mhz: int | None, sm_max_mhz: int | None) -> bool:
     """Return whether a GPU's clocks are set or locked, from bits of nvmlClocksEventReasons and the clocks in MHz.
 
-    Application clocks have a bit of their own. Locked clocks (nvmlDeviceSetGpuLockedClocks) have none, and no call
-    returns
-    them: the clock is low, even on an idle GPU, and no bit gives a reason, not even idleness (observed in
-    JuliaGPU/CUDA.jl, pull request 2194).
+    Application clocks have their own bit. Locked clocks (nvmlDeviceSetGpuLockedClocks) have none, and no call returns
+    them. Their sign is a low clock, even on an idle GPU, for which no bit gives a reason, not even idleness (observed
+    in JuliaGPU/CUDA.jl, pull request 2194).
     """
     if reasons or sm_mhz is None or sm_max_mhz is None:
         return bool(reasons & _APPLICATIONS)

@@ -46,7 +46,7 @@ class Hop:
 
     @property
     def key(self) -> tuple[int, int, bytes, int, int]:
-        """What two equal next hops have in common."""
+        """Key for comparison: two next hops are equal if their keys are."""
         return self.index, self.family, self.gateway, self.flags, self.weight
 
 
@@ -65,7 +65,7 @@ class Rule:
 
     @property
     def key(self) -> tuple[int, int, str | None, int]:
-        """What two equal rules have in common."""
+        """Key for comparison: two rules are equal if their keys are."""
         return self.priority, self.table, self.prefix, self.mark
 
 
@@ -77,7 +77,7 @@ class NextHopObject:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What two equal ones have in common."""
+        """Key for comparison: two objects are equal if their keys are."""
         return self.members, self.hop.key if self.hop else None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 __all__ = ["GROUP", "LAST_TABLE", "NEXT_HOP", "NFT_TABLE", "PRIORITY", "PROTOCOL", "SHARED_TABLE", "TABLE"]
 
 PRIORITY = 1000
-"""Of every rule of a scheme."""
+"""Priority of every rule of a scheme."""
 TABLE, LAST_TABLE = 1000, 1999
 SHARED_TABLE = TABLE
 """The table of schemes that share by weight; the table of the n-th port (from 0) is `TABLE` + 1 + n."""
