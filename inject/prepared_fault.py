@@ -44,7 +44,7 @@ class PreparedFault:
         self._lab = injector.lab
         self.until_cleared = False
         self.last_heal = ""
-        """What the last `heal` wrote before this holder was started."""
+        """Content of the file of the last `heal` before this holder was started."""
         self.baseline_ns: int | None = None
         """When the baseline of the counters was read."""
         self.began_ns: int | None = None

@@ -19,11 +19,11 @@ class Leased(Protocol):
 
     @property
     def kind(self) -> str:
-        """How messages and claims name it."""
+        """Name of the fault kind, or of the routing scheme, in messages and claims."""
 
     @property
     def target_text(self) -> str:
-        """What it acts on, as users spell it."""
+        """Name of the target, as users write it."""
 
     @property
     def place(self) -> Place:

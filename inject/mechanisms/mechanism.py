@@ -65,7 +65,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateBinding:
-    """What is known only just before arming: the RNIC's QP, and the PSN, given as `psn_ahead` of the current one."""
+    """Values that are known only just before arming: an RNIC's QP, and the PSN `psn_ahead` of its current one."""
 
     host: str
     rnic: str

@@ -1,13 +1,13 @@
 """Interfaces of the management connection, which no fault may touch.
 
-An interface is one of them if any of these is true:
+An interface is a management interface if any of these is true:
 
     name            it is lo, or mgmt0, the name that provisioning gives
     default route   a default route of the main table uses it (IPv4 or IPv6)
     SSH             it has the local address of an open SSH connection of any user. The port is 22, or one that
                     $SSH_CONNECTION of any process names: a holder is started by systemd and does not have this variable
     VRF             it is a VRF called mgmt, or belongs to one. SONiC's management routes are in that VRF's table
-    below           it carries one of these: a member of a bond or a bridge, or the interface under a VLAN
+    below           it carries a management interface: a member of a bond or a bridge, or the interface under a VLAN
 
 A PCIe device carries management if one of its interfaces does, or an interface of one of its virtual functions. This
 cannot detect a BMC that shares the port of an RNIC (NC-SI), nor an SSH session to an address of lo that arrives by

@@ -1,7 +1,7 @@
 """Memory errors, row remapping and heat of a soft GPU: synthetic registers, with the effects that the real ones have.
 
 The registers are those of `testbed.node.gpu.health`, which the watcher, preflight and the soft GPU itself read. `off`
-is what a reset (memory, rows) or cold air (heat) is to a GPU.
+has the effect of a reset (memory, rows) or of cooling down (heat).
 """
 
 from __future__ import annotations
@@ -158,11 +158,11 @@ class GpuHeatActuator(_Register):
             self._health.count(self.part, thermal_slowdown_us=(time.monotonic_ns() - since_ns) // 1000)
 
     def read(self) -> dict[str, Any]:
-        """Return the temperature and its effect; either of them alone is a change, too."""
+        """Return the temperature and its effect. `applied` is true as long as either of them is left."""
         register = super().read()
         effect = self._effect.read() if self._effect is not None else {}
         return {**effect, **register, "applied": register["applied"] or effect.get("applied", False)}
 
     def is_lost(self) -> bool:
-        """Return whether the temperature or its effect is gone; each of them is part of the fault."""
+        """Return whether the temperature or its effect is gone: the fault consists of both."""
         return super().read()["applied"] is False or (self._effect is not None and self._effect.is_lost())

@@ -1,6 +1,6 @@
 """CPU contention: busy processes next to, or inside, the victim's cgroup.
 
-Each has a special name (proc_pid_comm(5)), by which others than the holder can count it, and ends with the holder.
+Each has a special name (proc_pid_comm(5)), so that witnesses and `heal` can find it, and ends with the holder.
 """
 
 from __future__ import annotations

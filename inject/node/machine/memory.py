@@ -1,4 +1,4 @@
-"""Memory pressure: a process takes the available memory up to a rest and keeps using it, so others wait for pages.
+"""Memory pressure: a process allocates almost all available memory and keeps using it, so that others wait for pages.
 
 The kernel kills this process first if memory runs out (proc_pid_oom_score_adj(5)), so that no other process dies.
 """
@@ -23,7 +23,7 @@ _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
 
 
 class MemoryActuator(Actuator):
-    """Process that takes the available memory, of which `left_mib` remain."""
+    """Runs a process that allocates memory until `left_mib` are available."""
 
     poll_s = 0.05
 

@@ -95,7 +95,7 @@ class ProcessActuator(Actuator):
         for pid, started in self._started.items():
             _send(pid, started, signal.SIGSTOP if self._how == "STOP" else signal.SIGKILL)
         if self._how == "STOP":
-            self._until_stopped(stopped=True)
+            self._wait_for_signal(stopped=True)
 
     def off(self) -> None:
         """Continue stopped processes, or restart killed ones."""
@@ -103,7 +103,7 @@ class ProcessActuator(Actuator):
         if self._how == "STOP":
             for pid, started in self._started.items():
                 _send(pid, started, signal.SIGCONT)
-            self._until_stopped(stopped=False)
+            self._wait_for_signal(stopped=False)
             return
         for path, command in self._commands:
             if not _alive(path):
@@ -143,8 +143,8 @@ class ProcessActuator(Actuator):
         if not self._started:
             raise Refused(f"no process to {self._how.lower()} ({self._names()}) any more; start it first")
 
-    def _until_stopped(self, *, stopped: bool) -> None:
-        """Wait for the signal's effect: a running thread handles it when it next enters the kernel."""
+    def _wait_for_signal(self, *, stopped: bool) -> None:
+        """Wait until the processes are stopped, or run again: a thread handles a signal at its next kernel entry."""
         deadline = time.monotonic() + _END_S
         while time.monotonic() < deadline:
             states = [stat[0] for pid, at in self._started.items() if (stat := _stat(pid)) and stat[1] == at]

@@ -34,7 +34,7 @@ class RebootActuator(Actuator):
         return " && ".join(f"( {part.revert_script()} )" for part in self._parts)
 
     def on(self) -> None:
-        """Kill the daemons first, so that they cannot close their sessions: a switch that loses power cannot either."""
+        """Kill the daemons first, so that they cannot close their sessions, as in a switch that loses power."""
         self._daemons.on()
         for port in self._ports:
             port.on()
@@ -57,7 +57,7 @@ class RebootActuator(Actuator):
         }
 
     def is_lost(self) -> bool:
-        """Return whether any daemon runs again, or any port is up: a switch that reboots has neither."""
+        """Return whether any daemon runs again, or any port is up."""
         return any(part.is_lost() for part in self._parts)
 
     def close(self) -> None:

@@ -36,11 +36,11 @@ class ServiceActuator(Actuator):
     def on(self) -> None:
         """Kill the processes, and wait until the control group is gone."""
         run(["systemctl", "kill", "--signal=KILL", self._unit])
-        self._until(applied=True)
+        self._wait_until(applied=True)
 
     def off(self) -> None:
         run(["systemctl", "start", self._unit])
-        self._until(applied=False)
+        self._wait_until(applied=False)
 
     def read(self) -> dict[str, Any]:
         """Report whether the unit has processes."""
@@ -50,7 +50,7 @@ class ServiceActuator(Actuator):
             pids = []
         return {"applied": not pids, "unit": self._unit, "cgroup": str(self._cgroup), "processes": len(pids)}
 
-    def _until(self, *, applied: bool) -> None:
+    def _wait_until(self, *, applied: bool) -> None:
         deadline = time.monotonic() + _DEADLINE_S
         while self.read()["applied"] is not applied or (applied and self._cgroup.exists()):
             if time.monotonic() > deadline:

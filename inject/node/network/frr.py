@@ -54,7 +54,7 @@ class FrrActuator(Actuator):
         self.was_lost = not self._is_applied(run(self._argv(_SHOW, *self._change(add=not self._add))))
 
     def is_lost(self) -> bool:
-        """Return False: a vtysh of its own takes as long as the change, and would lengthen the fault; `off` looks."""
+        """Return False: `off` detects a loss. A separate vtysh takes as long as the change and prolongs the fault."""
         return False
 
     def read(self) -> dict[str, Any]:

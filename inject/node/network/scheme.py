@@ -1,9 +1,9 @@
 """A routing scheme on the switches of one machine, held under a lease as a fault is (`inject.routing.scheme_lease`).
 
-The holder's process is the switch agent: it wakes up when the kernel reports a change and copies BGP's next hops into
-the scheme's tables (`testbed.node.routing.agent`). When the controller dies, the end of its channel or of its lease has
-the holder remove everything; when the holder dies, PID 1 runs the stored revert (`SWEEP`); `faultbed heal` runs the
-same. From the removal of its rules on, every packet takes BGP's own ECMP.
+The holder's process is the switch agent: it wakes up when the kernel reports a change, and copies BGP's next hops into
+the scheme's tables (`testbed.node.routing.agent`). If the controller dies, its channel closes or its lease expires, and
+the holder removes the scheme. If the holder dies, PID 1 runs the stored revert (`SWEEP`); `faultbed heal` can also run
+it. Once the rules are removed, every packet takes BGP's own ECMP.
 """
 
 from __future__ import annotations

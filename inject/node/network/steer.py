@@ -1,6 +1,6 @@
-"""One next hop for everything: a rule before the main routing table, and a table with a single next hop.
+"""One next hop for some prefixes: a rule before the main routing table, and a table with a single next hop.
 
-The routes of FRR do not change, so that zebra has nothing to adopt or to restore.
+The routes of FRR do not change, so zebra has nothing to restore afterwards.
 """
 
 from __future__ import annotations

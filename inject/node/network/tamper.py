@@ -1,9 +1,9 @@
-"""Corrupted data: packets leave the hop by its rule, one bit is flipped, the ICRC recomputed, and they go on at once.
+"""Corrupted data: one bit of each selected packet is flipped, its ICRC is recomputed, and the packet is sent on.
 
-The rule forwards them to a dummy device, which would drop them. A child of the holder reads them there and sends the
-changed ones out of the port. A changed packet is late by the time that takes, so that packets behind it open a gap. The
-receiver accepts what closes the gap first, this packet or the retransmitted one. `duplicate_request` shows that the
-retransmitted one came second.
+The hop's rule forwards the packets to a dummy device, which would drop them. A child of the holder reads them there and
+sends the changed packets out of the port. This takes a moment, in which later packets overtake the changed one, and the
+receiver sees a gap. It accepts the packet that closes the gap first: the changed one or its retransmission. If the
+retransmission came second, `duplicate_request` counts it.
 """
 
 from __future__ import annotations
