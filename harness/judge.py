@@ -468,7 +468,7 @@ def _state_checks(run: Measurements) -> list[Check]:
             observed=wrong if run.resilience.states else None,
             bound=0,
             unit="count",
-            rule="observed = bound. Elements of the final state that an uninterrupted job would not have",
+            rule="observed = bound. Elements of the final state that differ from those of an uninterrupted job",
             detail=f"{sum(state.elements for state in run.resilience.states)} elements on {len(run.resilience.states)} "
             f"ranks compared{unknown}",
         )

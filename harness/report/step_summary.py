@@ -49,13 +49,13 @@ _MARKS = {"passed": "✅", "failed": "❌", "error": "❌", "skipped": "⏭️",
 class Case:
     """One test of a JUnit file.
 
-    `outcome` is passed, failed, error or skipped; `said` is the first line of its message. A test in quarantine
+    `outcome` is passed, failed, error or skipped; `message` is the first line of its message. A test in quarantine
     (`quarantined`) that fails is reported as skipped, like pytest's xfail.
     """
 
     name: str
     outcome: str
-    said: str
+    message: str
     seconds: float
     quarantined: bool = False
 
@@ -147,7 +147,7 @@ def _case(element: ET.Element) -> Case:
     return Case(
         name=_name(element.get("classname", ""), element.get("name", "")),
         outcome=outcome,
-        said=message,
+        message=message,
         seconds=float(element.get("time") or 0),
         quarantined=quarantined,
     )
@@ -294,7 +294,7 @@ def _section(headline: str, entries: Sequence[str]) -> list[str]:
 
 
 def _case_line(case: Case) -> str:
-    return f"{_code(case.name)}: {_plain(case.said)}"
+    return f"{_code(case.name)}: {_plain(case.message)}"
 
 
 def _totals(results: JobResults) -> str:

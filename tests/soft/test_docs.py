@@ -79,7 +79,7 @@ def test_documented_probe_names_the_lossy_link(lab, folder):
         code, output = typed(PROBE, folder, env)
         assert fault.ends() == 2, fault.output()
     assert code == 1, output
-    assert re.search(r"rtsw2 -> host3:rxe1\b.* loses .* of what crosses it", output), output
+    assert re.search(r"rtsw2 -> host3:rxe1\b.* loses .* of the probes that cross it", output), output
     assert "not proved: no independent witness" in fault.output()
 
 

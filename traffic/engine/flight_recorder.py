@@ -68,7 +68,7 @@ def flight_of(message: Mapping[str, Any], *, rank: int, endpoint: str, offset_ns
 
 
 def standing(message: Mapping[str, Any]) -> str:
-    """Describe where a rank is: the step and the peer it waits for, or the phase it is in."""
+    """Describe the position of a rank: the step and the peer that it waits for, or its phase."""
     if message["phase"] in STORAGE_WAITS:
         return f"iteration {message['iteration']}, {STORAGE_WAITS[message['phase']]}"
     if message["phase"] != "comm":
@@ -77,9 +77,9 @@ def standing(message: Mapping[str, Any]) -> str:
     if not open_lanes:
         return f"iteration {message['iteration']}, at its end"
     first = min(open_lanes, key=lambda lane: (lane["step"], lane["direction"] != "in"))
-    way = "from" if first["direction"] == "in" else "to"
+    preposition = "from" if first["direction"] == "in" else "to"
     state = "" if first["state"] == "up" else f", {first['state']}"
     return (
         f"iteration {message['iteration']}, step {first['step']}: waits for segment {first['done']} of "
-        f"{first['segments']} {way} rank {first['peer']} (QP {first['qpn']}{state})"
+        f"{first['segments']} {preposition} rank {first['peer']} (QP {first['qpn']}{state})"
     )

@@ -24,7 +24,8 @@ _TRIES = 200
 def tiers_of(topology: Topology) -> tuple[Tier, ...]:
     """Return the tiers of a lab that a permutation of all RNICs can cross.
 
-    Of a rack that has more RNICs than all others of its zone, not every one has a partner in another rack.
+    For example, if one rack has more RNICs than all others of its zone together, some of its RNICs have no partner in
+    another rack.
     """
     return tuple(tier for tier in TIERS if _is_possible(topology, tier))
 
@@ -55,7 +56,7 @@ def permutation(topology: Topology, tier: Tier, *, seed: int, number: int) -> tu
 
 
 def _drawn(ends: Sequence[str], host_of: Mapping[str, Host], tier: Tier, draw: random.Random) -> list[str] | None:
-    """Shuffle the sinks, then exchange each that does not fit with one for which both fit; None: there is none."""
+    """Return a random sink for each end: shuffle all, then swap those that do not cross the tier; None: none fits."""
     sinks = list(ends)
     draw.shuffle(sinks)
 

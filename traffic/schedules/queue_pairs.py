@@ -34,7 +34,7 @@ pairs in turn, `dqplb` (dynamic queue pair load balancing) each to the one that 
 """
 
 MAX_QPS_PER_PEER = 128
-"""As in NCCL (NCCL_IB_QPS_PER_CONNECTION)."""
+"""The maximum of NCCL, too (NCCL_IB_QPS_PER_CONNECTION)."""
 
 
 def longest_message(programs: Sequence[Program]) -> int:

@@ -32,7 +32,7 @@ __all__ = ["COMMANDS"]
 
 _DEFAULT_TIME = "10m"
 _WORKLOADS = ("collective", "flow", "pattern")
-"""Those of `harness.fuzz.draw`, which imports hypothesis."""
+"""Kinds of workload that `fuzz` draws. `harness.fuzz.draw` has them too, but its import of hypothesis is slow."""
 _SHOWN = 10
 """Default number of cases that `--plan` shows."""
 

@@ -39,7 +39,7 @@ __all__ = ["COMMANDS"]
     "combinations are run, and the last one is the axis of the plot.",
 )
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1, 1000), help="Runs of each point.")
-@click.option("--seed", type=SEED, help="Seed of the first run of each point, not the file's own.")
+@click.option("--seed", type=SEED, help="Seed of the first run of each point, instead of the file's.")
 @click.option("--metric", "names", multiple=True, help="A metric of the table. Default: those that the file bounds.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print the points and how long they may take; run nothing.")
 @click.option(

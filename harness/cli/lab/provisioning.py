@@ -22,7 +22,7 @@ from testbed.tenancy.lab_lease import hold
 __all__ = ["COMMANDS", "allow", "machines_of", "playbook_of"]
 
 _PROVISION = "provision"
-"""What marks of interrupted commands call all of these."""
+"""Name of all these commands in the mark of an interrupted command."""
 
 
 @click.command()

@@ -43,15 +43,16 @@ _OF_RANKS = (
         default=1,
         show_default=True,
         type=click.IntRange(1, MAX_QPS_PER_PEER),
-        help="Queue pairs of a rank to each rank that it sends to.",
+        help="Queue pairs from a rank to each rank that it sends to.",
     ),
     click.option(
         "--spread",
         default=SPREADS[0],
         show_default=True,
         type=click.Choice(SPREADS),
-        help="How messages get on them: each cut into equal parts (split), or segments in turn, in order (round-robin) "
-        "or in any order (spray), or each segment to the one with the fewest in flight (dqplb).",
+        help="Distribution of messages over these queue pairs. split: equal parts of each message; round-robin and "
+        "spray: segments in turn, which arrive in order or in any order; dqplb: each segment takes the queue pair with "
+        "the fewest in flight.",
     ),
     click.option(
         "--entropy",

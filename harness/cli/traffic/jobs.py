@@ -66,12 +66,13 @@ T = TypeVar("T")
     "--checkpoint",
     default="",
     metavar="SIZE[:EVERY[:MODE]]",
-    help=f"What every rank stores every so many iterations (10); {', '.join(MODES)} (sync).",
+    help=f"Size of each rank's checkpoint, its interval in iterations (default 10) and its mode: {', '.join(MODES)} "
+    "(default sync).",
 )
 @click.option(
     "--alone",
     is_flag=True,
-    help="Then run each group of each phase alone, and print how much slower it was beside the others (interference).",
+    help="Then run each group of each phase alone, and print its slowdown beside the others (interference).",
 )
 @ranks_per_rnic_option
 @queue_pair_options

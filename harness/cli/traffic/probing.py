@@ -51,14 +51,14 @@ def probe(session: Session, *, duration: str, rate: float, qps: int, as_json: bo
 
 
 def _exit_code(result: ProbeResult) -> ExitCode:
-    """Return the exit code. A link that no probe crossed, or that none came through, is not known to lose nothing."""
+    """Return the exit code. It is INCONCLUSIVE if no probe crossed some link, or none arrived over it."""
     if result.suspects:
         return ExitCode.FAIL
     return ExitCode.INCONCLUSIVE if result.uncovered or _silent(result) else ExitCode.PASS
 
 
 def _silent(result: ProbeResult) -> list[str]:
-    """Return the links of which every probe was lost: so few that chance explains it, or others are as bad."""
+    """Return the links over which no probe arrived, although they are not suspects (too few probes to tell)."""
     return [name for name, (sent, lost) in result.links.items() if sent and lost == sent]
 
 
@@ -72,8 +72,8 @@ def _show(session: Session, result: ProbeResult) -> None:
     for suspect in result.suspects:
         share = share_interval(suspect.lost, suspect.sent, level=0.95)
         session.out.print(
-            f"{' or '.join(suspect.names)} loses {100 * suspect.lost / suspect.sent:.1f} % of what crosses it "
-            f"({100 * share.low:.1f} to {100 * share.high:.1f} %; {suspect.lost:,} of {suspect.sent:,} probes)"
+            f"{' or '.join(suspect.names)} loses {100 * suspect.lost / suspect.sent:.1f} % of the probes that cross it "
+            f"({100 * share.low:.1f} to {100 * share.high:.1f} %; {suspect.lost:,} of {suspect.sent:,})"
         )
     if not result.suspects:
         sent, lost = sum(group.sent for group in result.probes), sum(group.lost for group in result.probes)
@@ -86,7 +86,7 @@ def _show(session: Session, result: ProbeResult) -> None:
     if result.uncovered:
         session.out.print(f"not covered: {', '.join(result.uncovered)}; more --qps, or a link is down")
     if result.moved:
-        session.out.print(f"{result.moved} probes are left out: their way changed meanwhile")
+        session.out.print(f"{result.moved} probes are left out: their path changed during the measurement")
 
 
 def _show_times(session: Session, result: ProbeResult) -> None:
@@ -98,10 +98,10 @@ def _show_times(session: Session, result: ProbeResult) -> None:
     ordered = sorted(answered, key=lambda path: -(path.times or 0.0))
     session.out.print()
     session.table(
-        ("there and back", "answered", "network: min", "median", "P99", "of like paths", "responder: median", "P99"),
+        ("there and back", "answered", "network: min", "median", "P99", "of similar paths", "responder: median", "P99"),
         [
             (
-                _way(path),
+                _round_trip_text(path),
                 f"{path.answered:,} of {path.sent:,}",
                 *(format_duration(ns) for ns in (path.network.min_ns, path.network.median_ns, path.network.p99_ns)),
                 "" if path.times is None else f"{path.times:.2f}",
@@ -112,20 +112,21 @@ def _show_times(session: Session, result: ProbeResult) -> None:
         ],
     )
     if len(ordered) > _SHOWN:
-        session.out.print(f"the {_SHOWN} slowest of {len(ordered)} ways; --json has all")
+        session.out.print(f"the {_SHOWN} slowest of {len(ordered)} paths; --json has all")
     for slow in result.slow:
         session.out.print(
-            f"{' or '.join(slow.names)} is slow: round trips over it take {slow.times:.1f} times what like paths take "
-            f"({slow.slow:,} of {slow.answered:,} more than {slow.level:g} times)"
+            f"{' or '.join(slow.names)} is slow: round trips over it take {slow.times:.1f} times as long as over "
+            f"similar paths ({slow.slow:,} of {slow.answered:,} more than {slow.level:g} times)"
         )
     if not result.slow:
-        session.out.print("no place makes round trips longer than like paths are")
+        session.out.print("no place makes round trips longer than those over similar paths")
     session.out.print(
-        f"times are {result.stamps} ones: the network's hold what both processes waited for a CPU", soft_wrap=True
+        f"times are {result.stamps} times: those of the network include waits of both processes for a CPU",
+        soft_wrap=True,
     )
 
 
-def _way(path: PathTimes) -> str:
+def _round_trip_text(path: PathTimes) -> str:
     """Return a path as `host1:rxe0 rtsw1 ctsw1 rtsw2 host3:rxe0`, with the return path if that differs."""
     forward = " ".join(path.path)
     return forward if path.back == path.path[::-1] else f"{forward}, back by {' '.join(path.back[1:-1])}"

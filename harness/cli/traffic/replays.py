@@ -13,7 +13,7 @@ from rich.text import Text
 from harness.cli.context import Session, json_option, pass_session, styled
 from harness.cli.options.numbers import FiniteRange
 from harness.cli.options.qp import queue_pair_options
-from harness.cli.traffic.traffic_group import exit_code, teller, traffic
+from harness.cli.traffic.traffic_group import exit_code, progress_reporter, traffic
 from harness.quantities import format_bytes, format_duration
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
@@ -120,7 +120,7 @@ def _replay(session: Session, inventory: Inventory, spec: ReplaySpec, trace: Tra
     hosts = sorted({name.partition(":")[0] for name in spec.ranks})
     with session.working(inventory, hosts, why=f"traffic replay {trace.source}") as lab, session.progress() as progress:
         progress(f"connecting {trace.ranks} ranks for {len(trace.operations)} operations")
-        return replay.run(lab, spec, trace, on_event=teller(lab, progress))
+        return replay.run(lab, spec, trace, on_event=progress_reporter(lab, progress))
 
 
 def _tell_plan(

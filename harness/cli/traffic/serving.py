@@ -13,7 +13,7 @@ from harness.cli.options import rows_file
 from harness.cli.options.numbers import FiniteRange
 from harness.cli.options.qp import queue_pair_options
 from harness.cli.options.recording_options import out_option, write_rows
-from harness.cli.traffic.traffic_group import exit_code, hosts_of, read_size, teller, traffic
+from harness.cli.traffic.traffic_group import exit_code, hosts_of, progress_reporter, read_size, traffic
 from harness.verdict import ExitCode
 from testbed.lab import Lab
 from traffic.engine.running_traffic import OnEvent
@@ -185,4 +185,4 @@ def _run(session: Session, ranks: Sequence[str], title: str, run: Callable[[Lab,
         session.progress() as progress,
     ):
         progress(f"connecting the ranks of the {title} job")
-        return run(lab, teller(lab, progress))
+        return run(lab, progress_reporter(lab, progress))

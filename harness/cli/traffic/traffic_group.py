@@ -81,7 +81,7 @@ COLUMNS = (
     "busbw(GB/s)",
     "#wrong",
 )
-TELL_EVERY_S = 2.0
+REPORT_EVERY_S = 2.0
 
 
 @click.group(cls=Commands)
@@ -105,7 +105,9 @@ def traffic() -> None:
 @click.option("--transport", default="rc", show_default=True, type=click.Choice(tuple(TRANSPORTS)))
 @click.option("--size", default="64KiB", show_default=True, help="Message size; an atomic has 8B.")
 @click.option("--qps", default=1, show_default=True, type=click.IntRange(1), help="Queue pairs of a flow.")
-@click.option("--spread", default="each", show_default=True, type=click.Choice(SPREADS), help="Of messages over QPs.")
+@click.option(
+    "--spread", default="each", show_default=True, type=click.Choice(SPREADS), help="Distribution of messages over QPs."
+)
 @click.option(
     "--entropy",
     default=0,
@@ -122,13 +124,14 @@ def traffic() -> None:
     default="host",
     show_default=True,
     type=click.Choice(MEMORIES),
-    help="cuda: of the GPU at the RNIC's place (rack labs; not yet run on hardware).",
+    help="cuda: buffers on the GPU at the RNIC's position in its host (rack labs; not yet run on hardware).",
 )
 @click.option("--latency", is_flag=True, help="Time every message, from posting to completion.")
 @click.option(
     "--late-receives",
     metavar="TIME",
-    help="Slow receivers of send and write-imm: one receive at a time, so long after the last came (RNR NAKs).",
+    help="Slow receivers of send and write-imm: they post one receive at a time, this long after the last message "
+    "(which causes RNR NAKs).",
 )
 @click.option("--check", is_flag=True, help="Verify every byte that arrives (not for write and atomic over rc).")
 @click.option("--probe", is_flag=True, help="Add a probe to each flow: 64 B writes, one at a time, 100 per second.")
@@ -177,7 +180,7 @@ def flow(
     why = f"traffic flow {pattern or ' '.join(chosen[0])}"
     with session.working(inventory, hosts, why=why) as lab, session.progress() as progress:
         progress(f"connecting {len(specs)} flows")
-        with flow_module.start_all(lab, specs, on_event=teller(lab, progress)) as running:
+        with flow_module.start_all(lab, specs, on_event=progress_reporter(lab, progress)) as running:
             result = running.wait((specs[0].duration_s or 0) + PATIENCE_S)
         if perftest_json is not None:
             sender = endpoint(lab.topology, specs[0].src)
@@ -256,9 +259,17 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
     help="Bytes of the whole buffer, as nccl-tests counts them; a barrier has none.",
 )
 @click.option("--dtype", default="fp32", show_default=True, type=click.Choice(tuple(ITEM_BYTES)))
-@click.option("--op", "redop", default="sum", show_default=True, type=click.Choice(REDOPS), help="Of reductions.")
+@click.option(
+    "--op", "redop", default="sum", show_default=True, type=click.Choice(REDOPS), help="Operation of a reduction."
+)
 @click.option("--root", default=0, show_default=True, type=click.IntRange(0), help="Rank that broadcasts or reduces.")
-@click.option("--skew", default=0.0, show_default=True, type=FiniteRange(0), help="Of all-to-allv (Zipf exponent).")
+@click.option(
+    "--skew",
+    default=0.0,
+    show_default=True,
+    type=FiniteRange(0),
+    help="Zipf exponent of the message sizes of all-to-allv.",
+)
 @click.option("--in-place", is_flag=True, help="One buffer for input and output.")
 @click.option(
     "--rank",
@@ -268,7 +279,7 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
 )
 @click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
 @click.option(
-    "--warmup", default=WARMUP, show_default=True, type=click.IntRange(0), help="Iterations before, uncounted."
+    "--warmup", default=WARMUP, show_default=True, type=click.IntRange(0), help="Iterations before the measured ones."
 )
 @click.option(
     "--compute", "compute_units", default=0, type=click.IntRange(0), help="Units of GPU work before each iteration."
@@ -394,16 +405,16 @@ def run_ranks(session: Session, ranks: Sequence[str], title: str, start: Callabl
         session.progress() as progress,
     ):
         progress(f"connecting the ranks of {title}")
-        with start(lab, teller(lab, progress)) as running:
+        with start(lab, progress_reporter(lab, progress)) as running:
             # It ends by its iterations; how long those take is the lab's affair. Its stall deadline ends a hang.
             while not running.is_over:
                 threading.Event().wait(0.2)
             return running.wait(PATIENCE_S)
 
 
-def teller(lab: Lab, progress: Any) -> Any:
-    """Tell at most every two seconds what the traffic's events add up to."""
-    totals = {"bytes": 0, "iterations": 0, "told": time.monotonic()}
+def progress_reporter(lab: Lab, progress: Any) -> Any:
+    """Return a handler of traffic events that prints the totals so far, at most every two seconds."""
+    totals = {"bytes": 0, "iterations": 0, "reported": time.monotonic()}
     write_flights = flight_dump.writer(Path.cwd(), flight_dump.stem_now(), progress)
 
     def report(event: dict[str, Any]) -> None:
@@ -416,8 +427,8 @@ def teller(lab: Lab, progress: Any) -> Any:
                 totals["iterations"] = max(totals["iterations"], event["index"] + 1)
             case "qp_error" | "rebuilt" as name:
                 progress(_event_text(name, event))
-        if time.monotonic() - totals["told"] > TELL_EVERY_S:
-            totals["told"] = time.monotonic()
+        if time.monotonic() - totals["reported"] > REPORT_EVERY_S:
+            totals["reported"] = time.monotonic()
             done = f"{totals['iterations']} iterations, " if totals["iterations"] else ""
             progress(f"{done}{totals['bytes'] / 1e6:.1f} MB arrived" if done or totals["bytes"] else "running")
 

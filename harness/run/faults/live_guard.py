@@ -26,7 +26,7 @@ from traffic.engine.samples import BIN_NS
 __all__ = ["LOOK_S", "Live", "Watching"]
 
 LOOK_S = 0.5
-"""How often it is looked at."""
+"""Interval at which stop conditions and reservation are checked."""
 LAG_NS = 1_000_000_000
 """Samples of traffic arrive twice a second, so all samples older than this have arrived."""
 WINDOW_NS = 1_000_000_000
@@ -57,7 +57,7 @@ class Live:
         self._lock = threading.Lock()
         self._bytes: Counter[int] = Counter()
         self._qp_errors = 0
-        self._told_ns: int | None = None
+        self._reported_ns: int | None = None
         self._lengths: list[int] = []
         self._kernel: list[Change] = []
         self._start_ns: int | None = None
@@ -68,7 +68,7 @@ class Live:
         """Note the start of the workload. Its goodput until the first fault, at `fault_ns`, is the baseline."""
         with self._lock:
             self._start_ns, self._fault_ns = start_ns, fault_ns
-            self._told_ns = time.monotonic_ns()
+            self._reported_ns = time.monotonic_ns()
 
     def on_event(self, event: Mapping[str, Any]) -> None:
         """Take an event of the workload (`traffic.engine.running_traffic`)."""
@@ -76,7 +76,7 @@ class Live:
             if event["event"] == "qp_error":
                 self._qp_errors += 1
             elif event["event"] == "sample":
-                self._told_ns = event.get("time_ns", self._told_ns)
+                self._reported_ns = event.get("time_ns", self._reported_ns)
                 if not event.get("has_arrived", True):  # UC and UD: the receiver counts what came
                     return
                 first = event["start_ns"] // BIN_NS
@@ -96,7 +96,7 @@ class Live:
         heard = self.heard_ns() if self.heard_ns is not None else {}
         slow = self.slow_ranks() if self.slow_ranks is not None else None
         with self._lock:
-            is_known = self._is_told(now_ns)
+            is_known = self._is_reporting(now_ns)
             return {
                 "qp_errors": self._qp_errors if is_known else None,
                 "goodput_ratio": self._goodput_ratio(now_ns) if is_known else None,
@@ -106,19 +106,19 @@ class Live:
             }
 
     def due(self, now_ns: int) -> frozenset[str]:
-        """Return the metrics that must be known by now: all but `slow_ranks`, which are learnt from iterations."""
+        """Return the metrics that must be known by now: all except `slow_ranks`, which needs enough iterations."""
         with self._lock:
             if self._start_ns is None or self._fault_ns is None or self.is_over():
                 return frozenset()
             can_compare = now_ns - LAG_NS - WINDOW_NS >= self._fault_ns
         return frozenset({"qp_errors", "silence", "kernel.broken", *(["goodput_ratio"] if can_compare else [])})
 
-    def _is_told(self, now_ns: int) -> bool:
-        """Return whether ranks still report; what is older than `LAG_NS` has come, unless the workload is over."""
-        return self._told_ns is None or now_ns - self._told_ns <= LAG_NS or self.is_over()
+    def _is_reporting(self, now_ns: int) -> bool:
+        """Return whether ranks have reported within `LAG_NS`, or need not, because the workload is over."""
+        return self._reported_ns is None or now_ns - self._reported_ns <= LAG_NS or self.is_over()
 
     def unhealthy(self, now_ns: int) -> str | None:
-        """Say what is wrong with the workload just before the first fault; None: nothing, or it is not that time."""
+        """Return what is wrong with the workload just before the first fault; None: nothing, or it is another time."""
         reads, standstills = self.reads(), self.standstills()
         with self._lock:
             start_ns, fault_ns = self._start_ns, self._fault_ns
@@ -148,7 +148,7 @@ class Live:
 
 
 def _no_progress(sizes: np.ndarray[Any, np.dtype[np.float64]]) -> str | None:
-    """Say that bytes do not come (any more); a pause no longer than twice the longest one before is none."""
+    """Return a reason if no bytes arrive; a pause of up to twice the longest one before is normal."""
     carrying = np.flatnonzero(sizes)
     if not len(carrying):
         silent_ns, usual_ns = len(sizes) * BIN_NS, 0
@@ -184,10 +184,10 @@ def _unsteady(start: timeline.Goodput, iteration_ns: int, reads: Sequence[tuple[
 
 
 class Watching:
-    """Looks twice a second, on a thread of its own, for as long as its `with` block lasts.
+    """Checks stop conditions and reservation twice a second, on its own thread, until its `with` block ends.
 
-    `stopped` is set when a stop condition holds or has no data, when the workload is not healthy before the first fault
-    (`Guard` has the reason), or when the lab is no longer ours: `error` says so then.
+    `stopped` is set when a stop condition holds or has no data, or when the workload is not healthy before the first
+    fault (`Guard` has the reason). It is also set when the reservation is lost; then `error` has the reason.
     """
 
     def __init__(self, guard: Guard, live: Live, ours: Callable[[], None]) -> None:

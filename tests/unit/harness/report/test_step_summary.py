@@ -53,7 +53,7 @@ def test_step_summary_decodes_junit(cases):
     assert [(case.outcome, case.quarantined) for case in cases] == [
         ("passed", False), ("failed", False), ("error", False), ("skipped", False), ("skipped", True),
     ]  # fmt: skip
-    assert cases[1].said == "AssertionError: a | b"
+    assert cases[1].message == "AssertionError: a | b"
     assert flaky(cases) == [("tests/soft/test_lab::test_ok", 1, 2)]
 
 
@@ -174,8 +174,8 @@ def test_step_summary_rejects_foreign_files(tmp_path):
         parse_step("failure")
 
 
-def case(name, outcome="failed", said="", **fields):
-    return Case(name=name, outcome=outcome, said=said, seconds=1.0, **fields)
+def case(name, outcome="failed", message="", **fields):
+    return Case(name=name, outcome=outcome, message=message, seconds=1.0, **fields)
 
 
 def invoked(*argv):
@@ -204,7 +204,7 @@ def test_step_summary_lists_truncated_files(tmp_path):
 def test_step_summary_escapes_markdown():
     """GitHub's rules: an escaped backslash before a pipe leaves the pipe active, and a code span has no escapes."""
     nasty = "a\\|b <img src=x> `c` ~~d~~ $e$ &lt; [f](g)"
-    page = markdown(nasty, JobResults(cases=[case("t::x[`|`` <b>]", said=nasty)], verdicts=[verdict(nasty)]))
+    page = markdown(nasty, JobResults(cases=[case("t::x[`|`` <b>]", message=nasty)], verdicts=[verdict(nasty)]))
     (row,) = [line for line in page.splitlines() if "2 of" not in line and line.startswith("| ✅")]
     assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 7
     assert "a\\\\\\|b \\<img src=x\\> \\`c\\` \\~\\~d" in row

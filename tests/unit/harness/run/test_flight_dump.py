@@ -19,7 +19,7 @@ from engine_labs import Lab, RankEngine, RankLab
 from local_collective import start
 
 from harness.cli.traffic import traffic_group
-from harness.cli.traffic.traffic_group import teller
+from harness.cli.traffic.traffic_group import progress_reporter
 from harness.record import rundir
 from harness.run import flight_dump
 from traffic.engine import dump_signal
@@ -142,8 +142,8 @@ def test_flight_dump_of_a_flow_or_to_an_unwritable_path_does_not_end_the_run(tmp
 def test_flight_dump_of_a_command_is_written_to_its_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     progress = ProgressLines()
-    tell = teller(SimpleNamespace(heartbeat=lambda: None), progress)
-    tell({"event": "flights", "time_ns": 0, "silent": [], "flights": [
+    report = progress_reporter(SimpleNamespace(heartbeat=lambda: None), progress)
+    report({"event": "flights", "time_ns": 0, "silent": [], "flights": [
         Flight(rank=0, endpoint="host1:rxe0", standing="iteration 1, compute", entries=())]})  # fmt: skip
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("flights-asked-2")
@@ -152,12 +152,12 @@ def test_flight_dump_of_a_command_is_written_to_its_working_directory(tmp_path, 
 
 
 def test_progress_shows_no_amount_before_the_first_sample(monkeypatch):
-    monkeypatch.setattr(traffic_group, "TELL_EVERY_S", -1.0)
+    monkeypatch.setattr(traffic_group, "REPORT_EVERY_S", -1.0)
     lines = []
-    tell = teller(SimpleNamespace(heartbeat=lambda: None), lines.append)
-    tell({"event": "ready"})
-    tell({"event": "sample", "sizes": [1_000_000, 500_000]})
-    tell({"event": "iteration", "index": 2})
+    report = progress_reporter(SimpleNamespace(heartbeat=lambda: None), lines.append)
+    report({"event": "ready"})
+    report({"event": "sample", "sizes": [1_000_000, 500_000]})
+    report({"event": "iteration", "index": 2})
     assert lines == ["running", "1.5 MB arrived", "3 iterations, 1.5 MB arrived"]
 
 

@@ -220,7 +220,7 @@ def test_probe_command_shows_round_trips_and_the_source_of_timestamps():
     assert "rtsw1 -> ctsw1" in text
     assert "is slow: round trips over it take" in text
     assert "the 12 slowest of" in text
-    assert "times are software ones" in text
+    assert "times are software times" in text
     probing._show(session, result(paths=(), slow=()))
     assert "no probe was answered" in console.export_text()
 
