@@ -236,11 +236,13 @@ def routed(monkeypatch, tmp_path):
 
         def one_tier(lab, *_):
             schemes.append(lab.scheme)
-            return tier() if tier else judge_tier("zone", trials(0.95, 0.96, 0.97), 0.8, least=None, limit="", level=LEVEL)
+            return (
+                tier() if tier else judge_tier("zone", trials(0.95, 0.96, 0.97), 0.8, least=None, limit="", level=LEVEL)
+            )
 
         def finish(*_, left=left):
             state = "DIRTY" if tuple(left) else "CLEAN"
-            return Outcome(state=state, reasons=tuple(left), said=" ".join(left))
+            return Outcome(state=state, reasons=tuple(left), sentence=" ".join(left))
 
         monkeypatch.setattr(bisection_run, "_measure_tier", one_tier)
         monkeypatch.setattr(ends, "finish", lambda *_, left=(), **__: finish(left=left))
