@@ -178,6 +178,7 @@ def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
             is_unknown = metric in run.at_least and metric in HIGHER_IS_BETTER
             words = _worse(metric, None if is_unknown else run.metrics.get(metric), _values(metric, before))
             if words:
+                words = f"at least {words}" if metric in run.at_least else words
                 worse.append(Regression(run=run.name, metric=metric, words=words))
         if run.verdict != "ERROR":
             before.append(run)

@@ -212,7 +212,9 @@ def test_regressions_lower_bounds_are_no_earlier_values():
     (*_, last) = regressions([*quick, *never, past(9, **{"recovery.total": 25.0})])
     assert (last.run, last.metric) == ("run-09", "recovery.total")
     assert "4 earlier runs" in last.words
-    assert [one.run for one in regressions([*quick, *never])] == ["run-04", "run-05"], "no lower than 30 s is worse"
+    found = regressions([*quick, *never])
+    assert [one.run for one in found] == ["run-04", "run-05"], "no lower than 30 s is worse"
+    assert all(one.words.startswith("at least 30, ") for one in found)
 
 
 def test_history_marks_the_values_that_are_lower_bounds(tmp_path, monkeypatch):
