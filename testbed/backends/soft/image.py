@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.backends.soft.ignored_signals import ignored_signals
 from testbed.directories import cache_dir
 from testbed.errors import LabError
 
@@ -74,6 +76,8 @@ _EXCLUDED = (
     "/usr/lib/modules/*/kernel/drivers/net/wireless/*",
 )
 
+_CLEAN_UP_S = 60.0
+"""How long mmdebstrap may take to remove its tree after it has been interrupted."""
 _ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 _GUEST = Path(__file__).resolve().parent / "guest"
 
@@ -217,24 +221,38 @@ def _mmdebstrap(guest: Path, out: Path, log: Path) -> None:
     ]
     # INITRD=No: Debian's kernel hook would build a 36 MB initrd that nothing uses.
     environment = {**os.environ, "INITRD": "No", "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
-    with log.open("wb") as sink:
+    with (
+        log.open("wb") as sink,
+        subprocess.Popen(
+            argv, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+        ) as build,
+    ):
         try:
-            done = subprocess.run(
-                argv,
-                stdout=sink,
-                stderr=sink,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                timeout=BUILD_TIMEOUT_S,
-                check=False,
-            )
+            code = build.wait(timeout=BUILD_TIMEOUT_S)
         except subprocess.TimeoutExpired:
+            _end_build(build)
             raise LabError(f"building the VM image took longer than {BUILD_TIMEOUT_S:.0f} s:\n{_tail(log)}") from None
-    if done.returncode:
+        except BaseException:
+            _end_build(build)
+            raise
+    if code:
         raise LabError(
-            f"building the VM image failed (mmdebstrap ended with {done.returncode}); check that the Debian mirror is "
+            f"building the VM image failed (mmdebstrap ended with {code}); check that the Debian mirror is "
             f"reachable. The end of its log:\n{_tail(log)}"
         )
+
+
+def _end_build(build: subprocess.Popen[bytes]) -> None:
+    """End mmdebstrap and all that it has started, and let it remove its tree of hundreds of MiB.
+
+    mmdebstrap itself only waits for its children after a signal, so that all of its process group must get one.
+    """
+    with ignored_signals(), contextlib.suppress(ProcessLookupError):
+        os.killpg(build.pid, signal.SIGTERM)
+        try:
+            build.wait(timeout=_CLEAN_UP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(build.pid, signal.SIGKILL)
 
 
 def _mode() -> str:

@@ -10,6 +10,7 @@ import socket
 import stat
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -146,6 +147,29 @@ def test_image_recipe_of_a_checkout_under_umask_077_is_readable_for_the_subordin
     with pytest.raises(LabError, match="seen"):
         image._build_into(tmp_path, lambda _: None)
     assert set(modes) == {0o005}
+
+
+BUILDER = """#!/bin/sh
+mkdir "$PLACE/tree"
+sleep 600 &
+echo $! >"$PLACE/child"
+trap 'rm -r "$PLACE/tree"; exit 1' TERM
+wait
+"""
+
+
+def test_image_build_that_is_interrupted_leaves_no_process_and_no_tree(monkeypatch, tmp_path):
+    """Ctrl-C during the first `up` left mmdebstrap's processes running, and hundreds of MiB in /tmp."""
+    (tmp_path / "mmdebstrap").write_text(BUILDER)
+    (tmp_path / "mmdebstrap").chmod(0o755)
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(image, "BUILD_TIMEOUT_S", 3.0)
+    with pytest.raises(LabError, match="took longer than 3 s"):
+        image._mmdebstrap(tmp_path, tmp_path, tmp_path / "log")
+    assert not (tmp_path / "tree").exists()
+    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
+    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_lab_lack_of_memory_is_reported_before_booting(monkeypatch, soft, tmp_path):
