@@ -27,12 +27,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from harness.analysis.links import emulation_headroom
 from harness.analysis.noise import NoiseFloor, allow_for
-from harness.analysis.observations import Observation, disturbed
+from harness.analysis.observations import Observation, Value, disturbed
 from harness.analysis.observe import Observed
 from harness.analysis.restarts import why_state_unknown
 from harness.attribution.attribute import attribute
@@ -171,14 +172,49 @@ def _bound_check(
     problems: Sequence[str],
     noisy: int,
 ) -> Check:
-    value = None if observation is None else observation.value
-    detail = "not measured in this run" if observation is None else observation.detail
-    rule = COMPARISONS[sign]
-    if value is None or observation is None:
+    """Return the check of one bound: the comparison, unless something makes the value no evidence."""
+    comparison = _compare_bound(metric, sign, bound, observation, noisy)
+    verdict, detail = comparison.verdict, comparison.detail
+    if observation is not None and (reason := disturbed(metric.name, observation)) is not None:
         verdict = Verdict.INCONCLUSIVE
-    elif isinstance(value, float) and not math.isfinite(value):
-        value, verdict, detail = None, Verdict.INCONCLUSIVE, f"{value} is no value; {detail}"
-    elif metric.is_noisy and not is_noisy(metric, sign, bound):
+        detail = f"{detail}; {reason}"
+    if metric.about_faults and problems:
+        verdict = Verdict.INCONCLUSIVE
+        detail = f"{detail}; says nothing, because {problems[0]}"
+    return Check(
+        name=metric.name,
+        verdict=verdict,
+        observed=comparison.value,
+        bound=bound,
+        unit=metric.unit,
+        rule=f"{comparison.rule}. {metric.meaning}",
+        detail=detail,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Comparison:
+    """A value compared with a bound. `value` None: there is no value to compare."""
+
+    value: Value | None
+    verdict: Verdict
+    rule: str
+    detail: str
+
+
+def _compare_bound(
+    metric: Metric, sign: str, bound: float | str, observation: Observation | None, noisy: int
+) -> _Comparison:
+    """Compare an observation with a bound: by its interval if it is noisy, otherwise by its value."""
+    rule = COMPARISONS[sign]
+    if observation is None or observation.value is None:
+        detail = "not measured in this run" if observation is None else observation.detail
+        return _Comparison(value=None, verdict=Verdict.INCONCLUSIVE, rule=rule, detail=detail)
+    value, detail = observation.value, observation.detail
+    if isinstance(value, float) and not math.isfinite(value):
+        detail = f"{value} is no value; {detail}"
+        return _Comparison(value=None, verdict=Verdict.INCONCLUSIVE, rule=rule, detail=detail)
+    if metric.is_noisy and not is_noisy(metric, sign, bound):
         verdict = _compare_ends(sign, value, bound, observation)
     elif (interval := _deciding(sign, observation)) is not None and not isinstance(bound, str):
         verdict = decide("max" if sign == "max" else "min", bound, interval)
@@ -191,21 +227,7 @@ def _bound_check(
         if observation.censored and verdict is Verdict.FAIL and _is_within(bound, observation.interval):
             verdict = Verdict.INCONCLUSIVE
             detail = f"{detail}; some of it may be by chance: {observation.interval}"
-    if observation is not None and (reason := disturbed(metric.name, observation)) is not None:
-        verdict = Verdict.INCONCLUSIVE
-        detail = f"{detail}; {reason}"
-    if metric.about_faults and problems:
-        verdict = Verdict.INCONCLUSIVE
-        detail = f"{detail}; says nothing, because {problems[0]}"
-    return Check(
-        name=metric.name,
-        verdict=verdict,
-        observed=value,
-        bound=bound,
-        unit=metric.unit,
-        rule=f"{rule}. {metric.meaning}",
-        detail=detail,
-    )
+    return _Comparison(value=value, verdict=verdict, rule=rule, detail=detail)
 
 
 def risk(level: float, noisy: int) -> str:

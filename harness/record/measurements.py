@@ -397,12 +397,7 @@ def _refuse_contradictions(run: Measurements) -> None:
         raise ValueError(f"sample_ns: {run.sample_ns} is no length of time")
     if twice := _repeated(fault.plan.id for fault in run.faults):
         raise ValueError(f"faults: {twice[0]} appears twice")
-    ranks = {rank.rank for rank in run.ranks}
-    recorded = {series.rank for series in run.series}
-    if unknown := sorted(recorded - ranks):
-        raise ValueError(f"series: rank {unknown[0]} is none of ranks")
-    if recorded and (missing := sorted(ranks - recorded)):
-        raise ValueError(f"series: rank {missing[0]} is missing")
+    _refuse_other_ranks(run)
     for name, several in (("series", run.series), ("twin", run.twin or ())):
         _refuse_series(name, several, run)
     _refuse_other_times(run.series, run.t0_ns, run.end_ns)
@@ -412,6 +407,16 @@ def _refuse_contradictions(run: Measurements) -> None:
         _refuse_serving(run.serving)
     if run.bystander is not None:
         _refuse_samples("bystander", run.bystander.samples, run.sample_ns)
+
+
+def _refuse_other_ranks(run: Measurements) -> None:
+    """Raise ValueError if there is a series of an unknown rank, or series of some ranks only."""
+    ranks = {rank.rank for rank in run.ranks}
+    recorded = {series.rank for series in run.series}
+    if unknown := sorted(recorded - ranks):
+        raise ValueError(f"series: rank {unknown[0]} is none of ranks")
+    if recorded and (missing := sorted(ranks - recorded)):
+        raise ValueError(f"series: rank {missing[0]} is missing")
 
 
 def _refuse_serving(serving: Serving) -> None:

@@ -535,8 +535,8 @@ def _refuse_after_heal(healed: dict[str, str] | None) -> None:
 
 
 def main() -> int:
-    """Serve until the end of stdin; the exit status is 0 if nothing of the fault is left."""
-    watchdog, pending = _Watchdog(), b""
+    """Serve until the holder must end, then revert. Return 0 if nothing of the fault is left, otherwise 1."""
+    watchdog = _Watchdog()
     holder = Holder(1, watchdog)
     stop_r, stop_w = os.pipe()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -545,28 +545,34 @@ def main() -> int:
     endings = {stop_r, *([guard] if guard >= 0 else [])}
     watchdog.ready()
     _send(holder.out, {"event": "ready", "monotonic_ns": time.monotonic_ns()})
+    _serve_until_end(holder, watchdog, endings)
+    holder.end()
+    _send(holder.out, holder.cleared or {})
+    return 0 if holder.cleared is None or holder.cleared["ok"] else 1
+
+
+def _serve_until_end(holder: Holder, watchdog: _Watchdog, endings: set[int]) -> None:
+    """Serve requests and timed work until stdin ends, the lease expires, or a descriptor of `endings` is readable."""
+    pending = b""
     while True:
         now_ns = time.monotonic_ns()
         watchdog.heartbeat(now_ns)
         readable, _, _ = select.select([0, *endings, *holder.files()], [], [], holder.wait_s(now_ns))
         if endings.intersection(readable):
-            break
+            return
         if any(fd != 0 for fd in readable):
             holder.tick(time.monotonic_ns())
         if 0 in readable:
             chunk = os.read(0, 65536)
             if not chunk:
-                break
+                return
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
                 _send(holder.out, _serve(holder, line))
         now_ns = time.monotonic_ns()
         if now_ns > holder.heard_ns + holder.ttl_ns:
-            break
+            return
         holder.due(now_ns)
-    holder.end()
-    _send(holder.out, holder.cleared or {})
-    return 0 if holder.cleared is None or holder.cleared["ok"] else 1
 
 
 def _serve(holder: Holder, line: bytes) -> dict[str, Any]:
