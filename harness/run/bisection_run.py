@@ -131,9 +131,9 @@ def measure(lab: Lab, spec: BisectionSpec, progress: Progress) -> Bisection:
         limit = _emulation_limit(lab, progress)
         with _routed(lab, None if limit else spec.fabric, receipts, progress):
             results = tuple(_measure_tier(lab, tier, spec, limit, progress) for tier in spec.tiers)
+        outcome = ends.finish(lab, work, None, left=_leftovers(receipts))
     except BaseException as error:  # noqa: BLE001 (raised again, with the state of the lab)
         ends.reraise(error, lab, work, None, left=_leftovers(receipts))
-    outcome = ends.finish(lab, work, None, left=_leftovers(receipts))
     if outcome.state == "DIRTY":
         progress(outcome.sentence)
     receipt = receipts[0] if receipts else None

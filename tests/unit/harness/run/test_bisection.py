@@ -168,6 +168,26 @@ def test_bisection_that_ends_early_compares_the_lab_and_reports_its_state(monkey
         assert caught.value.exit_code == (5 if state == "DIRTY" else 3)
 
 
+def test_bisection_interrupted_while_the_lab_is_compared_reports_its_state(monkeypatch):
+    """Its scheme is still on the switches: Ctrl-C during the comparison ended it with 3 and without the reason."""
+    looks = iter(
+        [KeyboardInterrupt(), Outcome(state="DIRTY", reasons=(), sentence="the lab is DIRTY: a scheme is left")]
+    )
+
+    def finish(*_, **__):
+        if isinstance(look := next(looks), KeyboardInterrupt):
+            raise look
+        return look
+
+    monkeypatch.setattr(dirty, "begin", lambda *_, **__: "work")
+    monkeypatch.setattr(ends, "finish", finish)
+    monkeypatch.setattr(bisection_run, "_emulation_limit", lambda *_: "no rates")
+    spec = BisectionSpec(tiers=("zone",), permutations=3, seed=1, seconds=1.0, qps=1, message_bytes=4096)
+    with pytest.raises(Interrupted, match="a scheme is left") as caught:
+        bisection_run.measure(None, spec, lambda _: None)
+    assert caught.value.exit_code == 5
+
+
 def test_bisection_without_use_of_the_lab_reports_no_lab_state(monkeypatch, tmp_path):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: pytest.fail("the lab was touched"))
