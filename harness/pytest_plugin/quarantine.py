@@ -1,7 +1,7 @@
 """Known flaky tests, each with a day by which it must be fixed: `tests/quarantine.toml`.
 
     [[quarantine]]
-    test = "tests/soft/test_lease.py::test_killed_controller_leaves_nothing[link.flap]"
+    test = "tests/soft/test_lease.py::test_killed_controllers_leave_nothing"
     why = "the guest's clock stands still under TCG on one runner; see the log of the first failure"
     until = 2026-12-24
 
