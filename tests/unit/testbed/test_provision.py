@@ -52,17 +52,27 @@ def test_machine_that_does_not_answer_is_named_and_no_secret_is_written_down(clo
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_provision_signal_ends_ansible_and_is_raised(closed_site, number, error):
-    before = signal.getsignal(number)
+@pytest.mark.parametrize(
+    ("number", "usual", "error"),
+    [
+        (signal.SIGINT, signal.default_int_handler, KeyboardInterrupt),
+        (signal.SIGTERM, signal.SIG_DFL, SystemExit),
+    ],
+)
+def test_provision_signal_ends_ansible_and_is_raised(closed_site, number, usual, error):
+    """The test sets the usual handler: where it runs in the background of a script, SIGINT is ignored."""
 
     def send(event):
         if event.state == "started":
             os.kill(os.getpid(), number)
 
-    with pytest.raises(error):
-        provision(closed_site, send)
-    assert signal.getsignal(number) is before
+    before = signal.signal(number, usual)
+    try:
+        with pytest.raises(error):
+            provision(closed_site, send)
+        assert signal.getsignal(number) is usual
+    finally:
+        signal.signal(number, before)
     assert not closed_site.control.exists()
     running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not any(str(closed_site.artifacts).encode() in argv for argv in running)
