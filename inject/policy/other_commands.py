@@ -39,9 +39,10 @@ def faults_of_others(lab: Lab, *, session: str, since_ns: int, tail_s: float) ->
     since_s = now_s - (time.monotonic_ns() - since_ns) / 1e9
     faults = []
     entries = audit_log.latest(lab.state_dir)
-    for fields, is_over in acted_since(entries, session=session, since_s=since_s - tail_s, now_s=now_s):
-        if not is_over and is_dead(str(fields.get("process", ""))):
+    for fields, end_s, is_recorded in acted_since(entries, session=session, since_s=since_s - tail_s):
+        if not is_recorded and is_dead(str(fields.get("process", ""))):
             continue
+        is_over = is_recorded or end_s < now_s
         spec = FaultSpec(kind=fields["kind"], target=fields["target"], for_s=fields["for_s"], params=fields["params"])
         with contextlib.suppress(FaultbedError, TypeError):  # of another inventory, or another version
             faults.append((plan(spec, lab.topology, lab_kind=lab.kind), is_over))
@@ -49,11 +50,12 @@ def faults_of_others(lab: Lab, *, session: str, since_ns: int, tail_s: float) ->
 
 
 def acted_since(
-    entries: Iterable[Mapping[str, Any]], *, session: str, since_s: float, now_s: float
-) -> list[tuple[Mapping[str, Any], bool]]:
-    """Return the record of each fault of another session that was on after `since_s`, and whether it is over. Pure.
+    entries: Iterable[Mapping[str, Any]], *, session: str, since_s: float
+) -> list[tuple[Mapping[str, Any], float, bool]]:
+    """Return the record of each fault of another session that was on after `since_s`, with its end. Pure.
 
-    Times are seconds since 1970. Records without a session are of an older version, and are left out.
+    The last part says whether the end is recorded; otherwise it is the planned one, which a killed command may not have
+    reached. Times are seconds since 1970. Records without a session are of an older version, and are left out.
     """
     ends: dict[tuple[str, str], tuple[Mapping[str, Any], float, bool]] = {}
     for entry in entries:
@@ -66,7 +68,7 @@ def acted_since(
         except (KeyError, TypeError, ValueError):
             continue
     return [
-        (entry, is_over or end_s < now_s)
-        for (other, _), (entry, end_s, is_over) in ends.items()
+        (entry, end_s, is_recorded)
+        for (other, _), (entry, end_s, is_recorded) in ends.items()
         if other != session and end_s > since_s
     ]

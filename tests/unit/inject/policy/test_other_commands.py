@@ -1,0 +1,67 @@
+"""Faults of other commands: which of them may have moved the counters of this command's faults."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from synthetic_run import soft_topology
+
+from inject.policy.other_commands import faults_of_others
+from testbed.tenancy import audit_log
+from testbed.tenancy.lab_lease import this_process
+
+
+@pytest.fixture
+def lab(tmp_path):
+    return SimpleNamespace(state_dir=tmp_path, topology=soft_topology(), kind="soft")
+
+
+def dead_process():
+    machine, _, _ = this_process().rsplit(":", 2)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        start = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        child.communicate(b"\n")
+    return f"{machine}:{child.pid}:{start}"
+
+
+def record(lab, event, *, seconds_ago, process, for_s=60.0):
+    fields = {
+        "at": (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(), "event": event, "id": "0-link.flap",
+        "session": "other", "process": process, "kind": "link.flap", "target": "host1:rxe1", "for_s": for_s,
+        "params": {},
+    }  # fmt: skip
+    with audit_log.path_of(lab.state_dir).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(fields) + "\n")
+
+
+def others(lab, *, since_s_ago=10.0):
+    since_ns = time.monotonic_ns() - int(since_s_ago * 1e9)
+    found = faults_of_others(lab, session="mine", since_ns=since_ns, tail_s=5.0)
+    return [(fault.target.text, is_over) for fault, is_over in found]
+
+
+def test_fault_of_a_living_command_counts_until_its_planned_end(lab):
+    record(lab, "arming", seconds_ago=30, process=this_process())
+    assert others(lab) == [("host1:rxe1", False)]
+
+
+@pytest.mark.parametrize("for_s", [300.0, 25.0 - audit_log.UNSEEN_S])
+def test_fault_of_a_command_that_was_killed_does_not_count_until_its_planned_end(lab, for_s):
+    """Its lease ended it, and the lab was compared since. A later fault at the planned end was not proven."""
+    record(lab, "arming", seconds_ago=30, process=dead_process(), for_s=for_s)
+    assert others(lab) == []
+
+
+def test_fault_that_a_command_cleared_before_it_ended_counts(lab):
+    process = dead_process()
+    record(lab, "arming", seconds_ago=30, process=process)
+    record(lab, "cleared", seconds_ago=8, process=process)
+    assert others(lab) == [("host1:rxe1", True)]
+    assert others(lab, since_s_ago=1.0) == []
