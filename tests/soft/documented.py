@@ -246,6 +246,9 @@ NOT_RUN = {
     ): "the sweep of the same file above, with other values",
     "faultbed --lab soft-zones bisection": "a lab of zones is not the session's",
     "faultbed --lab soft-zones bisection --routing pinned --tier zone": "a lab of zones is not the session's",
+    (
+        "faultbed --lab soft-zones bisection --routing pinned --tier zone --permutations 3 --size 32KiB"
+    ): "a lab of zones is not the session's",
     "faultbed --lab FILE probe --for 20s --rate 5": "labs with long distances are not the session's",
     "faultbed down": _ENDS,
     "faultbed down --purge": _ENDS,
