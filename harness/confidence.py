@@ -358,7 +358,7 @@ def lowest_by_chance(baseline: Floats, *, width: int, windows: int, level: float
 def _window_reach(noise: Noise, *, width: int, windows: int, level: float) -> tuple[float, float]:
     """Return how far one window may be above the mean, and the lowest of all below it, as shares of the mean."""
     freedom, error = noise.independent - 1, noise.error_of(width)
-    independent = max(width / _variance_inflation(noise.lag1, width), 1.0)
+    independent = max(noise.independent_of(width), 1.0)
     skewness, kurtosis = noise.skewness_of(independent), noise.kurtosis / independent
     mean_reach = student(freedom, level) * noise.error
     above = math.hypot(_upper_quantile(freedom, skewness, kurtosis, tail_of(level)) * error, mean_reach)

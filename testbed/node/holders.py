@@ -116,13 +116,14 @@ def discard_all(folder: str) -> None:
     Raises:
         OSError: a holder may not be killed, or still runs.
     """
+    inside = glob.escape(folder)
     for path in sorted(
-        {claim_file(path) for suffix in ("claim", "revert") for path in glob.glob(f"{glob.escape(folder)}/*.{suffix}")}
+        {claim_file(path) for suffix in ("claim", "revert") for path in glob.glob(f"{inside}/*.{suffix}")}
     ):
         end_holder(path)
         with contextlib.suppress(TimeoutError), locked(path, within_s=_REVERT_S):
             pass
-    for path in (*glob.glob(f"{glob.escape(folder)}/*.revert"), *glob.glob(f"{glob.escape(folder)}/*.claim")):
+    for path in (*glob.glob(f"{inside}/*.revert"), *glob.glob(f"{inside}/*.claim")):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 

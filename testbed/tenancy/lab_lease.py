@@ -180,9 +180,9 @@ def hold(
 
 @contextlib.contextmanager
 def hold_if_recorded(inventory: Inventory, names: Iterable[str] = (), *, why: str) -> Iterator[None]:
-    """Hold an exclusive lease for a command that only ends faults or the lab.
+    """Hold an exclusive lease if its record can be written; on a full disk the block runs without one.
 
-    A full disk must not keep them in place: if the lease cannot be written, the block runs without it.
+    For commands that only end faults or the lab: a full disk must not keep those in place.
 
     Raises:
         Reserved: another user or command holds a part of it, as for `hold`.

@@ -87,8 +87,7 @@ def bisection(
         require_scheme(fabric, inventory.topology, inventory.kind, "--routing")
     spec = BisectionSpec(
         tiers=_tiers(inventory, tiers), permutations=permutations, seed=seed, seconds=parse_duration(duration), qps=qps,
-        message_bytes=read_size(size), least=least,
-        fabric=fabric,
+        message_bytes=read_size(size), least=least, fabric=fabric,
     )  # fmt: skip
     if not bisection_run.has_rates(inventory):
         why = (
