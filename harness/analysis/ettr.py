@@ -168,8 +168,18 @@ def _iterations(run: Measurements, first_fault_ns: int) -> _Iterations | None:
         alone_ns=(lengths - waits)[is_healthy].astype(np.float64),
         later=count - int(is_healthy.sum()),
         wait_ns=float(waits.mean()),
-        wall_ns=end_ns - int(begins[0]),
+        wall_ns=_end_of_wall(run, end_ns) - int(begins[0]),
     )
+
+
+def _end_of_wall(run: Measurements, last_ns: int) -> int:
+    """Return the end of the wall time: that of the last iteration (`last_ns`), or of a run that did not finish them all.
+
+    Otherwise an outage at the end would cost nothing.
+    """
+    planned = run.workload.get("iterations")
+    is_complete = not isinstance(planned, int) or iterations_done(run.series) >= planned
+    return last_ns if run.failure is None and is_complete else max(last_ns, run.end_ns)
 
 
 def _formula(run: Measurements, iterations: _Iterations) -> Formula | None:

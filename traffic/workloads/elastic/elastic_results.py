@@ -78,12 +78,25 @@ class ElasticResult(JobResult):
     longest_checkpoint_ns: int
 
 
-def iterations_by_rank(executions: Sequence[Sequence[Sequence[Iteration]]]) -> tuple[tuple[Iteration, ...], ...]:
+def iterations_by_rank(
+    executions: Sequence[Sequence[Sequence[Iteration]]], resumed: Sequence[int | None] = ()
+) -> tuple[tuple[Iteration, ...], ...]:
     """Return the last execution of each iteration by rank, in order; `executions[r][g]` are those of a generation.
 
     An engine that is killed takes the record of its last iteration along, although the state after it may have been
     stored. Such an iteration is left out for all ranks, so that the n-th ones of all ranks are the same.
+
+    `resumed[g]` is the number of iterations after which generation g continued; None: it restored nothing. Iterations
+    that an earlier generation had finished beyond that are lost, even if the job ends before it repeats them.
     """
-    last = [{item.index: item for generation in rank for item in generation} for rank in executions]
+    last = []
+    for rank in executions:
+        items: dict[int, Iteration] = {}
+        for generation, of_generation in enumerate(rank):
+            begin = resumed[generation] if generation < len(resumed) else None
+            if begin is not None:
+                items = {index: item for index, item in items.items() if index < begin}
+            items |= {item.index: item for item in of_generation}
+        last.append(items)
     common = sorted(set.intersection(*(set(items) for items in last))) if last else []
     return tuple(tuple(items[index] for index in common) for items in last)

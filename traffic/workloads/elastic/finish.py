@@ -29,12 +29,12 @@ def result_of(running: ElasticRunning) -> ElasticResult:
     lineages = [
         [task_name(state.ancestor(rank, generation)) for generation in generations] for rank in range(len(ranks))
     ]
-    per_rank = iterations_by_rank(
-        [
-            [iterations_of(running, lineage[generation], generation=generation) for generation in generations]
-            for lineage in lineages
-        ]
-    )
+    by_generation = [
+        [iterations_of(running, lineage[generation], generation=generation) for generation in generations]
+        for lineage in lineages
+    ]
+    placed = [restart for restart in running.restarts if restart.rescheduled_ns is not None]
+    per_rank = iterations_by_rank(by_generation, (None, *(restart.restored_iterations for restart in placed)))
     samples = [
         sample
         for rank, (place, lineage) in enumerate(zip(ranks, lineages, strict=True))
@@ -49,7 +49,7 @@ def result_of(running: ElasticRunning) -> ElasticResult:
         for checkpoint in checkpoints_of(running, lineage[generation], rank, generation=generation)
     )
     executed = [event.message for event in running.events if event.name == "iteration"]
-    unique_iterations = sum(len(iterations) for iterations in per_rank)
+    unique_iterations = sum(len(iterations) for iterations in iterations_by_rank(by_generation))
     executed_iterations = sum(
         any(lineage[message["generation_of_job"]] == message["task"] for lineage in lineages) for message in executed
     )

@@ -75,6 +75,23 @@ def test_ettr_interval_comes_from_the_fault_free_iterations():
     assert ettr(job(30), BASE, (), first_fault_ns=T0 + 400 * MS).interval() is None, "four know nothing of their noise"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"failure": "no spare is left", "workload": {}}, {"failure": None, "workload": {"iterations": 50}}],
+    ids=["failed", "stopped"],
+)
+def test_ettr_of_a_run_that_ends_in_an_outage_counts_the_outage(changes):
+    """30 iterations in 3 s, and then nothing for 27 s until the run ended: the ratio used to be 1."""
+    run = msgspec.structs.replace(job(30), end_ns=T0 + 30 * S, **changes)
+    for first_fault_ns in (T0 + 3 * S, T0 + 100 * S):
+        one = ettr(run, None, (), first_fault_ns=first_fault_ns)
+        assert one.healthy_ns == pytest.approx(100 * MS)
+        assert one.ratio == pytest.approx(0.1)
+        assert one.interval().high == pytest.approx(0.1)
+    whole = msgspec.structs.replace(run, failure=None, workload={"iterations": 30})
+    assert ettr(whole, None, (), first_fault_ns=T0 + 100 * S).ratio == 1, "the time after the last iteration is no loss"
+
+
 def test_ettr_is_a_metric_with_a_prediction():
     run = synthetic_run()
     observed = observe(run)

@@ -454,6 +454,20 @@ def test_iteration_without_one_ranks_record_is_excluded_for_all_ranks():
     assert iterations_by_rank([[[]], [steps(0)]]) == ((), ())
 
 
+def test_iterations_that_a_restart_lost_do_not_count_as_finished_before_they_are_repeated():
+    """Six were finished, the restart continued after the third, and the job ended after the fourth."""
+
+    def steps(*indices, at=0):
+        return [SimpleNamespace(index=index, at=at) for index in indices]
+
+    rank = [steps(0, 1, 2, 3, 4, 5), steps(3, at=1)]
+    for resumed, expected in (((None, 3), [0, 0, 0, 1]), ((None, None), [0, 0, 0, 1, 0, 0])):
+        (kept,) = iterations_by_rank([rank], resumed)
+        assert [one.at for one in kept] == expected
+        assert [one.index for one in kept] == list(range(len(expected)))
+    assert iterations_by_rank([[steps(0, 1), []]], (None, 0)) == ((),), "restarted from nothing, and ended at once"
+
+
 def test_phase_that_another_loss_cut_short_took_at_least_that_long():
     """The first restart hung in `initialise` until it timed out after 60 s; the second one needed 1 s."""
     hung = loss(45, initialised_ns=None, restored_ns=None, caught_up_ns=None, restored_iterations=None)
