@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from harness.attribution.confusion import truth_of
@@ -20,6 +20,9 @@ from testbed.observe.gpu_thresholds import Breach, breach_in, breaches, severest
 from testbed.preflight.gpu_health_check import CHECK
 
 __all__ = ["GpuReading", "newest", "readings_of_preflight", "readings_of_run"]
+
+_CLOCK_ERROR = timedelta(days=1)
+"""How far the clock of a machine that wrote a reading may be ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +101,13 @@ def readings_of_preflight(content: Any, topology: Topology, *, origin: str, at: 
     )
 
 
-def newest(readings: Iterable[GpuReading]) -> dict[str, GpuReading]:
-    """Return the newest state of each GPU, by its name: the newest registers and the newest events that are known."""
+def newest(readings: Iterable[GpuReading], *, now: datetime) -> dict[str, GpuReading]:
+    """Return the newest state of each GPU, by its name: the newest registers and the newest events that are known.
+
+    The date of a reading from the future is wrong. It counts as older than all others, so that it hides no breach.
+    """
     state: dict[str, GpuReading] = {}
-    for reading in sorted(readings, key=lambda reading: reading.at):
+    for reading in sorted(readings, key=lambda reading: (reading.at <= now + _CLOCK_ERROR, reading.at)):
         if (before := state.get(reading.name)) is None:
             state[reading.name] = reading
         else:

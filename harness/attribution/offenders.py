@@ -152,6 +152,11 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
         isinstance(row, dict) and {"check", "where"} <= set(row) for row in wrong
     ):
         raise UsageError(f"{origin}: not what `faultbed preflight --json` prints; give a file that --out has written")
+    for key, kind in (("checked", str), ("not_looked", dict)):
+        entries = content.get(key, [])
+        if not isinstance(entries, list) or not all(isinstance(entry, kind) for entry in entries):
+            wanted = "names of checks" if kind is str else "objects"
+            raise UsageError(f"{origin}: {key}: want a list of {wanted}; give a file that --out has written")
     best: dict[str, Strike] = {}
     pairs: dict[tuple[str, str], str] = {}
     for row in wrong:
@@ -187,13 +192,13 @@ def offenders(
 ) -> tuple[Offender, ...]:
     """Return everything that was blamed, with the action that it needs: the severest first, then the highest score.
 
-    Of `readings` the newest of each GPU counts. By score, RMA needs strikes on as many different days as its threshold
+    Of `readings` the newest of each GPU counts. One that is dated in the future does not replace any other. By score, RMA needs strikes on as many different days as its threshold
     has whole strikes, so that one bad night does not replace a part.
     """
     by_name: dict[str, list[Strike]] = {}
     for strike in strikes:
         by_name.setdefault(strike.name, []).append(strike)
-    reached = {name: reading for name, reading in newest(readings).items() if reading.breaches}
+    reached = {name: reading for name, reading in newest(readings, now=now).items() if reading.breaches}
     ranking = []
     for name in (*by_name, *(other for other in reached if other not in by_name)):
         of_it, reading = by_name.get(name, []), reached.get(name)

@@ -191,13 +191,14 @@ def _written(path: Path, content: object) -> datetime:
         return datetime.fromtimestamp(path.stat().st_mtime, UTC)
     try:
         at = datetime.fromisoformat(str(stamp))
-    except ValueError:
-        at = None
-    if at is None or at.tzinfo is None:
+        known = None if at.tzinfo is None else at.astimezone(UTC)
+    except (ValueError, OverflowError):
+        known = None
+    if known is None:
         raise UsageError(
             f"--preflight {path}: at: {stamp!r} is no time with a zone; give a file that --out has written"
         )
-    return at
+    return known
 
 
 def _decoded(path: Path) -> object:

@@ -206,6 +206,37 @@ def test_preflight_of_another_format_is_refused(content):
         strikes_of_preflight(content, origin="p.json", at=NOW)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"checked": 5}, "p.json: checked: want a list of names of checks; give a file"),
+        ({"checked": [None]}, "p.json: checked: want a list of names of checks; give a file"),
+        ({"not_looked": None}, "p.json: not_looked: want a list of objects; give a file"),
+        ({"not_looked": ["host1"]}, "p.json: not_looked: want a list of objects; give a file"),
+    ],
+)
+def test_preflight_with_lists_of_another_type_is_refused(tmp_path, changes, message):
+    """They used to end in a traceback."""
+    (tmp_path / "p.json").write_text(json.dumps({"wrong": [], "checked": ["gpu-health"], **changes}))
+    error = command("--runs", tmp_path, "--preflight", tmp_path / "p.json").exception
+    assert isinstance(error, UsageError), error
+    assert message in str(error)
+
+
+def test_preflight_of_another_time_zone_is_dated_in_utc(tmp_path):
+    """The column is called UTC, and RMA counts days: one moment in three zones used to be on two of them."""
+    files = []
+    for number, stamp in enumerate(("2026-11-25T13:30:00+14:00", "2026-11-24T23:30:00+00:00", "2026-11-24T11:30-12:00")):
+        content = {"at": stamp, "wrong": [{"check": "gpu", "where": "host2:gpu0"}]}
+        (tmp_path / f"p{number}.json").write_text(json.dumps(content))
+        files += ["--preflight", tmp_path / f"p{number}.json"]
+    (offender,) = json.loads(command("--runs", tmp_path, *files, "--json").stdout)["offenders"]
+    assert {item["at"] for item in offender["strikes"]} == {"2026-11-24T23:30:00+00:00"}
+    (tmp_path / "p.json").write_text(json.dumps({"at": "0001-01-01T00:00:00+14:00", "wrong": []}))
+    done = command("--runs", tmp_path, "--preflight", tmp_path / "p.json")
+    assert "is no time with a zone" in str(done.exception)
+
+
 def test_strike_counts_half_after_each_half_life():
     (offender,) = offenders([strike(days_ago=14)], TOPOLOGY, Thresholds(), now=NOW)
     assert offender.score == pytest.approx(0.25)
@@ -424,6 +455,20 @@ def test_gpu_reading_of_a_run_with_its_fault_counts_only_in_a_rehearsal():
 def test_gpu_run_without_readings_keeps_an_earlier_breach():
     silent = msgspec.structs.replace(gpu_run(), counters_after={})
     assert [action for _, action, _ in listed(gpu_run(remap_failed=1), silent)] == ["RMA"]
+
+
+def test_gpu_reading_from_the_future_hides_no_breach():
+    """A preflight of a machine whose clock is years ahead would hide every later breach for years."""
+    name, broken = "host2:gpu0", breaches({**HEALTHY, "remap_failed": 1})
+
+    def at(days_ago, *breached):
+        when = NOW - timedelta(days=days_ago)
+        return readings_of_preflight(preflight_of(*breached), TOPOLOGY, origin="p.json", at=when)
+
+    (offender,) = offenders([], TOPOLOGY, Thresholds(), now=NOW, readings=(*at(3, *broken), *at(-900)))
+    assert (offender.name, offender.action) == (name, "RMA")
+    assert offenders([], TOPOLOGY, Thresholds(), now=NOW, readings=(*at(-900, *broken), *at(3))) == ()
+    assert offenders([], TOPOLOGY, Thresholds(), now=NOW, readings=(*at(3, *broken), *at(-0.5))) == (), "clocks differ"
 
 
 def preflight_of(*breached, not_looked=(), checked=("link", "gpu-health")):
