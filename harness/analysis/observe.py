@@ -67,7 +67,9 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         interval_of |= resolutions.resolutions_of(
             run, total.step_ns, impacts, by_phase, by_routing, firing, effects.beyond_chance
         )
-    restarts = timed_restarts(run.resilience, fired, run.series) if run.resilience is not None else ()
+    restarts = (
+        timed_restarts(run.resilience, fired, run.series, end_ns=run.end_ns) if run.resilience is not None else ()
+    )
     interval_of |= resolutions.of_restarts(run, lengths(restarts, run.end_ns), firing)
     return Observed(
         metrics={

@@ -183,7 +183,8 @@ def of_restarts(
 ) -> dict[str, Interval]:
     """Return the intervals of the times of restarts: `lengths` are as `restarts.lengths` returns them.
 
-    The controller takes both ends of the phases that are not in the result, so they are exact.
+    The controller takes both ends of the phases that are not in the result, so they are exact. A length that is open
+    counts as well: the low end of an interval decides whether a lower bound is beyond a maximum.
     """
     firing = Firing(
         early_ns=max((timing.early_ns for timing in fired.values()), default=0),
@@ -196,7 +197,7 @@ def of_restarts(
             of="the clocks' error and when the fault was seen to fire" if timing is firing else "the clocks' error",
         )
         for name, timing in timings.items()
-        if (known := [length for length in lengths.get(name, ()) if not length.is_open])
+        if (known := lengths.get(name, ()))
     }
 
 

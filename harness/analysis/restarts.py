@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.analysis.observations import Observation
 from harness.analysis.phases import Phase
@@ -39,6 +39,8 @@ _DETAILS = {
     "restore": "all ranks had the state of a checkpoint",
     "catch_up": "all iterations finished before the loss were finished again",
 }
+_INTERRUPTED = "another loss interrupted it"
+_UNFINISHED = "not over when the run ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +48,13 @@ class TimedRestart:
     """A restart with the phases that it completed, of which `detect` is always there.
 
     `interrupted` is the phase that another loss interrupted, until that loss was noticed; None: no phase was.
+    `unfinished` is the phase in which the restart was when the run ended, until then; None: it was in none.
     """
 
     restart: Restart
     phases: tuple[Phase, ...]
     interrupted: Phase | None = None
+    unfinished: Phase | None = None
 
     @property
     def title(self) -> str:
@@ -74,29 +78,42 @@ class TimedRestart:
             f"lost {_cause_and_hosts(restart)}",
             f"reason: {restart.reason}",
             *moved,
-            ", ".join(f"{phase.name} {format_duration(phase.length_ns)}" for phase in self.phases),
+            ", ".join([*(f"{phase.name} {format_duration(phase.length_ns)}" for phase in self.phases), *self._open()]),
             *([] if lost is None else [repeated]),
             *(f"checkpoint {name} rejected: {reason}" for name, reason in restart.rejected),
         ]
         return "; ".join(words)
 
+    def _open(self) -> list[str]:
+        """Describe the phase in which the restart was when the run ended; empty if it was in none."""
+        phase = self.unfinished
+        return [] if phase is None else [f"{phase.name} {_more_than(phase.length_ns)} ({phase.detail})"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """How long a phase or an outage took, and of which restart it is. `is_open`: it took at least that long."""
+    """How long a phase or an outage took, and of which restart it is. `is_open`: it took at least that long.
+
+    `is_unfinished`: it is open because the run ended meanwhile.
+    """
 
     ns: int
     of: str
     is_open: bool = False
+    is_unfinished: bool = False
 
 
 def timed_restarts(
-    run: ResilienceRun, fired: Mapping[str, tuple[int, int]], series: Sequence[RankSeries] = ()
+    run: ResilienceRun,
+    fired: Mapping[str, tuple[int, int]],
+    series: Sequence[RankSeries] = (),
+    *,
+    end_ns: int | None = None,
 ) -> tuple[TimedRestart, ...]:
     """Return the job's restarts with their phases. `fired` maps fault ids to (first firing, removal) in controller ns.
 
     `series` shows how long an iteration takes: a fault that fires when the job has stood still for longer is not its
-    loss.
+    loss. `end_ns` is the end of the run; None: the phase in which the last restart was then is left out.
     """
     timed = []
     before_ns = 0
@@ -104,7 +121,14 @@ def timed_restarts(
         firings = [start for start, _ in fired.values() if before_ns < start <= restart.noticed_ns]
         loss_ns = _loss_ns(restart, firings, before_ns, _longest_before(series, restart.progress_ns))
         phases = _completed_phases(restart, loss_ns)
-        timed.append(TimedRestart(restart=restart, phases=phases, interrupted=_interrupted_phase(phases, later)))
+        timed.append(
+            TimedRestart(
+                restart=restart,
+                phases=phases,
+                interrupted=None if later is None else _open_phase(phases, later.noticed_ns, _INTERRUPTED),
+                unfinished=None if later is not None or end_ns is None else _open_phase(phases, end_ns, _UNFINISHED),
+            )
+        )
         before_ns = restart.noticed_ns
     return tuple(timed)
 
@@ -127,17 +151,12 @@ def _completed_phases(restart: Restart, loss_ns: int) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def _interrupted_phase(completed: Sequence[Phase], later: Restart | None) -> Phase | None:
-    """Return the phase that the next loss interrupted; None: there was no other loss, or the restart was complete."""
-    if later is None or len(completed) == len(PHASES):
+def _open_phase(completed: Sequence[Phase], end_ns: int, detail: str) -> Phase | None:
+    """Return the phase after the completed ones, which lasted at least until `end_ns`; None: all are completed."""
+    if len(completed) == len(PHASES):
         return None
     start_ns = completed[-1].end_ns
-    return Phase(
-        name=PHASES[len(completed)],
-        start_ns=start_ns,
-        end_ns=max(start_ns, later.noticed_ns),
-        detail="another loss interrupted it",
-    )
+    return Phase(name=PHASES[len(completed)], start_ns=start_ns, end_ns=max(start_ns, end_ns), detail=detail)
 
 
 def _loss_ns(restart: Restart, firings: Sequence[int], before_ns: int, iteration_ns: int) -> int:
@@ -177,16 +196,26 @@ def lengths(restarts: Sequence[TimedRestart], end_ns: int) -> dict[str, list[Len
             # A phase that timed out also ends this way, so it may be the longest one.
             at_least = Length(ns=cut.length_ns, of=f"{timed.title}, until another loss interrupted it", is_open=True)
             found.setdefault(cut.name, []).append(at_least)
+        if (last := timed.unfinished) is not None:
+            found.setdefault(last.name, []).append(_until_end(last.length_ns, timed.title))
         outage_start_ns = timed.phases[0].start_ns if outage_start_ns is None else outage_start_ns
         if timed.restart.caught_up_ns is not None:
             outage = Length(ns=timed.restart.caught_up_ns - outage_start_ns, of=timed.title)
             found.setdefault("total", []).append(outage)
             outage_start_ns = None
     if outage_start_ns is not None:
-        last = f"restart {restarts[-1].restart.number}: not caught up"
-        outage = Length(ns=max(0, end_ns - outage_start_ns), of=last, is_open=True)
-        found.setdefault("total", []).append(outage)
+        of = f"restart {restarts[-1].restart.number}: not caught up"
+        found.setdefault("total", []).append(_until_end(max(0, end_ns - outage_start_ns), of))
     return found
+
+
+def _until_end(length_ns: int, of: str) -> Length:
+    """Return a length that the end of the run cut short."""
+    return Length(ns=length_ns, of=f"{_more_than(length_ns)}: {of}, {_UNFINISHED}", is_open=True, is_unfinished=True)
+
+
+def _more_than(length_ns: int) -> str:
+    return f"more than {format_duration(length_ns)}"
 
 
 def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
@@ -196,11 +225,10 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
     if resilience is None:
         missing = Observation(value=None, detail="the workload is not a job with [workload.resilience]")
         return dict.fromkeys((*names, "lost_iterations", "state_errors", "initialise.time"), missing)
-    found = lengths(timed_restarts(resilience, fired, run.series), run.end_ns)
+    found = lengths(timed_restarts(resilience, fired, run.series, end_ns=run.end_ns), run.end_ns)
     without = "no restart reached this phase" if resilience.restarts else "the job was not restarted"
     return {
-        **{f"restart.{name}": _longest(found.get(name, ()), without) for name in PHASES},
-        "restart.total": _longest_outage(found.get("total", ()), without),
+        **{name: _longest(found.get(name.removeprefix("restart."), ()), without) for name in names},
         "lost_iterations": _lost_iterations(resilience),
         "state_errors": _state_errors(run),
         "initialise.time": Observation(
@@ -211,16 +239,19 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
 
 
 def _longest(found: Sequence[Length], without: str) -> Observation:
-    """Return the longest one in seconds; `without` says why there is none."""
+    """Return the longest one in seconds; `without` says why there is none.
+
+    It is a lower bound if the run ended during any of them, which might have become the longest.
+    """
     longest = max(found, key=lambda length: (length.ns, not length.is_open, length.of), default=None)
     if longest is None:
         return Observation(value=None, detail=without)
-    return Observation(value=longest.ns / 1e9, detail=longest.of, censored=longest.is_open)
-
-
-def _longest_outage(outages: Sequence[Length], without: str) -> Observation:
-    """Return the longest outage: a lower bound if the run ended during an outage, which might have become longer."""
-    return replace(_longest(outages, without), censored=any(outage.is_open for outage in outages))
+    unfinished = [length.of for length in found if length.is_unfinished and length is not longest]
+    return Observation(
+        value=longest.ns / 1e9,
+        detail="; ".join([longest.of, *unfinished]),
+        censored=longest.is_open or bool(unfinished),
+    )
 
 
 def _cause_and_hosts(restart: Restart) -> str:

@@ -162,6 +162,44 @@ def test_restart_that_the_end_of_the_run_cuts_short_passes_no_maximum_of_the_tot
         assert checks["restart.total"] is expected
 
 
+_REACHED = {"noticed_ns": 1, "diagnosed_ns": 2, "rescheduled_ns": 3, "initialised_ns": 4}
+
+
+def hung_restart(*done):
+    """Return restart 2, whose loss is at 40 s: it reached these phases after one second each, and then no other."""
+    ends = {name: T0 + (40 + at) * S if name in done else None for name, at in _REACHED.items()}
+    return replace(
+        PLAIN, number=2, progress_ns=T0 + 40 * S, restored_ns=None, caught_up_ns=None, restored_iterations=None, **ends
+    )
+
+
+@pytest.mark.parametrize(("maximum", "expected"), [(30.0, Verdict.FAIL), (300.0, Verdict.INCONCLUSIVE)])
+@pytest.mark.parametrize("metric", ["restart.total", "restart.restore"])
+def test_judge_unfinished_restart_fails_a_maximum_that_it_has_exceeded_already(metric, maximum, expected):
+    """The first restart was short and has an interval. It hid the second one, which lasted until the run ended."""
+    hung = hung_restart(*_REACHED)
+    run = msgspec.structs.replace(job(PLAIN, hung), end_ns=T0 + 100 * S, clock_error_ns=200 * MS)
+    verdict = verdict_of(run, Expectation(metric=METRICS[metric], maximum=maximum))
+    (check,) = [check for check in verdict.checks if check.name == metric]
+    length = {"restart.total": 60, "restart.restore": 56}[metric]
+    assert (check.verdict, check.observed) == (expected, pytest.approx(length))
+    assert f"more than {length} s: restart 2" in check.detail
+    assert "not over when the run ended" in check.detail
+
+
+def test_judge_phase_that_was_not_over_when_the_run_ended_passes_no_maximum():
+    """The first restart initialised within 1 s. The second one had initialised for less when the run ended."""
+    hung = hung_restart("noticed_ns", "diagnosed_ns", "rescheduled_ns")
+    run = msgspec.structs.replace(job(PLAIN, hung), end_ns=T0 + 43 * S + S // 2)
+    one = observe(run).metrics["restart.initialise"]
+    assert (one.value, one.censored) == (1.0, True)
+    assert "more than 500 ms: restart 2" in one.detail
+    checks = verdict_of(run, Expectation(metric=METRICS["restart.initialise"], maximum=10)).checks
+    by_name = {check.name: check for check in checks}
+    assert by_name["restart.initialise"].verdict is Verdict.INCONCLUSIVE
+    assert "initialise more than 500 ms (not over when the run ended)" in by_name["restart.2"].detail
+
+
 def test_restart_metrics_of_a_job_without_restarts_are_none():
     assert observe(synthetic_run()).metrics["restart.detect"].value is None
     quiet = observe(job()).metrics
