@@ -20,7 +20,7 @@ from inject.leases.channels import last_heal
 from inject.leases.claim_request import claim_of
 from inject.policy import blast_radius, safety
 from inject.policy.conflicts import claims_of
-from inject.policy.other_commands import faults_of_others
+from inject.policy.other_commands import dead_processes, faults_of_others
 from inject.policy.overlap import TAIL_S
 from inject.prepared_fault import PreparedFault
 from testbed.errors import FaultError, RevertFailed
@@ -101,6 +101,8 @@ class Injector:
         self._is_closed = False
         self._idle: list[Lease] = []
         self._session = secrets.token_hex(8)
+        self._ended_before: frozenset[str] = frozenset()
+        """Processes of other commands that were dead when this injector began."""
 
     def prepare(
         self, planned: PlannedFault, *, later: bool = False, until_cleared: bool | None = None
@@ -222,7 +224,9 @@ class Injector:
             for fault in self._all
             if fault is not prepared and fault.may_act_after(since_ns) and not (only_ended and fault.ended_ns is None)
         ]
-        others = faults_of_others(self.lab, session=self._session, since_ns=since_ns, tail_s=TAIL_S)
+        others = faults_of_others(
+            self.lab, session=self._session, since_ns=since_ns, tail_s=TAIL_S, ended=self._ended_before
+        )
         return own + [fault for fault, is_over in others if is_over or not only_ended]
 
     def remove(self, prepared: PreparedFault, receipt: FaultReceipt | None = None) -> None:
@@ -254,6 +258,7 @@ class Injector:
         return tuple(receipts)
 
     def __enter__(self) -> Self:
+        self._ended_before = dead_processes(self.lab.state_dir)
         return self
 
     def __exit__(

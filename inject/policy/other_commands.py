@@ -2,15 +2,16 @@
 
 Commands by hand in several shells may hold different parts of one lab at a time. The audit log records what each of
 them arms and clears, with its session. Only its end is read: faults that began long ago are over. A fault of a command
-that was killed is over, too: this command has waited for its lease and compared the lab before it began.
+that was killed before this one began is over, too: this command has waited for its lease and compared the lab. A fault
+of a command that is killed later counts until its lease and its window are over.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inject.fault_plan import FaultSpec, PlannedFault, plan
@@ -21,10 +22,18 @@ from testbed.tenancy.lab_lease import is_dead
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["acted_since", "faults_of_others"]
+__all__ = ["acted_within", "dead_processes", "faults_of_others"]
 
 
-def faults_of_others(lab: Lab, *, session: str, since_ns: int, tail_s: float) -> list[tuple[PlannedFault, bool]]:
+def dead_processes(state_dir: Path) -> frozenset[str]:
+    """Return the processes of the audit log's end that are dead now: those whose faults ended before this command."""
+    processes = {str(entry.get("process", "")) for entry in audit_log.latest(state_dir)}
+    return frozenset(process for process in processes if is_dead(process))
+
+
+def faults_of_others(
+    lab: Lab, *, session: str, since_ns: int, tail_s: float, ended: Collection[str] = ()
+) -> list[tuple[PlannedFault, bool]]:
     """Return the faults of other commands that may have moved counters since a controller time.
 
     The second part of each says whether it is over.
@@ -34,41 +43,46 @@ def faults_of_others(lab: Lab, *, session: str, since_ns: int, tail_s: float) ->
         session: this command's own session.
         since_ns: CLOCK_MONOTONIC of this machine.
         tail_s: how long counters may move after a fault has ended.
+        ended: processes that were dead when this command began (`dead_processes`).
     """
-    now_s = time.time()
-    since_s = now_s - (time.monotonic_ns() - since_ns) / 1e9
+    within_s = (time.monotonic_ns() - since_ns) / 1e9 + tail_s
     faults = []
     entries = audit_log.latest(lab.state_dir)
-    for fields, end_s, is_recorded in acted_since(entries, session=session, since_s=since_s - tail_s):
-        if not is_recorded and is_dead(str(fields.get("process", ""))):
+    for fields, ago_s, is_recorded in acted_within(entries, session=session, within_s=within_s):
+        if not is_recorded and fields.get("process") in ended:
             continue
-        is_over = is_recorded or end_s < now_s
+        is_over = is_recorded or ago_s > 0
         spec = FaultSpec(kind=fields["kind"], target=fields["target"], for_s=fields["for_s"], params=fields["params"])
         with contextlib.suppress(FaultbedError, TypeError):  # of another inventory, or another version
             faults.append((plan(spec, lab.topology, lab_kind=lab.kind), is_over))
     return faults
 
 
-def acted_since(
-    entries: Iterable[Mapping[str, Any]], *, session: str, since_s: float
+def acted_within(
+    entries: Iterable[Mapping[str, Any]],
+    *,
+    session: str,
+    within_s: float,
+    age_s: Callable[[Mapping[str, Any]], float] = audit_log.age_s,
 ) -> list[tuple[Mapping[str, Any], float, bool]]:
-    """Return the record of each fault of another session that was on after `since_s`, with its end. Pure.
+    """Return the record of each fault of another session that was on less than `within_s` ago.
 
-    The last part says whether the end is recorded; otherwise it is the planned one, which a killed command may not have
-    reached. Times are seconds since 1970. Records without a session are of an older version, and are left out.
+    The second part is how long ago it ended; negative: it has not. The last part says whether the end is recorded;
+    otherwise it is the planned one with the lease of a dead controller. `age_s` returns how long ago a line was
+    written. Records without a session are of an older version, and are left out.
     """
     ends: dict[tuple[str, str], tuple[Mapping[str, Any], float, bool]] = {}
     for entry in entries:
         try:
-            key, at_s = (str(entry["session"]), str(entry["id"])), datetime.fromisoformat(entry["at"]).timestamp()
+            key, ago_s = (str(entry["session"]), str(entry["id"])), age_s(entry)
             if entry["event"] == "arming":
-                ends[key] = (entry, at_s + float(entry["for_s"]) + audit_log.UNSEEN_S, False)
+                ends[key] = (entry, ago_s - float(entry["for_s"]) - audit_log.UNSEEN_S, False)
             elif key in ends and entry["event"] in ("cleared", "not cleared", "not armed"):
-                ends[key] = (ends[key][0], at_s, entry["event"] != "not cleared")
+                ends[key] = (ends[key][0], ago_s, entry["event"] != "not cleared")
         except (KeyError, TypeError, ValueError):
             continue
     return [
-        (entry, end_s, is_recorded)
-        for (other, _), (entry, end_s, is_recorded) in ends.items()
-        if other != session and end_s > since_s
+        (entry, ago_s, is_recorded)
+        for (other, _), (entry, ago_s, is_recorded) in ends.items()
+        if other != session and ago_s < within_s
     ]

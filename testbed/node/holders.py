@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["HELD_BY", "claim_file", "discard_all", "end_holder", "identity", "lock", "locked", "read_claim"]
+__all__ = ["HELD_BY", "boot_id", "claim_file", "discard_all", "end_holder", "identity", "lock", "locked", "read_claim"]
 
 HELD_BY = "# held by "
 """Beginning of a stored revert's last line; the identity of the holder follows, as JSON."""
@@ -152,5 +152,10 @@ def identity(pid: int) -> dict[str, Any]:
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", encoding="utf-8") as file:
         words = file.read().rpartition(")")[2].split()
         started = int(words[19]) if words[0] not in "ZX" else None
+    return {"pid": pid, "started": started, "boot": boot_id()}
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return {"pid": pid, "started": started, "boot": file.read().strip()}
+        return file.read().strip()

@@ -1,6 +1,10 @@
 """The audit log of a lab: who changed what, when, and how it is undone. Append-only JSON lines in its state directory.
 
-    {"at": "2026-11-21T15:04:05.123456Z", "who": "ann@laptop", "event": "armed", "kind": "link.flap", ...}
+    {"at": "2026-11-21T15:04:05.123456Z", "boot": "6c21…", "monotonic_s": 81.25, "who": "ann@laptop",
+     "event": "armed", "kind": "link.flap", ...}
+
+`boot` is the boot id of this machine and `monotonic_s` its CLOCK_MONOTONIC, which all processes of a boot share. No
+step of the wall clock moves it, and it stands still during suspend, as the VMs of a soft lab do. Older lines lack both.
 
 A change is logged before it is made (`arming`, `healing`, `provisioning`) and after it, however it ends; so are changes
 that the lab's owner or a target refuses. Each line is synced before the call returns; a line torn by a kill is skipped
@@ -12,18 +16,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from testbed.errors import FaultError
+from testbed.node.holders import boot_id
 from testbed.tenancy.lab_lease import who
 
 __all__ = [
     "UNSEEN_S",
     "LastFault",
+    "age_s",
     "append",
     "append_before_change",
     "entries",
@@ -49,26 +56,37 @@ class LastFault:
     ago_s: float
 
 
+def age_s(entry: Mapping[str, Any]) -> float:
+    """Return how many seconds ago a line was written, by CLOCK_MONOTONIC if this boot wrote it, else by wall clock.
+
+    Raises:
+        KeyError, TypeError, ValueError: the line has no time.
+    """
+    if entry.get("boot") == boot_id() and isinstance(at_s := entry.get("monotonic_s"), int | float):
+        return time.monotonic() - at_s
+    return datetime.now(UTC).timestamp() - datetime.fromisoformat(entry["at"]).timestamp()
+
+
 def last_fault(state_dir: Path) -> LastFault | None:
     """Return the fault of any command of this controller that ended last; None: none is recorded.
 
-    If the clock was set back, ends may lie in the future: such a fault counts as ended just now.
+    If the wall clock was set back, ends of an earlier boot may lie in the future: such a fault counts as ended just
+    now.
     """
-    now_s = datetime.now(UTC).timestamp()
     ends: dict[str, tuple[float, bool, dict[str, Any]]] = {}
     for entry in entries(state_dir):
         try:
-            name, at_s = str(entry["id"]), datetime.fromisoformat(entry["at"]).timestamp()
+            name, ago_s = str(entry["id"]), age_s(entry)
             if entry["event"] == "arming":
-                ends[name] = (at_s + float(entry.get("for_s") or 0.0) + UNSEEN_S, False, entry)
+                ends[name] = (ago_s - float(entry.get("for_s") or 0.0) - UNSEEN_S, False, entry)
             elif name in ends and not ends[name][1] and entry["event"] in ("cleared", "not cleared"):
-                ends[name] = (min(at_s, now_s), True, entry)
+                ends[name] = (max(ago_s, 0.0), True, entry)
         except (KeyError, TypeError, ValueError):
             continue
     if not ends:
         return None
-    end_s, _, entry = max(ends.values(), key=lambda candidate: candidate[0])
-    return LastFault(kind=str(entry.get("kind")), target=str(entry.get("target")), ago_s=now_s - end_s)
+    ago_s, _, entry = min(ends.values(), key=lambda candidate: candidate[0])
+    return LastFault(kind=str(entry.get("kind")), target=str(entry.get("target")), ago_s=ago_s)
 
 
 def path_of(state_dir: Path) -> Path:
@@ -83,7 +101,8 @@ def append(state_dir: Path, event: str, **fields: Any) -> None:
         OSError: it cannot be written; the change that it announces must not be made.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"at": datetime.now(UTC).isoformat(), "who": who(), "event": event, **fields}, sort_keys=False)
+    times = {"at": datetime.now(UTC).isoformat(), "boot": boot_id(), "monotonic_s": time.monotonic()}
+    line = json.dumps({**times, "who": who(), "event": event, **fields}, sort_keys=False)
     file = os.open(path_of(state_dir), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     try:
         # Behind a torn line, begin a new one.

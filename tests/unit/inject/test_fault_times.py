@@ -172,12 +172,15 @@ def test_fault_waits_even_if_an_earlier_one_leaves_it_some_of_its_witnesses(lab,
 
 @pytest.mark.parametrize(
     ("process", "event", "proven"),
-    [("alive", "arming", False), ("alive", "cleared", False), ("dead", "arming", True), ("own", "arming", True)],
+    [("alive", "arming", False), ("alive", "cleared", False), ("dead", "arming", False), ("own", "arming", True)],
 )
 def test_fault_needs_evidence_that_no_fault_of_another_shell_may_have_moved(
     lab, injecting, tmp_path, process, event, proven
 ):
-    """The other command takes the same carrier down from the switch's side, or did until a moment ago."""
+    """The other command takes the same carrier down from the switch's side, or did until a moment ago.
+
+    A command that is killed meanwhile leaves its fault in place until its lease is over.
+    """
     with injecting() as injector:
         prepared = injector.prepare(flap(lab, HOLD_S))
         prepared.baseline()

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 from synthetic_run import soft_topology
 
-from inject.policy.other_commands import faults_of_others
+from inject.policy.other_commands import dead_processes, faults_of_others
+from testbed.node import holders
 from testbed.tenancy import audit_log
 from testbed.tenancy.lab_lease import this_process
 
@@ -31,19 +32,22 @@ def dead_process():
     return f"{machine}:{child.pid}:{start}"
 
 
-def record(lab, event, *, seconds_ago, process, for_s=60.0):
+def record(lab, event, *, seconds_ago, process, for_s=60.0, step_s=0.0, boot=None):
+    """Write a line of the audit log. The wall clock has been set back by `step_s` since; `boot` None: an old line."""
     fields = {
-        "at": (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(), "event": event, "id": "0-link.flap",
-        "session": "other", "process": process, "kind": "link.flap", "target": "host1:rxe1", "for_s": for_s,
-        "params": {},
+        "at": (datetime.now(UTC) - timedelta(seconds=seconds_ago - step_s)).isoformat(), "event": event,
+        "id": "0-link.flap", "session": "other", "process": process, "kind": "link.flap", "target": "host1:rxe1",
+        "for_s": for_s, "params": {},
     }  # fmt: skip
+    if boot is not None:
+        fields |= {"boot": boot, "monotonic_s": time.monotonic() - seconds_ago}
     with audit_log.path_of(lab.state_dir).open("a", encoding="utf-8") as file:
         file.write(json.dumps(fields) + "\n")
 
 
-def others(lab, *, since_s_ago=10.0):
+def others(lab, *, since_s_ago=10.0, ended=()):
     since_ns = time.monotonic_ns() - int(since_s_ago * 1e9)
-    found = faults_of_others(lab, session="mine", since_ns=since_ns, tail_s=5.0)
+    found = faults_of_others(lab, session="mine", since_ns=since_ns, tail_s=5.0, ended=ended)
     return [(fault.target.text, is_over) for fault, is_over in found]
 
 
@@ -56,7 +60,36 @@ def test_fault_of_a_living_command_counts_until_its_planned_end(lab):
 def test_fault_of_a_command_that_was_killed_does_not_count_until_its_planned_end(lab, for_s):
     """Its lease ended it, and the lab was compared since. A later fault at the planned end was not proven."""
     record(lab, "arming", seconds_ago=30, process=dead_process(), for_s=for_s)
-    assert others(lab) == []
+    assert others(lab, ended=dead_processes(lab.state_dir)) == []
+
+
+def test_fault_of_a_command_that_is_killed_during_this_one_counts_until_its_lease_is_over(lab):
+    """It used to be skipped as soon as its process was dead, although its target kept it for its lease."""
+    ended = dead_processes(lab.state_dir)
+    record(lab, "arming", seconds_ago=8, process=dead_process(), for_s=2.0)
+    assert others(lab, ended=ended) == [("host1:rxe1", False)]
+    assert others(lab, ended=dead_processes(lab.state_dir)) == []
+
+
+@pytest.mark.parametrize(("step_s", "boot", "expected"), [
+    (3600.0, holders.boot_id(), [("host1:rxe1", True)]), (-3600.0, holders.boot_id(), [("host1:rxe1", True)]),
+    (-3600.0, "another", []), (-3600.0, None, []), (0.0, None, [("host1:rxe1", True)]),
+])  # fmt: skip
+def test_step_of_the_wall_clock_does_not_move_faults_of_other_commands(lab, step_s, boot, expected):
+    """A fault that ended 8 s ago counts. After a step by an hour it had ended long ago, or had not begun."""
+    for event, seconds_ago in (("arming", 30), ("cleared", 8)):
+        record(lab, event, seconds_ago=seconds_ago, process=this_process(), step_s=step_s, boot=boot)
+    assert others(lab) == expected
+    if boot not in (None, "another"):
+        assert audit_log.last_fault(lab.state_dir).ago_s == pytest.approx(8, abs=1)
+
+
+def test_audit_log_lines_have_the_clock_that_processes_of_a_boot_share(lab):
+    before_s = time.monotonic()
+    audit_log.append(lab.state_dir, "arming")
+    (line,) = audit_log.entries(lab.state_dir)
+    assert line["boot"] == holders.boot_id()
+    assert before_s <= line["monotonic_s"] <= time.monotonic()
 
 
 def test_fault_that_a_command_cleared_before_it_ended_counts(lab):
