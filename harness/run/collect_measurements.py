@@ -55,6 +55,7 @@ class RunData:
     Attributes:
         lease_s: how long faults may outlive the run's process.
         injector: carries out the faults; None before the workload is prepared.
+        twin_failure: wrong data of the fault-free twin, after which no fault was tried.
         counted_s: time in seconds between the counter readings `before` and `after`.
         twin_not_routed: reasons to believe that the routing scheme did not route the fault-free twin.
     """
@@ -65,6 +66,7 @@ class RunData:
     stops: Guard = field(default_factory=Guard)
     result: Result | None = None
     twin: tuple[RankSeries, ...] | None = None
+    twin_failure: str | None = None
     receipts: dict[str, FaultReceipt] = field(default_factory=dict)
     before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     after: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -128,7 +130,7 @@ def measurements_of(decided: Decided, lab: Lab, data: RunData) -> Measurements:
         kernel=tuple(change for change in data.recorded.changes if change.subject == "kernel"),
         watched=data.recorded.machines,
         reads=tuple(sorted(data.reads)),
-        failure=None if result is None or result.outcome != "failed" else result.where or "unknown place",
+        failure=data.twin_failure if result is None or result.outcome != "failed" else result.where or "unknown place",
         errors=tuple(data.errors),
         **{name: getattr(data, name) for name in _COPIED},
         **(kind_of(work).measured(work, result) if result else {}),

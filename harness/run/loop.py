@@ -176,6 +176,9 @@ def _run_and_compare(
             _to_known_state(lab, journal, progress)
         with _routed(decided, lab, journal, data, progress):
             _with_faults(decided, lab, journal, data, progress, mutate, on_flights)
+    except _TwinWrong as error:
+        data.twin_failure = str(error)
+        journal.note("twin_failure", error=str(error))
     except Exception as error:  # noqa: BLE001 (whatever went wrong, the lab is compared)
         trace = "" if isinstance(error, FaultbedError) else "".join(traceback.format_exception(error))
         _record_error(data, journal, ends.describe(error), trace)
@@ -269,6 +272,10 @@ def _refuse_after_intervention(lab: Lab) -> None:
     interventions.refuse(lab.state_dir, lab.name, lab.ours)
 
 
+class _TwinWrong(LabError):
+    """The fault-free twin ended with wrong data: a result of the workload, and no error of the harness."""
+
+
 def _run_twin(
     decided: Decided, lab: Lab, journal: Journal, progress: Progress, on_flights: OnEvent
 ) -> tuple[tuple[RankSeries, ...], MachineLoad]:
@@ -286,6 +293,8 @@ def _run_twin(
         load = MachineLoad.watch()
         result = running.wait(workload.patience_s(decided.experiment, running))
         busy = load()
+    if result.outcome == "failed" and getattr(result, "wrong_elements", 0):
+        raise _TwinWrong(f"the fault-free twin: {result.where}")
     if result.outcome == "failed":
         raise LabError(f"the fault-free twin failed, so there is nothing to compare with: {result.where}")
     if restarts := getattr(result, "restarts", ()):

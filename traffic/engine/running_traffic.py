@@ -81,6 +81,8 @@ class Running(Generic[Result]):
         self.standstills: list[Standstill] = []
         self.stamps: dict[str, list[Sequence[int]]] = {}
         """Timestamps of probes, by task (`traffic.node.flows.echo`)."""
+        self.warmup_wrong = 0
+        """Wrong elements in the results of the warm-up, on all ranks that have reported its end."""
         self._dead_hosts: set[str] = set()
         self._warming_up: set[str] = set()
         self._psn_answers: dict[str, Mapping[str, Any]] = {}
@@ -416,6 +418,7 @@ class Running(Generic[Result]):
         self._progress_ns = now_ns
         self.started_ns = max(self.started_ns, message["at_ns"])
         if message["wrong"]:
+            self.warmup_wrong += message["wrong"]
             self.failure = f"{host}, {message['task']}: {message['wrong']} wrong elements in the warm-up"
         elif self._warming_up == {message["task"]}:
             self._publish("ready", self.started_ns)

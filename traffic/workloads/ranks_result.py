@@ -19,7 +19,8 @@ __all__ = ["RanksResult", "common_results"]
 class RanksResult:
     """Result of a run. `iterations[r]` are those of rank r, `flights` the flight recorders of a failed run.
 
-    `wrong_elements` is the sum over all ranks and iterations. `clock_error_ns` is the clock error of each host.
+    `wrong_elements` is the sum over all ranks and iterations, with those of the warm-up. `clock_error_ns` is the clock
+    error of each host.
     """
 
     outcome: Outcome
@@ -54,7 +55,7 @@ def common_results(running: Running[Any], ranks: Sequence[Endpoint]) -> dict[str
         "where": running.failure,
         "ranks": tuple(rank.name for rank in ranks),
         "iterations": per_rank,
-        "wrong_elements": sum(item.wrong_elements for rank in per_rank for item in rank),
+        "wrong_elements": running.warmup_wrong + sum(item.wrong_elements for rank in per_rank for item in rank),
         "flights": tuple(running.flights.values()),
         "samples": samples_of(running),
         "connections": running.connections,

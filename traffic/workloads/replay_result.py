@@ -95,8 +95,9 @@ class Execution:
 
     @property
     def wrong_elements(self) -> int:
-        """Sum of wrong elements over all ranks."""
-        return sum(item.wrong_elements for per_rank in self.iterations for rank in per_rank for item in rank)
+        """Sum of wrong elements over all ranks, with those of the warm-up."""
+        counted = sum(item.wrong_elements for per_rank in self.iterations for rank in per_rank for item in rank)
+        return counted + sum(running.warmup_wrong for _, running in self.runs)
 
     @property
     def iterations(self) -> tuple[tuple[tuple[Iteration, ...], ...], ...]:

@@ -56,7 +56,7 @@ def result_of(running: ElasticRunning) -> ElasticResult:
     common = common_results(running, ranks) | {
         "iterations": per_rank,
         "samples": tuple(sorted(samples, key=lambda sample: (sample.start_ns, sample.endpoint))),
-        "wrong_elements": sum(message["wrong"] for message in executed),
+        "wrong_elements": running.warmup_wrong + sum(message["wrong"] for message in executed),
     }
     fields = job.result_fields(running, running.spec, running.algorithms, ranks, per_rank, stored)
     fields["window"] = replace(fields["window"], start_ns=running.started_ns)

@@ -255,9 +255,8 @@ def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkey
     assert beside == []
 
 
-def test_twin_that_was_restarted_is_not_fault_free(monkeypatch):
-    """A job that lost a host by itself took long in the twin, and `jct_ratio` of the run with the fault was good."""
-    result = SimpleNamespace(outcome="recovered", restarts=(SimpleNamespace(reason="host2: the engine is gone"),))
+def twin_that_ends_with(monkeypatch, result):
+    """Run a twin whose workload has this result."""
     running = SimpleNamespace(wait=lambda _patience: result)
     for name in ("capturing", "probing", "bystander"):
         monkeypatch.setattr(loop.beside_workload, name, lambda *_: contextlib.nullcontext())
@@ -267,5 +266,20 @@ def test_twin_that_was_restarted_is_not_fault_free(monkeypatch):
     monkeypatch.setattr(loop, "series_of", lambda _result: ())
     decided = SimpleNamespace(experiment=None, plan=SimpleNamespace(workload="job"))
     journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
+    loop._run_twin(decided, None, journal, lambda _text: None, lambda _event: None)
+
+
+def test_twin_that_was_restarted_is_not_fault_free(monkeypatch):
+    """A job that lost a host by itself took long in the twin, and `jct_ratio` of the run with the fault was good."""
+    result = SimpleNamespace(outcome="recovered", restarts=(SimpleNamespace(reason="host2: the engine is gone"),))
     with pytest.raises(LabError, match=r"twin was restarted.*host2: the engine is gone"):
-        loop._run_twin(decided, None, journal, lambda _text: None, lambda _event: None)
+        twin_that_ends_with(monkeypatch, result)
+
+
+@pytest.mark.parametrize(("wrong", "error"), [(7, loop._TwinWrong), (0, LabError)])
+def test_twin_with_wrong_elements_in_its_warm_up_is_a_failure_and_no_error(monkeypatch, wrong, error):
+    where = "host1, rank0: 7 wrong elements in the warm-up"
+    result = SimpleNamespace(outcome="failed", where=where, wrong_elements=wrong)
+    with pytest.raises(error, match=where) as raised:
+        twin_that_ends_with(monkeypatch, result)
+    assert type(raised.value) is error

@@ -31,6 +31,19 @@ def test_collective_completes_on_all_ranks():
     assert result.busbw_gbytes_per_s == pytest.approx(1.5 * (1 << 20) / 1000)
 
 
+def test_wrong_elements_in_the_warm_up_are_wrong_elements_of_the_result():
+    """The command ended with the exit code of an error (3), as if the harness had failed, and not with FAIL (1)."""
+
+    def on_start(engine):
+        if engine.host in ("host1", "host2"):
+            engine.emit("warm", task=f"rank{RANK_OF[engine.host]}", at_ns=time.monotonic_ns(), wrong=7)
+
+    result = start(on_start, warmup=1).wait(10)
+    assert (result.outcome, result.iterations_completed) == ("failed", 0)
+    assert result.wrong_elements in (7, 14), "those of the ranks that had reported when the run failed"
+    assert "7 wrong elements in the warm-up" in result.where
+
+
 def test_killed_rank_fails_and_other_ranks_report_their_position():
     result = start(lambda engine: engine.do_quit() if engine.host == "host3" else None).wait(20)
     assert result.outcome == "failed"

@@ -514,6 +514,7 @@ def test_wrong_results_while_warming_up_fail_the_job_and_are_no_loss(lab, is_fir
     result = running.wait(PATIENCE_S)
     assert result.outcome == "failed"
     assert "wrong elements in the warm-up" in result.where
+    assert result.wrong_elements > 0
     assert len(result.restarts) == (0 if is_first else 1)
 
 
