@@ -39,7 +39,8 @@ __all__ = ["Inject", "Traffic", "faults_on", "lab_of_test", "workloads_on"]
 def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """Yield the lab in its baseline state, and compare it with that state after the test.
 
-    A difference marks the lab DIRTY and fails the test. A kernel problem that a node reports fails the test as well.
+    A difference marks the lab DIRTY and fails the test. A kernel problem that a node reports fails the test as well. If
+    a kernel's log cannot be read, the test is INCONCLUSIVE, which fails it.
     """
     config = request.config
     session_lab = open_session_lab(config)
@@ -63,10 +64,13 @@ def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
         request.node.user_properties.append(("lab_state", "DIRTY"))
         message = "the lab is not in the state that it had before the test:\n" + "\n".join(differences)
         receipts.fail(request.node, pytest.fail.Exception(message, pytrace=False))
-    if unhealthy := kernels.unhealthy():
+    report = kernels.report()
+    if report.unhealthy:
         session_lab.invalidate_baseline()
-        message = "a kernel of the lab reported a problem:\n" + "\n".join(unhealthy)
+        message = "a kernel of the lab reported a problem:\n" + "\n".join(report.unhealthy)
         receipts.fail(request.node, pytest.fail.Exception(message, pytrace=False))
+    if report.unknown:
+        receipts.fail_unknown_kernels(request.node, report.unknown)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,28 @@
-"""Watch the kernel logs of a lab during a test: a warning, a bug or a lockup is an error of that test."""
+"""Watch the kernel logs of a lab during a test: a warning, a bug or a lockup is an error of that test.
+
+A log that cannot be read says nothing: the test is INCONCLUSIVE then, because a kernel may have reported a problem.
+"""
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from harness.record import kernel_log
 from testbed.errors import LabError
 from testbed.lab import Lab
 from testbed.observe.telemetry import Change
 
-__all__ = ["KernelGuard"]
+__all__ = ["KernelGuard", "KernelReport"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelReport:
+    """A sentence for each problem that a kernel has reported, and for each machine whose log is unknown."""
+
+    unhealthy: list[str]
+    unknown: list[str]
 
 
 class KernelGuard:
@@ -18,24 +30,37 @@ class KernelGuard:
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
+        self._unread: dict[str, str] = {}
         self._read()
 
-    def unhealthy(self) -> list[str]:
-        """Return a sentence for each problem that a kernel has reported since the last call.
+    def report(self) -> KernelReport:
+        """Return what the kernels have reported since the last call.
 
-        Messages from before a reboot, or before the watcher of a machine was restarted, are lost.
+        Messages from before a reboot, or before the watcher of a machine was restarted, are lost. A machine's log is
+        unknown if this reading of it fails, or if the last one has: a watcher records from its first reading on.
         """
-        return kernel_log.unhealthy(self._read(), lab_kind=self._lab.kind)
+        before = self._unread
+        changes = self._read()
+        unread = before | self._unread
+        return KernelReport(
+            unhealthy=kernel_log.unhealthy(changes, lab_kind=self._lab.kind),
+            unknown=[f"{machine}: its kernel log could not be read: {unread[machine]}" for machine in sorted(unread)],
+        )
 
     def _read(self) -> list[Change]:
+        unread: dict[str, str] = {}
+
         def changes_of(machine: str) -> list[Change]:
             try:
                 messages = self._lab.request(machine, {"do": "kernel_log"})["messages"]
-            except LabError:  # the machine does not answer, or its log may not be read
+            except LabError as error:  # the machine does not answer, or its log may not be read
+                unread[machine] = str(error)
                 return []
             at_ns = time.monotonic_ns()
             return [Change(at_ns=at_ns, node=machine, subject="kernel", text=text) for text in messages]
 
         machines = self._lab.nodes()
         with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-            return [change for part in pool.map(changes_of, machines) for change in part]
+            changes = [change for part in pool.map(changes_of, machines) for change in part]
+        self._unread = unread
+        return changes

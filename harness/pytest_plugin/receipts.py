@@ -18,7 +18,7 @@ from inject.evidence.receipt import FaultReceipt, not_cleared
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["Unproven", "conclude", "fail"]
+__all__ = ["Unproven", "conclude", "fail", "fail_unknown_kernels"]
 
 EXIT_CODE = "faultbed_exit_code"
 """JUnit property: the exit code that the command line would have."""
@@ -75,6 +75,24 @@ def conclude(item: pytest.Item, receipts: Sequence[tuple[FaultReceipt, bool]]) -
     item.user_properties.append((EXIT_CODE, int(code)))
     if uncleared or (problems and not item.stash.get(FAILED, False)):
         fail(item, Unproven([*problems, *uncleared], "DIRTY" if uncleared else "CLEAN"))
+
+
+def fail_unknown_kernels(item: pytest.Item, reasons: Sequence[str]) -> None:
+    """Fail a test as INCONCLUSIVE, because a kernel may have reported a problem in a log that could not be read.
+
+    A test that has failed already keeps its result.
+
+    Raises:
+        Failed: always, unless the test has failed or the session was interrupted.
+    """
+    if item.stash.get(FAILED, False):
+        return
+    others = [(name, value) for name, value in item.user_properties if (name, value) != (EXIT_CODE, int(ExitCode.PASS))]
+    item.user_properties[:] = others
+    if EXIT_CODE not in dict(others):
+        item.user_properties.append((EXIT_CODE, int(ExitCode.INCONCLUSIVE)))
+    message = "INCONCLUSIVE: it is unknown whether a kernel reported a problem:\n" + "\n".join(reasons)
+    fail(item, Failed(f"{message}\nlet the login user read /dev/kmsg, or bring the machine back", pytrace=False))
 
 
 def _workloads(item: pytest.Item) -> list[Span]:

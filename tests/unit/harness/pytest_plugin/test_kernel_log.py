@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from types import SimpleNamespace
 
 import pytest
 
-from harness.pytest_plugin.kernel_guard import KernelGuard
+from harness.pytest_plugin import receipts
+from harness.pytest_plugin.kernel_guard import KernelGuard, KernelReport
+from harness.pytest_plugin.keys import FAILED
 from harness.record import kernel_log
 from testbed.errors import Unreachable
 from testbed.node import watch
@@ -92,14 +96,15 @@ class Kernels:
 
     def __init__(self):
         self.logged = {"host1": [], "host2": []}
+        self.unread = ()
 
     def nodes(self):
-        return ("host1", "host2", "gone")
+        return ("host1", "host2")
 
     def request(self, machine, request):
         assert request == {"do": "kernel_log"}
-        if machine == "gone":
-            raise Unreachable("gone does not answer")
+        if machine in self.unread:
+            raise Unreachable(f"{machine} does not answer")
         messages, self.logged[machine] = self.logged[machine], []
         return {"messages": messages}
 
@@ -108,9 +113,35 @@ def test_kernel_guard_counts_only_messages_since_it_started():
     lab = Kernels()
     lab.logged["host1"] = ["4 WARNING: CPU: 0 PID: 7 at before.c:1"]
     guard = KernelGuard(lab)
-    assert guard.unhealthy() == []
+    assert guard.report() == KernelReport(unhealthy=[], unknown=[])
     lab.logged["host2"] = ["4 WARNING: CPU: 0 PID: 7 at during.c:1", "3 eth0: link lost"]
-    assert guard.unhealthy() == ["host2: kernel: WARNING: CPU: 0 PID: 7 at during.c:1"]
+    assert guard.report().unhealthy == ["host2: kernel: WARNING: CPU: 0 PID: 7 at during.c:1"]
+
+
+@pytest.mark.parametrize("when", ["before the test", "after the test"])
+def test_kernel_log_that_cannot_be_read_is_unknown(when):
+    """It used to count as a log without messages. A watcher that starts late has not recorded what came before."""
+    lab = Kernels()
+    lab.unread = ("host2",) if when == "before the test" else ()
+    guard = KernelGuard(lab)
+    lab.unread = ("host2",) if when == "after the test" else ()
+    report = guard.report()
+    assert report.unknown == ["host2: its kernel log could not be read: host2 does not answer"]
+    lab.unread = ()
+    guard.report()
+    assert guard.report().unknown == []
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_test_whose_kernel_logs_are_unknown_is_inconclusive(has_failed):
+    passed = [(receipts.EXIT_CODE, 0)]
+    item = SimpleNamespace(stash={FAILED: has_failed}, user_properties=passed[:], config=SimpleNamespace(stash={}))
+    with (
+        contextlib.nullcontext() if has_failed else pytest.raises(pytest.fail.Exception, match="INCONCLUSIVE") as raised
+    ):
+        receipts.fail_unknown_kernels(item, ["host2: its kernel log could not be read: no answer"])
+    assert item.user_properties == (passed if has_failed else [(receipts.EXIT_CODE, 2)])
+    assert has_failed or "host2: its kernel log" in str(raised.value)
 
 
 def test_watcher_returns_the_kernel_log_since_the_last_request(monkeypatch, tmp_path):

@@ -201,6 +201,8 @@ def rack(monkeypatch, tmp_path):
     state = SimpleNamespace(now=CLEAN, folder=tmp_path / "state", resets=0, kernel=[])
 
     def request(_machine, _request):
+        if isinstance(state.kernel, str):
+            raise Unreachable(state.kernel)
         messages, state.kernel = state.kernel, []
         return {"messages": messages}
 
@@ -249,6 +251,23 @@ def test_plugin_kernel_warning_is_an_error_of_the_test_during_which_it_came(pyte
     )
     assert "before.c" not in result.stdout.str()
     assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+UNREADABLE = """
+from harness.pytest_plugin import hooks
+
+def test_unreadable(lab):
+    hooks.rack_of_this_test.kernel = "host1: [Errno 1] Operation not permitted: '/dev/kmsg'"
+"""
+
+
+def test_plugin_test_whose_kernel_logs_cannot_be_read_is_inconclusive(pytester, rack):
+    """It used to pass, as if the kernels had reported nothing."""
+    pytester.makepyfile(test_x=UNREADABLE)
+    result = on_rack(pytester)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*INCONCLUSIVE: it is unknown whether a kernel reported a problem:*"])
+    result.stdout.fnmatch_lines(["host1: its kernel log could not be read: *Operation not permitted*"])
 
 
 LEAVES = """
