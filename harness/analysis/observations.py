@@ -82,9 +82,7 @@ def plain(run: Measurements) -> dict[str, Observation]:
         "kernel.errors": _kernel(run),
         "ingest.wait": _longest([step.ingest_ns for rank in run.series for step in rank.iterations], ingest_ns, "data"),
         "ingest.p99_ratio": Observation(value=reads.p99_ratio, detail=reads.describe()),
-        "checkpoint.wait": _longest(
-            [step.checkpoint_ns for rank in run.series for step in rank.iterations], checkpoint_ns, "checkpoints"
-        ),
+        "checkpoint.wait": _checkpoint_wait(run, checkpoint_ns),
         **_latency(run),
         **_split(run.series),
         **_serving(run, run.serving),
@@ -144,6 +142,27 @@ def _longest(waits_ns: Sequence[int], of_any_ns: int, storage_use: str) -> Obser
     if of_any_ns > longest_ns:
         detail = "in an iteration that a restart repeated: the longest of all executions on all ranks"
     return Observation(value=max(longest_ns, of_any_ns) / 1e9, detail=detail)
+
+
+def _checkpoint_wait(run: Measurements, of_any_ns: int) -> Observation:
+    """Return the longest wait for a checkpoint: in an iteration, or at the end of the job for its last checkpoint.
+
+    A rank that stores in the background (`async`) waits at the end. If the job failed, its last iteration is unknown.
+    """
+    waits_ns = [step.checkpoint_ns for rank in run.series for step in rank.iterations]
+    longest = _longest(waits_ns, of_any_ns, "checkpoints")
+    ends = [
+        max(end_ns for _, end_ns in rank.stored_ns) - rank.iterations[-1].end_ns
+        for rank in run.series
+        if rank.stored_ns and rank.iterations
+    ]
+    last_ns = 0 if run.failure is not None else max(ends, default=0)
+    if last_ns <= max([*waits_ns, of_any_ns], default=0):
+        return longest
+    return Observation(
+        value=last_ns / 1e9,
+        detail="at the end of the job: after its last iteration, until the last checkpoint was stored",
+    )
 
 
 def _latency(run: Measurements) -> dict[str, Observation]:

@@ -139,7 +139,7 @@ _TABLE = (
     Metric(
         name="checkpoint.wait",
         unit="s",
-        meaning="Longest time that a rank waited for a checkpoint to be stored",
+        meaning="Longest time that a rank waited for a checkpoint to be stored, at the end of the job too",
     ),
     Metric(
         name="latency.p50",

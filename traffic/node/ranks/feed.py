@@ -2,7 +2,8 @@
 
 Checkpoint modes: `sync` (all ranks at the same iteration; they wait until it is stored), `staggered` (each rank at its
 own iteration, also waiting) and `async` (all ranks at the same iteration; a rank continues, and waits only if the
-previous checkpoint is not stored yet). The receiver verifies every byte (CRC-32).
+previous checkpoint is not stored yet, and at the end of the job until its last one is). The receiver verifies every
+byte (CRC-32).
 
 A checkpoint holds the rank's state (`traffic.node.ranks.rank_state`), followed by filler up to the configured size. In
 every mode all ranks store the state after the same iterations. A staggered rank writes at its own turn what it had
@@ -155,7 +156,8 @@ class Feed:
     `generation`. `state()` returns a copy of the rank's state. `ingest_ns` is how long the rank has waited for the data
     of this iteration, `checkpoint_ns` how long for its checkpoint. `read_ns` is when the read of that data began and
     ended (node's clock), most of it during the iteration before. `stored(fields)` is called for every stored
-    checkpoint: after which iteration it was written, the iterations that it holds, start_ns, end_ns and waited_ns.
+    checkpoint: after which iteration it was written, the iterations that it holds, start_ns, end_ns and waited_ns,
+    which includes the wait for it in `settle`.
     """
 
     def __init__(
@@ -179,6 +181,7 @@ class Feed:
         self._batch_wanted_ns = self._read_begun_ns = self._read_ended_ns = 0
         self._on_writer_idle: Callable[[], None] | None = None
         self._on_idle: Callable[[], None] | None = None
+        self._settling_ns = 0
 
     def _client(self, selector: selectors.BaseSelector, on_error: Callable[[str], None]) -> StorageClient:
         self._clients.append(StorageClient(self.spec["address"], self.spec["port"], selector, on_error))
@@ -252,6 +255,8 @@ class Feed:
             if waits:
                 self.checkpoint_ns = end_ns - requested_ns
             waited_ns = (end_ns if waits else start_ns) - requested_ns
+            if self._on_idle is not None:
+                waited_ns += end_ns - self._settling_ns
             self.stored(
                 {
                     "iteration": iteration,
@@ -283,7 +288,7 @@ class Feed:
     def settle(self, then: Callable[[], None]) -> None:
         """Call `then` when no write is in progress."""
         if self._writer is not None and self._writer.is_busy:
-            self._on_idle = then
+            self._on_idle, self._settling_ns = then, time.monotonic_ns()
         else:
             then()
 

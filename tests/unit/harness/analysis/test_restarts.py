@@ -200,6 +200,18 @@ def test_judge_phase_that_was_not_over_when_the_run_ended_passes_no_maximum():
     assert "initialise more than 500 ms (not over when the run ended)" in by_name["restart.2"].detail
 
 
+@pytest.mark.parametrize(("failure", "expected"), [(None, 2.0), ("host2: the engine is gone", None)])
+def test_checkpoint_wait_counts_the_wait_for_the_last_checkpoint_at_the_end_of_the_job(failure, expected):
+    """A rank that stores in the background waited only there, and the metric had no value."""
+    run = job()
+    last_ns = run.series[0].iterations[-1].end_ns
+    stored = ((T0, T0 + 50 * MS), (last_ns - 100 * MS, last_ns + 2 * S))
+    series = tuple(msgspec.structs.replace(rank, stored_ns=stored) for rank in run.series)
+    one = observe(msgspec.structs.replace(run, series=series, failure=failure)).metrics["checkpoint.wait"]
+    assert one.value == (expected and pytest.approx(expected))
+    assert ("at the end of the job" in one.detail) is (expected is not None)
+
+
 def test_restart_metrics_of_a_job_without_restarts_are_none():
     assert observe(synthetic_run()).metrics["restart.detect"].value is None
     quiet = observe(job()).metrics
