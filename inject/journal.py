@@ -4,6 +4,9 @@ Each record is written whole and fsynced before the caller goes on, so an intent
 machine. A record is `invoke` (about to act), `ok` or `fail` (the completion of the invoke whose `seq` is in `of`), or
 `note`. Times: `mono_ns` is this machine's CLOCK_MONOTONIC, `wall_ns` its wall clock, for people only.
 
+A process that is killed while it writes leaves a broken line. It is kept: the next record begins on a new line, and
+readers skip the broken one.
+
 Only an intent to change something raises when it cannot be written (a full disk): the change is then not made. A
 revert, a completion and a note go ahead without their record; `Journal.failure` reports that.
 """
@@ -24,7 +27,7 @@ from typing import Any, Literal, Self
 
 from testbed.tenancy.durable import sync_folder
 
-__all__ = ["Journal", "Record", "pending", "read"]
+__all__ = ["Journal", "Record", "broken_lines", "pending", "read"]
 
 RecordType = Literal["invoke", "ok", "fail", "note"]
 _TYPES = frozenset({"invoke", "ok", "fail", "note"})
@@ -52,11 +55,10 @@ class Journal:
         self.failure: OSError | None = None
         """The error of the first record that could not be written; None: the journal is complete."""
         self._lock = threading.Lock()
-        whole = _whole_lines(path.read_bytes()) if path.exists() else b""
-        self._seq = len(whole.splitlines())
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        os.ftruncate(self._fd, len(whole))
-        os.lseek(self._fd, 0, os.SEEK_END)
+        records, self.broken = _parsed(path.read_bytes() if path.exists() else b"")
+        """Numbers of the lines that were no records when the journal was opened."""
+        self._seq = 1 + max((record.seq for record in records), default=-1)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         sync_folder(path.parent)
 
     def invoke(self, op: str, **data: Any) -> int:
@@ -142,35 +144,36 @@ class Journal:
                 "data": dict(data),
             }
             line = json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n"
-            end = os.lseek(self._fd, 0, os.SEEK_CUR)
+            end = os.fstat(self._fd).st_size
+            if end and os.pread(self._fd, 1, end - 1) != b"\n":
+                line = b"\n" + line
             view = memoryview(line)
             try:
                 while view:
                     view = view[os.write(self._fd, view) :]
                 os.fsync(self._fd)
             except OSError:
-                # Half a line would hide every record after it from `read`.
                 with contextlib.suppress(OSError):
-                    os.ftruncate(self._fd, end)
-                    os.lseek(self._fd, end, os.SEEK_SET)
+                    self._remove_half_line(line, end)
                 raise
             self._seq = seq + 1
             return seq
 
+    def _remove_half_line(self, line: bytes, start: int) -> None:
+        """Remove what was written of a line at `start`, unless another process has written there meanwhile."""
+        written = os.fstat(self._fd).st_size - start
+        if os.pread(self._fd, written, start) == line[:written]:
+            os.ftruncate(self._fd, start)
+
 
 def read(path: Path) -> list[Record]:
-    """Read a journal up to the first line that is not a whole record."""
-    records: list[Record] = []
-    for line in _whole_lines(path.read_bytes()).splitlines():
-        try:
-            raw = json.loads(line)
-            records.append(Record(**raw))
-        except (ValueError, TypeError):
-            break
-        if records[-1].type not in _TYPES:
-            records.pop()
-            break
-    return records
+    """Read the records of a journal; lines that are none are skipped (`broken_lines`)."""
+    return _parsed(path.read_bytes())[0]
+
+
+def broken_lines(path: Path) -> tuple[int, ...]:
+    """Return the numbers of a journal's lines that are no records: their writer was killed, or it is another file."""
+    return _parsed(path.read_bytes())[1]
 
 
 def pending(records: list[Record]) -> list[Record]:
@@ -179,5 +182,18 @@ def pending(records: list[Record]) -> list[Record]:
     return [record for record in records if record.type == "invoke" and record.seq not in done]
 
 
-def _whole_lines(raw: bytes) -> bytes:
-    return raw[: raw.rfind(b"\n") + 1]
+def _parsed(raw: bytes) -> tuple[list[Record], tuple[int, ...]]:
+    """Return the records of a journal, and the numbers of the lines that are none."""
+    records: list[Record] = []
+    broken = []
+    for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n") if raw else (), start=1):
+        try:
+            record = Record(**json.loads(line))
+        except (ValueError, TypeError):
+            broken.append(number)
+            continue
+        if isinstance(record.seq, int) and record.type in _TYPES:
+            records.append(record)
+        else:
+            broken.append(number)
+    return records, tuple(broken)

@@ -142,6 +142,12 @@ def inject(
         try:
             path = journal or _journal_of(lab, kind)
             with Journal(path) as opened_journal:
+                if broken := opened_journal.broken:
+                    session.err.print(
+                        f"{path}: {len(broken)} lines are no records, the first is line {broken[0]}: a command was "
+                        "killed while it wrote it; they are kept, and new records are appended",
+                        soft_wrap=True,
+                    )
                 injector = Injector(lab, opened_journal, confirmed=confirmed)
                 receipt = _inject(session, lab, injector, planned)
             outcome = ends.finish(lab, work, injector)

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inject.journal import Journal, pending, read
+from inject.journal import Journal, broken_lines, pending, read
+
+
+def lines_of(raw):
+    """Return each line with its offset."""
+    lines = raw.splitlines(keepends=True)
+    return list(zip(lines, [0, *itertools.accumulate(len(line) for line in lines)], strict=False))
 
 
 def write(path, count):
@@ -29,10 +35,12 @@ def test_journal_cut_at_any_byte_loses_at_most_one_record(tmp_path_factory, data
     write(path, data.draw(st.integers(1, 6)))
     raw = path.read_bytes()
     cut = data.draw(st.integers(0, len(raw)))
-    whole = raw[:cut].count(b"\n")
     path.write_bytes(raw[:cut])
     records = read(path)
+    whole = sum(len(line.rstrip(b"\n")) <= cut - start for line, start in lines_of(raw))
     assert [record.seq for record in records] == list(range(whole))
+    is_cut = cut not in {0, len(raw), *(start + len(line) - at for line, start in lines_of(raw) for at in (0, 1))}
+    assert broken_lines(path) == ((whole + 1,) if is_cut else ())
 
 
 def test_journal_cut_at_a_thousand_offsets_loses_at_most_one_record(tmp_path):
@@ -54,17 +62,44 @@ def test_journal_cut_at_a_thousand_offsets_loses_at_most_one_record(tmp_path):
 @settings(deadline=None)  # each record is fsynced, and disks have their moods
 @given(st.data())
 def test_journal_continues_after_a_truncated_record(tmp_path_factory, data):
-    """A journal reopened after a kill drops the torn line and continues with the next number."""
+    """A journal reopened after a kill keeps the torn line, and continues on a new line with the next number."""
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
     write(path, 2)
     raw = path.read_bytes()
-    path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
-    before = len(read(path))
+    cut = raw[: data.draw(st.integers(0, len(raw)))]
+    path.write_bytes(cut)
+    before, broken = len(read(path)), broken_lines(path)
     with Journal(path) as journal:
+        assert journal.broken == broken
         journal.note("resumed")
+    assert path.read_bytes().startswith(cut)
+    assert broken_lines(path) == broken
     records = read(path)
     assert [record.seq for record in records] == list(range(before + 1))
     assert records[-1].op == "resumed"
+
+
+def test_journal_record_after_a_broken_line_in_the_middle_is_read(tmp_path):
+    """It used to hide all records after it. Two commands may append to one file, and one of them was killed."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as first:
+        first.note("before")
+        with path.open("ab") as other:
+            other.write(b'{"seq":7,"type":"no')
+        first.note("after")
+    assert [record.op for record in read(path)] == ["before", "after"]
+    assert broken_lines(path) == (2,)
+
+
+def test_journal_in_a_file_without_a_newline_at_its_end_keeps_the_file(tmp_path):
+    """`--journal FILE` used to cut the last line of any such file."""
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes\nmore of them")
+    with Journal(path) as journal:
+        journal.note("first")
+        assert journal.broken == (1, 2)
+    assert path.read_text().startswith("my notes\nmore of them\n{")
+    assert [(record.seq, record.op) for record in read(path)] == [(0, "first")]
 
 
 def test_journal_intent_without_completion_is_pending(tmp_path):
