@@ -34,7 +34,7 @@ from testbed.tenancy import durable
 from testbed.tenancy.in_progress import ancestors
 from testbed.tenancy.reservation import WHOLE_LAB, overlap
 
-__all__ = ["Intervened", "forget", "path_of", "record", "refuse", "since_begin", "watch"]
+__all__ = ["Intervened", "forget", "path_of", "record", "refuse", "since_begin", "watch", "who"]
 
 _MOST_ENTRIES = 256
 """Entries that are kept. A command that has missed more than that cannot know which commands wrote them."""
@@ -94,7 +94,7 @@ def record(state_dir: Path, command: str, covers: Sequence[str] = (WHOLE_LAB,)) 
             entry = {
                 "number": current.number + 1,
                 "what": command,
-                "who": _who(),
+                "who": who(),
                 "pid": os.getpid(),
                 "at": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
                 "covers": list(covers),
@@ -218,7 +218,8 @@ def _machine() -> str:
     return f"{boot}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 (a text, not a path)
 
 
-def _who() -> str:
+def who() -> str:
+    """Return the user and machine, as other users see them; the number of a user who has no name (of a container)."""
     with contextlib.suppress(KeyError, OSError):
         return f"{getpass.getuser()}@{socket.gethostname()}"
     return f"user {os.getuid()}@{socket.gethostname()}"

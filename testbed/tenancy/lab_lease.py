@@ -9,10 +9,8 @@ Expiry uses CLOCK_BOOTTIME, which advances during suspend: a laptop that wakes u
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +23,7 @@ from testbed.errors import FaultbedError, UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.model.lab_kind import traits_of
 from testbed.tenancy import dirty, interventions, reservation
+from testbed.tenancy.interventions import who
 from testbed.tenancy.reservation import WHOLE_LAB, Entry, Mode, ReservationLost, Reserved, covered
 from testbed.tenancy.reservation_store import NotWritten, Reading, ReservationStore
 
@@ -311,11 +310,6 @@ def owner() -> str:
             path.hardlink_to(mine)
         mine.unlink()
     return path.read_text(encoding="ascii").strip()
-
-
-def who() -> str:
-    """Return the user and machine, as other users see them in reservations."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def this_process() -> str:

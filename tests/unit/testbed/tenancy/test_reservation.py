@@ -1,7 +1,9 @@
 """Reservations: the conflict rule, a store that several users change without a server, and never two owners."""
 
+import getpass
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -378,6 +380,19 @@ def test_lease_interrupted_during_acquisition_does_not_block_the_owner(tmp_path,
         with pytest.raises(error), hold(INVENTORY, ["host1"], why="cut", mode="exclusive"):
             pass
         assert store.read().book == ()
+
+
+def test_user_without_a_name_holds_a_lease_and_is_named_by_number(home, monkeypatch):
+    """A container that runs under a number without an entry in /etc/passwd could reserve nothing: KeyError."""
+
+    def no_name():
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(getpass, "getuser", no_name)
+    assert lease_module.who() == f"user {os.getuid()}@{socket.gethostname()}"
+    with hold(INVENTORY, ["host1"], why="test", mode="exclusive") as lease:
+        (entry,) = lease.store.read().book
+    assert entry.who.startswith(f"user {os.getuid()}@")
 
 
 def test_lease_expires_while_the_machine_sleeps():
