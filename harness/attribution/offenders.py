@@ -3,10 +3,11 @@
 A strike is one confident finding of one run, or one wrong result of one preflight; a thing gets one strike of each. Its
 score is the sum of its strikes, each halved for every `half_life` that has passed. A run whose faults faultbed itself
 injected blames nothing, or the injector would send its own victims to repair. Such runs count only on request, and
-then only findings that none of their faults explains.
+then only findings that none of their faults explains. A run that ended in ERROR could not be judged, because the
+harness failed: its findings rest on what the harness measured, so they are no strikes.
 
 A GPU whose newest reading has reached a threshold (`testbed.observe.gpu_thresholds`) is drained or returned at once,
-whatever its score.
+whatever its score and however its run ended: the GPU itself reports it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from harness.attribution.confusion import CONFIDENT, truth_of
 from harness.attribution.gpu_readings import GpuReading, newest
 from harness.record.measurements import Measurements
-from harness.verdict import VerdictFile
+from harness.verdict import Verdict, VerdictFile
 from testbed.errors import UsageError
 from testbed.model.topology import Topology
 from testbed.observe.gpu_thresholds import ACTIONS, Action, Breach, severest
@@ -109,9 +110,9 @@ def strikes_of_run(
         rehearsal: count all findings, as if nothing had been injected.
 
     Hosts that took no part are never blamed: what names an idle spare has mistaken it for another one. A host that a
-    job lost and replaced has taken part.
+    job lost and replaced has taken part. A run that ended in ERROR blames nothing.
     """
-    if run.faults and not (drills or rehearsal):
+    if verdict.verdict is Verdict.ERROR or (run.faults and not (drills or rehearsal)):
         return ()
     explained = (
         set[str]() if rehearsal else {name for fault in run.faults for name in truth_of(fault, run.topology).names}

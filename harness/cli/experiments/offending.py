@@ -28,7 +28,7 @@ from harness.quantities import parse_duration_ns
 from harness.record.copies import digest_of
 from harness.record.measurements import Measurements
 from harness.record.rundir import RunDir, open_run
-from harness.verdict import VerdictFile
+from harness.verdict import Verdict, VerdictFile
 from testbed.errors import UsageError
 from testbed.model.topology import Topology
 
@@ -93,8 +93,8 @@ def offenders_command(
 
     A strike is one confident finding of a run without injected faults, or one wrong result of a preflight. Its weight
     halves with --half-life. RMA needs strikes on different days, as many as --rma rounded down. A run does not blame
-    hosts without a rank. A GPU whose newest reading has reached a threshold (docs/gpu-thresholds.md) is drained or sent
-    to repair at once.
+    hosts without a rank, and one that ended in ERROR blames nothing. A GPU whose newest reading has reached a threshold
+    (docs/gpu-thresholds.md) is drained or sent to repair at once, however that run ended.
     """
     if rehearse and hand_over:
         raise UsageError(
@@ -107,7 +107,8 @@ def offenders_command(
     readings: list[GpuReading] = []
     lab = session.inventory().name
     files = tuple({path.resolve(): path for path in preflights}.values())  # a file named twice is one preflight
-    counts = {"runs": 0, "drills": 0, "other_labs": 0, "other_preflights": 0, "copies": 0, "preflights": len(files)}
+    counts = dict.fromkeys(("runs", "drills", "errors", "other_labs", "other_preflights", "copies"), 0)
+    counts["preflights"] = len(files)
     if not runs.is_dir() and not preflights:
         raise UsageError(f"--runs {runs}: no such folder; name the one that `faultbed run --out` wrote to")
     for directory, verdict, measured in _runs_of(session, lab, runs, counts):
@@ -157,6 +158,7 @@ def _runs_of(
             known.add(digest)
             counts["runs"] += 1
             counts["drills"] += bool(measured.faults)
+            counts["errors"] += verdict.verdict is Verdict.ERROR
             yield directory, verdict, measured
 
 
@@ -261,6 +263,10 @@ def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int],
     for counter, noun in (("other_labs", "run"), ("other_preflights", "preflight")):
         if counts[counter]:
             session.out.print(Text(f"left out: {_count(counts[counter], noun)} of other labs", style="dim"))
+    if counts["errors"]:
+        runs = _count(counts["errors"], "run")
+        note = f"left out: findings of {runs} that ended in ERROR; what their GPUs reported counts"
+        session.out.print(Text(note, style="dim"), soft_wrap=True)
     if left_out:
         drill = _count(left_out, "run")
         note = f"left out: {drill} with injected faults; --drills counts what those faults do not explain"

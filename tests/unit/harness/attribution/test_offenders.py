@@ -94,6 +94,15 @@ def test_run_without_faults_strikes_each_blamed_part_once():
     assert strikes(*twice) == [("host2:gpu0", "slow-rank", 0.9), ("rtsw1:ctsw1", "loss", 0.8)]
 
 
+@pytest.mark.parametrize("ended", list(Verdict))
+def test_run_that_ended_in_error_strikes_nothing_and_its_gpu_readings_count(ended):
+    """The harness failed, so its measurements may be half of a run. What a GPU reports of itself stands."""
+    run, judged = measured(), msgspec.structs.replace(verdict(finding()), verdict=ended)
+    for rehearsal in (False, True):
+        blamed = strikes_of_run(run, judged, origin="run", at=NOW, rehearsal=rehearsal)
+        assert [one.name for one in blamed] == ([] if ended is Verdict.ERROR else ["host2:gpu0"])
+
+
 @pytest.mark.parametrize("one", [finding(confidence=0.4), finding("", cause="nothing", place="none", confidence=0.9)])
 def test_run_with_an_uncertain_finding_gives_no_strike(one):
     assert strikes(one) == []
