@@ -117,9 +117,9 @@ def discard_all(folder: str) -> None:
         OSError: a holder may not be killed, or still runs.
     """
     inside = glob.escape(folder)
-    for path in sorted(
-        {claim_file(path) for suffix in ("claim", "revert") for path in glob.glob(f"{inside}/*.{suffix}")}
-    ):
+    # A holder that has prepared its fault has a claim and no stored revert yet.
+    stems = {path.rpartition(".")[0] for suffix in ("claim", "revert") for path in glob.glob(f"{inside}/*.{suffix}")}
+    for path in sorted(f"{stem}.claim" for stem in stems):
         end_holder(path)
         with contextlib.suppress(TimeoutError), locked(path, within_s=_REVERT_S):
             pass

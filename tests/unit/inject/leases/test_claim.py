@@ -379,6 +379,15 @@ def test_fault_of_a_link_queries_no_guest(tmp_path):
     assert request == []
 
 
+def test_holder_with_a_claim_and_no_stored_revert_is_ended_with_the_lab(tmp_path):
+    """It has prepared its fault, and arms it next. A reset removed its claim and let it run."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as holder:
+        (tmp_path / "x.claim").write_text(json.dumps(identity(holder.pid)))
+        discard_all(str(tmp_path))
+        assert holder.wait(10) == -signal.SIGKILL
+    assert not list(tmp_path.iterdir())
+
+
 def test_stored_reverts_are_discarded_in_a_folder_whose_name_is_a_pattern(tmp_path):
     """With FAULTBED_HOME=/srv/lab[1], a reset neither ended the holders of faults nor discarded their reverts."""
     folder = tmp_path / "lab[1]"
