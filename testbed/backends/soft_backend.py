@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from testbed.backends.lab_backend import NOT_A_VM, Access, Environment, Finding, LabBackend, Progress
-from testbed.backends.soft import capacity, image, lifecycle, serial_console, ssh_access, vm
+from testbed.backends.soft import capacity, fleet, image, lifecycle, serial_console, ssh_access, vm
 from testbed.backends.soft.lab_state import read_snapshot, read_state, sockets_of
 from testbed.directories import SOCKET_PATH_MAX, lab_dir
 from testbed.errors import LabError, UsageError
@@ -44,6 +44,7 @@ class _Soft:
         state = read_state(folder) if folder.exists() else None
         if state is None:
             raise LabError(f"{inventory.name} is not up: `faultbed --lab {inventory.path} up` starts it")
+        fleet.refuse_copy(lifecycle.vms(inventory), state)
         snapshot = read_snapshot(folder)
         if snapshot is None:
             raise LabError(

@@ -25,7 +25,9 @@ __all__ = [
     "end",
     "greets",
     "in_parallel",
+    "is_copy",
     "make_overlay",
+    "refuse_copy",
     "resume",
     "save_snapshot",
     "start",
@@ -166,6 +168,28 @@ def end(all_vms: Sequence[Vm], state: LabState | None) -> int:
         return ended + sum(vm.end(machine, lost) for lost in unrecorded(machine))
 
     return sum(in_parallel(all_vms, end_one))
+
+
+def is_copy(all_vms: Sequence[Vm], state: LabState) -> bool:
+    """Return whether the record is a copy: a VM that it names runs on the disk of another state folder."""
+    return any(
+        vm_process.is_of_original(known, machine.disk)
+        for machine in all_vms
+        if (known := state.vms.get(machine.machine.name)) is not None
+    )
+
+
+def refuse_copy(all_vms: Sequence[Vm], state: LabState) -> None:
+    """Refuse to reach VMs by the record of a copied state folder, because they are those of the original.
+
+    Raises:
+        LabError: it is one.
+    """
+    if is_copy(all_vms, state):
+        raise LabError(
+            f"{all_vms[0].folder.parents[1]}: this state folder is a copy, and the VMs that it names are those of the "
+            "original; `faultbed down` here removes the copied record, and `faultbed up` then starts VMs of its own"
+        )
 
 
 def unrecorded(machine: Vm) -> list[VmState]:

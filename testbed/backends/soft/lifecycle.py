@@ -222,6 +222,7 @@ def reset(inventory: Inventory, progress: Progress, *, lab: lab_module.Lab | Non
         state = read_state(folder)
         if state is None:
             raise LabError(f"{inventory.name} is not up; start it with `faultbed up`")
+        fleet.refuse_copy(vms(inventory), state)
         snapshot = read_snapshot(folder)
         if snapshot is None or not snapshot.complete or snapshot.key != state.key:
             raise DirtyLab(
@@ -419,8 +420,9 @@ def _end_all(inventory: Inventory, folder: Path) -> bool:
             state = read_state(folder)
         except LabError:  # damaged, or of another version: processes are found by their disks
             state = None
-        with contextlib.suppress(OSError):  # a holder of another user; the lab must end all the same
-            holders.discard_all(str(stored_reverts(folder)))
+        if state is None or not fleet.is_copy(vms(inventory), state):  # a copied claim names the original's holder
+            with contextlib.suppress(OSError):  # a holder of another user; the lab must end all the same
+                holders.discard_all(str(stored_reverts(folder)))
         ended = fleet.end(_all_vms(inventory, folder), state)
         _remove_sockets(folder)
         for name in ("state.json", "runtime.yml", "known_hosts"):

@@ -14,7 +14,7 @@ from typing import Literal
 
 from testbed.backends.soft.lab_state import VmState
 
-__all__ = ["QEMU", "boot_id", "find", "inspect", "start_ticks"]
+__all__ = ["QEMU", "boot_id", "find", "inspect", "is_of_original", "start_ticks"]
 
 QEMU = "qemu-system-x86_64"
 _PROC = Path("/proc")
@@ -49,14 +49,32 @@ def inspect(known: VmState, disk: Path) -> Condition:
     if not fields:
         return "gone"
     if known.start_ticks:
-        is_same = int(fields[19]) == known.start_ticks and known.boot_id == boot_id()
-        is_own = is_same and _may_be_qemu(known.pid) and not _has_other_disk(known.pid, disk)
+        is_own = _is_recorded(known, fields) and _may_be_qemu(known.pid) and not _has_other_disk(known.pid, disk)
     else:
         is_own = _is_qemu(known.pid) and _has_disk(known.pid, disk)
     if is_own:
         return "dying" if fields[0] == "Z" or _has_no_memory(known.pid) else "running"
     dying = not known.start_ticks and _name(known.pid).startswith("qemu-system") and _has_no_memory(known.pid)
     return "dying" if dying else "foreign"
+
+
+def is_of_original(known: VmState, disk: Path) -> bool:
+    """Return whether a recorded process runs on another image: this lab's state folder is a copy, and it is not ours.
+
+    Args:
+        known: the record.
+        disk: the VM's disk image in this folder.
+    """
+    fields = _stat(known.pid)
+    if not fields:
+        return False
+    is_recorded = _is_recorded(known, fields) if known.start_ticks else _is_qemu(known.pid)
+    return is_recorded and _has_other_disk(known.pid, disk)
+
+
+def _is_recorded(known: VmState, fields: list[str]) -> bool:
+    """Return whether a process, by the fields of its stat, has the recorded start time, in the recorded boot."""
+    return int(fields[19]) == known.start_ticks and known.boot_id == boot_id()
 
 
 def find(disk: Path) -> Iterator[int]:

@@ -1,6 +1,7 @@
 """Identification of a soft lab's QEMU processes, and the folder of its sockets, with real processes."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from testbed import directories, provision, shipped
@@ -16,9 +18,12 @@ from testbed.backends.soft.image import Image
 from testbed.backends.soft.lab_state import LabState, Snapshot, VmState, read_state, sockets_of, write
 from testbed.backends.soft.vm import Vm
 from testbed.backends.soft.wiring import Machine, machines
+from testbed.backends.soft_backend import BACKEND
 from testbed.directories import private_dir, socket_dir
 from testbed.errors import LabError, UsageError
 from testbed.inventory import lab_inventory as inventory_module
+from testbed.node import holders
+from testbed.observe.fingerprint import stored_reverts
 
 MINI = shipped.inventories() / "soft-mini.yml"
 
@@ -299,6 +304,42 @@ def test_copy_of_a_state_folder_ends_no_vm_of_the_original(mini, folder, machine
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "moved"))
     lifecycle.down(mini)
     assert vm_process.start_ticks(child.pid) == 0, "a folder that was moved is the lab's own"
+
+
+def test_copy_of_a_state_folder_reaches_no_vm_of_the_original(mini, folder, machine, qemu, monkeypatch, tmp_path):
+    """`inject`, `heal`, `traffic` and `ssh` in the copy reached the VMs of the original over its ports."""
+    machine.disk.touch()
+    child = qemu(machine)
+    record(folder, child)
+    state = read_state(folder)
+    write(folder / "state.json", msgspec.structs.replace(state, vms=dict.fromkeys(mini.machines, recorded(child))))
+    keys = dict.fromkeys(mini.machines, "ssh-ed25519 key")
+    write(folder / "snapshot.json", Snapshot(key="k", host_keys=keys, complete=True))
+    assert set(BACKEND.access(mini).addresses) == set(mini.machines)
+    shutil.copytree(tmp_path / "home", tmp_path / "backup")
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "backup"))
+    for reach in (BACKEND.access, lambda lab: BACKEND.reset(lab, lambda _: None)):
+        with pytest.raises(LabError, match=f"{directories.lab_dir(mini.name)}: this state folder is a copy"):
+            reach(mini)
+    (tmp_path / "home").rename(tmp_path / "moved")
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "moved"))
+    assert set(BACKEND.access(mini).addresses) == set(mini.machines), "a folder that was moved is the lab's own"
+
+
+def test_down_in_a_copy_ends_no_holder_of_the_original(mini, folder, machine, qemu, run, monkeypatch, tmp_path):
+    """A copied claim names the holder that keeps a fault of the original, such as a frozen host."""
+    machine.disk.touch()
+    record(folder, qemu(machine))
+    holder = run([sys.executable, "-c", "print('runs', flush=True); input()"])
+    claim = private_dir(stored_reverts(folder)) / "a.claim"
+    claim.write_text(json.dumps(holders.identity(holder.pid)))
+    shutil.copytree(tmp_path / "home", tmp_path / "backup")
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "backup"))
+    lifecycle.down(mini)
+    assert holder.poll() is None
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    lifecycle.down(mini)
+    assert holder.wait(10) == -signal.SIGKILL
 
 
 def test_relative_home_stays_where_it_is_when_the_working_directory_changes(monkeypatch, tmp_path):
