@@ -65,6 +65,11 @@ class PreparedFault:
         """Whether anything was changed on the target, as far as the controller knows."""
         return self._armed.ok or self._armed.at_ns is not None
 
+    @property
+    def is_on(self) -> bool:
+        """Whether it was due to begin, and has not been cleared yet."""
+        return self.began_ns is not None and self.began_ns <= time.monotonic_ns() and self.ended_ns is None
+
     # Before the change
 
     def prepare_target(self) -> dict[str, Any]:

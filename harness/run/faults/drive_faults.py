@@ -15,14 +15,19 @@ from inject.evidence.receipt import FaultReceipt
 from inject.fault_plan import PlannedFault
 from inject.injector import Injector
 from inject.journal import Journal
+from inject.policy.conflicts import both_claim
+from inject.policy.overlap import TAIL_S
 from inject.prepared_fault import PreparedFault
-from testbed.errors import FaultbedError
+from testbed.errors import FaultbedError, FaultError
 from testbed.lab import Lab
+from testbed.model.topology import Topology
 from traffic.engine.running_traffic import Running
 
 __all__ = ["LEAD_S", "drive_all", "end_early", "prepare_all"]
 
 Progress = Callable[[str], None]
+_REMOVAL_S = 1.0
+"""How long after its planned end a fault may be removed."""
 LEAD_S = 4.0
 """Seconds before a fault when its target is inspected, its baseline is read and its holder receives the time."""
 
@@ -90,7 +95,7 @@ def drive_all(
         try:
             with contextlib.suppress(FaultbedError):
                 # A fault that cannot be armed has a receipt that says so: the judge's business, not an error of ours.
-                _drive(lab, prepared, data.t0_ns, running, watching.stopped, progress)
+                _drive(lab, prepared, ready, data.t0_ns, running, watching.stopped, progress)
         except Exception as error:  # noqa: BLE001 (the fault must not stay until the workload ends)
             data.errors.append(f"{name}: {ends.describe(error)}")
         try:
@@ -107,6 +112,7 @@ def drive_all(
 def _drive(
     lab: Lab,
     prepared: PreparedFault,
+    ready: Sequence[PreparedFault],
     t0_ns: int,
     running: Running[Any],
     stopped: threading.Event,
@@ -125,9 +131,16 @@ def _drive(
 
     _wait_until(at_ns - int(LEAD_S * 1e9), running, stopped)
     if not (reason := cancel_reason()):
-        prepared.baseline()
-        lab.guard()
-        reason = cancel_reason()
+        earlier = [other for other in ready if other is not prepared and other.is_on]
+        try:
+            prepared.baseline()
+        except FaultError:
+            reason = _why_not_inspected(planned, [other.planned for other in earlier], lab.topology)
+            if not reason:
+                raise
+        else:
+            lab.guard()
+            reason = cancel_reason()
     if reason:
         prepared.cancel(reason)
         progress(f"{planned.kind} on {planned.target.text}: not armed, {reason}")
@@ -135,6 +148,22 @@ def _drive(
     prepared.arm(at_ns=max(at_ns, time.monotonic_ns()), cancel_reason=cancel_reason)
     progress(f"{planned.kind} on {planned.target.text}: armed")
     _wait_until(max(at_ns, time.monotonic_ns()) + round(planned.for_s * 1e9), running, stopped)
+
+
+def _why_not_inspected(planned: PlannedFault, on: Sequence[PlannedFault], topology: Topology) -> str | None:
+    """Return why the target refused its inspection if a fault that was on there explains it, and when to begin instead.
+
+    A fault of a workload is inspected shortly before it begins, because its processes do not exist earlier. The target
+    cannot know that what it finds is another fault of this run, so that its own advice, `heal`, would end that one.
+    """
+    for other in on:
+        if shared := both_claim(other, planned, topology, at_any_time=True):
+            earliest_s = other.ends_s + LEAD_S + TAIL_S + _REMOVAL_S
+            return (
+                f"its target is inspected {LEAD_S:g} s before it begins, and {other.kind} on {other.target.text} still "
+                f"changed {shared} then; begin it at {earliest_s:g} s or later"
+            )
+    return None
 
 
 def _wait_until(time_ns: int, running: Running[Any], stopped: threading.Event) -> None:

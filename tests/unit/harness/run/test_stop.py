@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -14,6 +15,7 @@ from synthetic_run import soft_topology
 
 from harness.experiment.experiment_file import decode
 from harness.experiment.stop import METRICS, Condition, Guard, judged
+from harness.run.collect_measurements import RunData
 from harness.run.faults import drive_faults
 from harness.run.faults.live_guard import Live, Watching
 from harness.run.prepare.bind_to_lab import fit
@@ -369,9 +371,10 @@ class Fault:
 
 
 def drive(fault, stopped, *, running=None, at_ns=None):
-    lab, running = SimpleNamespace(guard=lambda: None), running or SimpleNamespace(is_over=False)
+    lab = SimpleNamespace(guard=lambda: None, topology=soft_topology())
+    running = running or SimpleNamespace(is_over=False)
     at_ns = time.monotonic_ns() if at_ns is None else at_ns
-    drive_faults._drive(lab, fault, at_ns, running, stopped, lambda _: None)
+    drive_faults._drive(lab, fault, [fault], at_ns, running, stopped, lambda _: None)
 
 
 def test_drive_ends_a_window_when_the_run_stops():
@@ -423,6 +426,69 @@ def test_drive_drops_a_fault_whose_workload_ends_before_its_time():
     fault.arm = arm
     drive(fault, threading.Event(), running=running)
     assert lines == ["the workload ended 2.0 s before the fault was due"]
+
+
+class Hang(Fault):
+    """A fault of a workload. Its target refuses the inspection while `target` is stopped by another one."""
+
+    def __init__(self, target, *, at_s, for_s=0.3):
+        super().__init__()
+        self.target, self.receipt, self.is_on, self.reads = target, Mock(proved=True), False, []
+        self.ended_ns = self.inspected_ns = None
+        spec = FaultSpec(name=f"at-{at_s:g}", kind="host.rank-hang", target="host1", for_s=for_s)
+        self.planned = replace(plan(spec, soft_topology(), lab_kind="soft"), at_s=at_s)
+
+    def baseline(self):
+        self.inspected_ns = time.monotonic_ns()
+        if self.target["stopped"]:
+            raise FaultError("host1: process 7 (traffic.node.engine) is stopped already; run `faultbed heal`")
+
+    def arm(self, *, at_ns, cancel_reason):
+        assert not cancel_reason()
+        time.sleep(max(0, at_ns - time.monotonic_ns()) / 1e9)
+        self.asked.append("arm")
+        self.target["stopped"] = self.is_on = True
+
+    def clear(self, *, keep_holder):
+        if self.is_on:
+            self.target["stopped"] = self.is_on = False
+            self.ended_ns = time.monotonic_ns()
+        return self.receipt
+
+
+def hung_twice(again_s):
+    """Drive two faults at one place; return them."""
+    target = {"stopped": False}
+    faults = [Hang(target, at_s=0.5), Hang(target, at_s=again_s)]
+    lab = SimpleNamespace(guard=lambda: None, topology=soft_topology())
+    data = RunData(t0_ns=time.monotonic_ns())
+    watching = SimpleNamespace(stopped=threading.Event())
+    drive_faults.drive_all(lab, faults, SimpleNamespace(is_over=False), data, watching, lambda _: None)
+    assert data.errors == []
+    return faults
+
+
+def test_second_fault_of_a_workload_at_one_place_is_refused_with_a_time_at_which_it_is_accepted(monkeypatch):
+    """The advice was `heal`, which would have ended the first fault, and did not help the second one."""
+    for name, value in (("LEAD_S", 0.4), ("TAIL_S", 0.3), ("_REMOVAL_S", 0.4)):
+        monkeypatch.setattr(drive_faults, name, value)
+    first, second = hung_twice(1.0)
+    assert (first.asked, second.asked) == (["arm"], [])
+    assert second.reason == (
+        "its target is inspected 0.4 s before it begins, and host.rank-hang on host1 still changed "
+        "traffic.node.engine of host host1 then; begin it at 1.9 s or later"
+    )
+    first, second = hung_twice(float(second.reason.split()[-4]))
+    assert (first.asked, second.asked, second.reason) == (["arm"], ["arm"], None)
+    assert second.inspected_ns - first.ended_ns >= 0.3 * S, "else the first one's effects are evidence for the second"
+
+
+def test_refusal_of_a_target_without_an_earlier_fault_keeps_its_advice():
+    fault = Hang({"stopped": True}, at_s=0.0)
+    fault.planned = replace(fault.planned, at_s=0.0)
+    with pytest.raises(FaultError, match="heal"):
+        drive(fault, threading.Event())
+    assert fault.reason is None
 
 
 def test_drive_arms_nothing_if_the_run_stopped_during_the_baseline():
