@@ -173,7 +173,7 @@ def _iterations(run: Measurements, first_fault_ns: int) -> _Iterations | None:
 
 
 def _end_of_wall(run: Measurements, last_ns: int) -> int:
-    """Return the end of the wall time: that of the last iteration (`last_ns`), or of a run that did not finish them all.
+    """Return the end of the wall time: that of the last iteration (`last_ns`), or of a run that did not finish all.
 
     Otherwise an outage at the end would cost nothing.
     """

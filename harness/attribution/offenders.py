@@ -193,8 +193,9 @@ def offenders(
 ) -> tuple[Offender, ...]:
     """Return everything that was blamed, with the action that it needs: the severest first, then the highest score.
 
-    Of `readings` the newest of each GPU counts. One that is dated in the future does not replace any other. By score, RMA needs strikes on as many different days as its threshold
-    has whole strikes, so that one bad night does not replace a part.
+    Of `readings` the newest of each GPU counts. One that is dated in the future does not replace any other. By score,
+    RMA needs strikes on as many different days as its threshold has whole strikes, so that one bad night does not
+    replace a part.
     """
     by_name: dict[str, list[Strike]] = {}
     for strike in strikes:

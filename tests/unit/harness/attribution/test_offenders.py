@@ -235,7 +235,9 @@ def test_preflight_with_lists_of_another_type_is_refused(tmp_path, changes, mess
 def test_preflight_of_another_time_zone_is_dated_in_utc(tmp_path):
     """The column is called UTC, and RMA counts days: one moment in three zones used to be on two of them."""
     files = []
-    for number, stamp in enumerate(("2026-11-25T13:30:00+14:00", "2026-11-24T23:30:00+00:00", "2026-11-24T11:30-12:00")):
+    for number, stamp in enumerate(
+        ("2026-11-25T13:30:00+14:00", "2026-11-24T23:30:00+00:00", "2026-11-24T11:30-12:00")
+    ):
         content = {"at": stamp, "wrong": [{"check": "gpu", "where": "host2:gpu0"}]}
         (tmp_path / f"p{number}.json").write_text(json.dumps(content))
         files += ["--preflight", tmp_path / f"p{number}.json"]
