@@ -1,5 +1,5 @@
 # Each target makes what it needs: system packages, .venv/, VM image, lab. Second runs reuse everything.
-.PHONY: demo test unit bench lint smoke nightly soak rack-smoke rack-nightly rack-soak history setup setup-tests clean
+.PHONY: demo test unit bench lint smoke nightly soak rack-smoke rack-nightly rack-soak history setup setup-image setup-tests clean
 
 RUN = .venv/bin/
 # Compiled modules are kept: what tests start by the hundred would compile all of ours each time.
@@ -19,9 +19,12 @@ OUT =
 setup:
 	@./bootstrap
 
-demo: setup ## a real fabric comes up, carries a collective, survives three faults, and is judged
+demo: setup-image ## a real fabric comes up, carries a collective, survives three faults, and is judged
 	@$(RUN)faultbed up
 	@$(RUN)faultbed run tests/experiments/demo.toml
+
+setup-image:
+	@./bootstrap --image
 
 setup-tests:
 	@./bootstrap --tests

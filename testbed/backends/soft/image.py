@@ -20,6 +20,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.backends.soft.ignored_signals import ignored_signals
-from testbed.directories import cache_dir
+from testbed.directories import act_as_owner, cache_dir
 from testbed.errors import LabError
 
 __all__ = ["Image", "build", "cached", "digest", "images_dir"]
@@ -290,3 +291,20 @@ def _only_builder(lock: Path, progress: Callable[[str], None]) -> Iterator[None]
             progress("VM image: another faultbed is building it; waiting")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def _main() -> int:
+    """Build the image before faultbed's own environment exists: `bootstrap` runs this module by the system's Python."""
+    act_as_owner()
+    # In the background, the build ignores Ctrl-C, and bootstrap sends SIGTERM: mmdebstrap must end in this case too.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        build(lambda text: print(f"» {text}", file=sys.stderr, flush=True))
+    except LabError as error:
+        print(f"bootstrap: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -22,7 +22,8 @@ SHELL = {"case", "cd", "closure", "do", "done", "echo", "esac", "in", "printf", 
 
 def installed():
     """Debian packages that bootstrap makes sure of."""
-    return set(shlex.split(re.search(r'^packages="(.*)"$', (HOUSE / "bootstrap").read_text(), re.MULTILINE)[1]))
+    lists = re.findall(r'^(?:image_)?packages="(.*)"$', (HOUSE / "bootstrap").read_text(), re.MULTILINE)
+    return set(shlex.split(" ".join(lists)))
 
 
 def test_bootstrap_installs_every_package_doctor_checks():
@@ -45,13 +46,16 @@ case "$1 $2" in
     chmod +x .venv/bin/pip
     echo venv >>done.txt ;;
 "-c import sys; print(sys.version.split()[0])") echo "$VERSION" ;;
+"-m testbed.backends.soft.image")
+    echo image >>done.txt
+    exit "${IMAGE_STATUS:-0}" ;;
 esac
 """
 
 
-@pytest.mark.process
-def test_bootstrap_installs_only_what_changed(tmp_path):
-    """The version of Python or the locked file change the environment; settings of tools change nothing."""
+@pytest.fixture
+def done(tmp_path):
+    """Run bootstrap with stand-ins on a machine that has all packages; return what it has done, in order."""
     python = tmp_path / "python"
     python.write_text(STAND_IN)
     python.chmod(0o755)
@@ -61,21 +65,38 @@ def test_bootstrap_installs_only_what_changed(tmp_path):
         shutil.copy(HOUSE / name, tmp_path)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": str(python)}
 
-    def done(version="3.11.7"):
+    def run(*options, version="3.11.7", status=0, **more):
         (tmp_path / "done.txt").write_text("")
-        subprocess.run([tmp_path / "bootstrap"], env={**environment, "VERSION": version}, check=True)
+        argv = [tmp_path / "bootstrap", *options]
+        assert subprocess.run(argv, env={**environment, "VERSION": version, **more}, check=False).returncode == status
         return [re.sub(r" --(?!req|edit)\S+", "", line) for line in (tmp_path / "done.txt").read_text().splitlines()]
 
-    own = "pip install --editable ."
-    everything = ["venv", "pip install --require-hashes -r requirements.lock", own]
-    assert done() == everything
+    return run
+
+
+OWN = "pip install --editable ."
+EVERYTHING = ["venv", "pip install --require-hashes -r requirements.lock", OWN]
+
+
+@pytest.mark.process
+def test_bootstrap_installs_only_what_changed(done, tmp_path):
+    """The version of Python or the locked file change the environment; settings of tools change nothing."""
+    assert done() == EVERYTHING
     assert done() == []
     project = (tmp_path / "pyproject.toml").read_text()
     (tmp_path / "pyproject.toml").write_text(project.replace("strict = true", "strict = false"))
     assert done() == []
     (tmp_path / "pyproject.toml").write_text(project.replace('faultbed = "harness.console:main"', 'other = "a:b"'))
-    assert done() == [own]
+    assert done() == [OWN]
     with (tmp_path / "requirements.lock").open("a") as lock:
         lock.write("# changed\n")
-    assert done() == everything
-    assert done(version="3.12.1") == everything
+    assert done() == EVERYTHING
+    assert done(version="3.12.1") == EVERYTHING
+
+
+@pytest.mark.process
+def test_bootstrap_builds_the_image_beside_the_environment_and_fails_if_that_fails(done):
+    assert sorted(done("--image")) == sorted([*EVERYTHING, "image"])
+    assert done("--image") == ["image"], "the image's cache is consulted each time"
+    assert done("--tests") == []
+    assert done("--image", status=3, IMAGE_STATUS="3") == ["image"]

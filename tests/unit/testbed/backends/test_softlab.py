@@ -8,11 +8,15 @@ import shutil
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from house import HOUSE
+from waiting import until
 
 from testbed import shipped
 from testbed.backends.soft import accel, capacity, image, lab_state, lifecycle, snapshot_key, ssh_access, vm
@@ -167,9 +171,30 @@ def test_image_build_that_is_interrupted_leaves_no_process_and_no_tree(monkeypat
     monkeypatch.setattr(image, "BUILD_TIMEOUT_S", 3.0)
     with pytest.raises(LabError, match="took longer than 3 s"):
         image._mmdebstrap(tmp_path, tmp_path, tmp_path / "log")
-    assert not (tmp_path / "tree").exists()
-    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
+    assert_build_left_nothing(tmp_path)
+
+
+def assert_build_left_nothing(place):
+    assert not (place / "tree").exists()
+    child = Path(f"/proc/{(place / 'child').read_text().strip()}/stat")
     assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.process
+def test_image_build_of_an_interrupted_bootstrap_leaves_no_process_and_no_tree(tmp_path):
+    """Bootstrap sends SIGTERM to the build, because a shell's background processes ignore Ctrl-C."""
+    for tool in ("mmdebstrap", "mke2fs", "zstd", "xz"):
+        (tmp_path / tool).write_text(BUILDER)
+        (tmp_path / tool).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = {**os.environ, "PLACE": str(tmp_path), "PATH": path, "FAULTBED_CACHE": str(tmp_path / "cache")}
+    argv = [sys.executable, "-m", "testbed.backends.soft.image"]
+    with subprocess.Popen(argv, cwd=HOUSE, env=env, stderr=subprocess.DEVNULL) as build:
+        until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text())
+        build.terminate()
+        assert build.wait(60) == 128 + signal.SIGTERM
+    assert_build_left_nothing(tmp_path)
+    assert [path.name for path in (tmp_path / "cache" / "images").iterdir()] == [".lock"]
 
 
 def test_lab_lack_of_memory_is_reported_before_booting(monkeypatch, soft, tmp_path):
