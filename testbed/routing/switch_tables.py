@@ -110,6 +110,13 @@ class SchemeTables:
             )
         return lines
 
+    def draws(self, switch: str) -> list[tuple[int, int | None]]:
+        """Return (modulus, seed) of the draw of each nftables statement; the seed is None where nothing is hashed."""
+        if not self.scheme.marks:
+            return []
+        seed = None if self.scheme.is_per_packet else self.routing.seed
+        return [(len(hops), seed) for hops in dict.fromkeys(self.switches[switch].hops.values())]
+
     def _hops(self, switch: str, destination: str) -> tuple[str, ...]:
         known = self.switches.get(switch)
         address = ipaddress.ip_address(destination)

@@ -52,6 +52,8 @@ class Switches:
             False,
             True,
         )
+        self.changes = {}
+        """Parts of the state of every switch that somebody has overwritten."""
 
     def carrier(self, _name):
         return SimpleNamespace(name="fabric")
@@ -68,7 +70,7 @@ class Switches:
     def state(self, node):
         tables = self.obeys
         if tables is None:
-            return {"groups": {}, "marked": None, "rules": [], "tables": {"main": {}}}
+            return {"groups": {}, "marked": None, "draws": None, "rules": [], "tables": {"main": {}}}
         hops = tables.switches[node].hops.values()
         groups = {
             str(GROUP + at): {"ports": list(each), "buckets": tables.routing.buckets} for at, each in enumerate(hops)
@@ -84,9 +86,15 @@ class Switches:
             numbers = [1000] if tables.scheme.shares else [switch.table_by_port[port] for port in ports]
             weights = switch.weights if tables.scheme.shares == "weights" and self.weighs else {}
             names = [f"{port} weight {weights[port]}" if weights else port for port in ports]
-            for number in numbers:
-                routes.setdefault(str(number), {})[prefix] = names
-        return {"groups": groups, "marked": marked, "rules": rules, "tables": routes}
+            for number, port in zip(numbers, ports, strict=False):
+                routes.setdefault(str(number), {})[prefix] = names if tables.scheme.shares else [port]
+        if tables.scheme.shares == "buckets" and not self.empties:
+            routes["1000"] = {prefix: [f"group {GROUP + at}"] for at, prefix in enumerate(switch.hops)}
+        draws = [list(draw) for draw in tables.draws(node)] if tables.scheme.marks else None
+        state = {"groups": groups, "marked": marked, "draws": draws, "rules": rules, "tables": routes}
+        for change in self.changes.values():
+            change(state)
+        return state
 
     def decide(self, node, flow):
         sport, mark = flow[3], flow[5] if len(flow) > 5 else 0

@@ -52,6 +52,7 @@ def foreign() -> dict[str, str]:
     for name, add, remove in (
         ("rule", "rule add to 10.9.0.0/16 lookup 77 priority 1000", "rule del priority 1000"),
         ("route", "route add 10.9.0.0/16 dev up1 table 1500", "route flush table 1500"),
+        ("blackhole", "route add blackhole 10.9.0.0/16 table 1001", "route flush table 1001"),
         ("next hop", "nexthop add id 1000007 dev up1", "nexthop del id 1000007"),
     ):
         ip(add)

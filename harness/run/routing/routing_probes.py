@@ -20,7 +20,7 @@ from testbed.packets.bth import ROCE_PORT
 from testbed.routing.schemes import Scheme
 from testbed.routing.switch_tables import SchemeTables, SwitchTables, scheme_tables
 
-__all__ = ["RouteProbe", "decision_mismatches", "missing_routes", "missing_rules", "query_decisions"]
+__all__ = ["RouteProbe", "decision_mismatches", "missing_rules", "query_decisions", "wrong_marks", "wrong_routes"]
 
 _MAIN = 254
 _SPORTS = range(0xC000, 0xC000 + 128)
@@ -52,6 +52,8 @@ def query_decisions(lab: Lab, tables: SchemeTables) -> RoutingDecisions:
         wrong += _wrong_groups(tables, switch_routing.read(lab, tables.switches).switches)
     if tables.scheme.shares == "weights":
         wrong += _wrong_weights(tables, switch_routing.read(lab, tables.switches).switches)
+    if tables.scheme.marks:
+        wrong += wrong_marks(tables, switch_routing.read(lab, tables.switches).switches)
     return RoutingDecisions(asked=len(probes), agreed=max(0, len(probes) - len(wrong)), wrong=tuple(wrong))
 
 
@@ -97,8 +99,11 @@ def missing_rules(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[st
     """Return one sentence for each switch that lacks rules of the scheme; `state_by_switch` is their readback."""
     missing = []
     for switch in tables.switches:
-        expected = {(table, prefix, mark or None) for _, table, prefix, mark in tables.request(switch, None)["rules"]}
-        installed = {(rule["table"], rule["to"], rule["mark"]) for rule in state_by_switch[switch]["rules"]}
+        rules = tables.request(switch, None)["rules"]
+        expected = {(priority, table, prefix, mark or None) for priority, table, prefix, mark in rules}
+        installed = {
+            (rule["priority"], rule["table"], rule["to"], rule["mark"]) for rule in state_by_switch[switch]["rules"]
+        }
         if absent := expected - installed:
             missing.append(
                 f"{switch}: {len(absent)} of {len(expected)} rules of the scheme missing at the end of the workload"
@@ -106,31 +111,92 @@ def missing_rules(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[st
     return missing
 
 
-def missing_routes(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one sentence for each switch whose scheme tables lack next hops that BGP has; packets then take BGP's."""
-    missing = []
+def wrong_routes(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one sentence for each switch whose scheme tables are not those that follow from BGP's present next hops.
+
+    A packet whose route is missing takes BGP's. A route that another program has replaced stays replaced, because the
+    agent follows the main table only.
+    """
+    wrong = []
     for switch, switch_tables in tables.switches.items():
-        by_table = state_by_switch[switch]["tables"]
-        expected = [
-            (table, prefix)
-            for prefix, ports in switch_tables.hops.items()
-            for table in _tables_of(
-                tables.scheme, switch_tables, [p for p in ports if p in by_table["main"].get(prefix, ())]
-            )
-        ]
-        absent = [(table, prefix) for table, prefix in expected if prefix not in by_table.get(str(table), {})]
-        if absent:
-            missing.append(
+        state = state_by_switch[switch]
+        expected = _expected_routes(tables, switch_tables, state["tables"]["main"])
+        installed = {key: _installed_route(state, *key) for key in expected}
+        if absent := [key for key, route in installed.items() if route is None]:
+            wrong.append(
                 f"{switch}: {len(absent)} of {len(expected)} routes of the scheme missing at the end of the workload"
             )
-    return missing
+        altered = [key for key, route in installed.items() if route is not None and route != expected[key]]
+        if altered:
+            table, prefix = altered[0]
+            wrong.append(
+                f"{switch}: {len(altered)} of {len(expected)} routes of the scheme changed at the end of the workload: "
+                f"{prefix} in table {table} is by {_route_text(installed[altered[0]])}; the scheme expects "
+                f"{_route_text(expected[altered[0]])}"
+            )
+    return wrong
 
 
-def _tables_of(scheme: Scheme, switch_tables: SwitchTables, ports: Sequence[str]) -> list[int]:
-    """Return the scheme's tables that have a route to a prefix if BGP reaches it by these ports."""
-    if scheme.shares:
-        return [SHARED_TABLE] if ports else []
-    return [switch_tables.table_by_port[port] for port in ports]
+def wrong_marks(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one sentence for each switch whose nftables statements draw marks otherwise than the scheme.
+
+    A switch without statements has none here.
+
+    The kernels' decisions do not show that: they are queried with a mark.
+    """
+    wrong = []
+    for switch in tables.switches:
+        draws, expected = state_by_switch[switch]["draws"], tables.draws(switch)
+        if draws is not None and sorted(map(tuple, draws), key=str) != sorted(expected, key=str):
+            installed = ", ".join(map(_draw_text, draws)) or "no statement"
+            wrong.append(
+                f"{switch}: marks are drawn by {installed}; the scheme expects {', '.join(map(_draw_text, expected))}"
+            )
+    return wrong
+
+
+def _draw_text(draw: Sequence[int | None]) -> str:
+    modulus, seed = draw
+    return f"mod {modulus}" if seed is None else f"mod {modulus} seed {seed}"
+
+
+_Route = tuple[int, dict[str, int]]
+"""Buckets (0: no resilient group), and the weight of each port."""
+
+
+def _expected_routes(
+    tables: SchemeTables, switch_tables: SwitchTables, main: Mapping[str, Sequence[str]]
+) -> dict[tuple[int, str], _Route]:
+    """Return the scheme's routes by (table, prefix), if BGP has the next hops of `main`."""
+    routes: dict[tuple[int, str], _Route] = {}
+    for prefix, planned in switch_tables.hops.items():
+        ports = [port for port in main.get(prefix, ()) if port in planned]
+        if tables.scheme.shares and ports:
+            weights = {port: switch_tables.weights[port] for port in ports}
+            if tables.scheme.shares == "buckets" or len(ports) == 1:  # a single next hop has no weight
+                weights = dict.fromkeys(ports, 1)
+            routes[SHARED_TABLE, prefix] = tables.routing.buckets if tables.scheme.shares == "buckets" else 0, weights
+        elif not tables.scheme.shares:
+            routes |= {(switch_tables.table_by_port[port], prefix): (0, {port: 1}) for port in ports}
+    return routes
+
+
+def _installed_route(state: Mapping[str, Any], table: int, prefix: str) -> _Route | None:
+    """Return a route of a scheme's table as a switch was read; None: there is none."""
+    hops = state["tables"].get(str(table), {}).get(prefix)
+    if hops is None:
+        return None
+    buckets = 0
+    if hops and hops[0].startswith("group "):
+        group = state["groups"].get(hops[0].removeprefix("group "), {"ports": [], "buckets": 0})
+        buckets, hops = group["buckets"], group["ports"]
+    return buckets, {name: int(weight or 1) for name, _, weight in (hop.partition(" weight ") for hop in hops)}
+
+
+def _route_text(route: _Route | None) -> str:
+    buckets, weights = route or (0, {})
+    ports = ", ".join(f"{port} weight {weight}" if weight > 1 else port for port, weight in weights.items())
+    return f"{buckets} buckets over {ports or 'no port'}" if buckets else ports or "no port"
 
 
 def _route_probes(lab: Lab, tables: SchemeTables) -> Iterator[RouteProbe]:

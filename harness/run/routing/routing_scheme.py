@@ -11,11 +11,12 @@ import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from harness.experiment.fabric_file import Fabric
-from harness.run.routing.routing_probes import missing_routes, missing_rules, query_decisions
+from harness.run.routing.routing_probes import missing_rules, query_decisions, wrong_marks, wrong_routes
 from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from inject.injector import Mutation
 from inject.journal import Journal
@@ -142,11 +143,19 @@ class ActiveScheme:
                 self.doubts.append(f"{node}: the scheme was no longer applied at the end of the workload")
         state_by_switch = switch_routing.read(self.lab, self.tables.switches).switches if self.tables.switches else {}
         self.doubts += missing_rules(self.tables, state_by_switch)
-        self.doubts += missing_routes(self.tables, state_by_switch)
+        self.doubts += wrong_marks(self.tables, state_by_switch) if self.tables.scheme.marks else []
+        self.doubts += self._wrong_routes(state_by_switch)
         if self.tables.scheme.marks:
             self.marked = {name: sum(state["marked"] or ()) for name, state in state_by_switch.items()}
             unmarked = [name for name, state in state_by_switch.items() if state["marked"] is None]
             self.doubts += [f"{name}: the scheme's marks were gone at the end of the workload" for name in unmarked]
+
+    def _wrong_routes(self, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Return what is wrong with the routes in two readings: in the first one the agent may be behind BGP."""
+        wrong = wrong_routes(self.tables, state_by_switch)
+        if not wrong:
+            return []
+        return wrong_routes(self.tables, switch_routing.read(self.lab, self.tables.switches).switches)
 
     def receipt(self) -> RoutingReceipt:
         """Return the evidence for the scheme and, in `unproven`, each reason why it does not prove the scheme."""

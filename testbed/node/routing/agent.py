@@ -98,7 +98,7 @@ class SwitchAgent:
         ]
         conflicts += [
             f"a route to {route.prefix} in table {route.table}"
-            for route in self._kernel.routes()
+            for route in self._kernel.routes(every_kind=True)
             if route.table != MAIN
         ]
         conflicts += [f"a next hop {next_hop.id}" for next_hop in self._kernel.next_hop_objects()]
@@ -297,7 +297,8 @@ class SwitchAgent:
 def read_switch(namespace: str | None) -> dict[str, Any]:
     """Return the routing state of a switch: rules, tables and groups of schemes, BGP's next hops, and marked packets.
 
-    `marked` is the number of packets that each nftables statement has marked; None: there is no such table.
+    `marked` is the number of packets that each nftables statement has marked, and `draws` is how each of them draws the
+    mark, [modulus, seed or None]; None: there is no such table.
     """
     netns.enter(namespace)
     try:
@@ -315,6 +316,7 @@ def read_switch(namespace: str | None) -> dict[str, Any]:
             tables.setdefault("main" if route.table == MAIN else str(route.table), {})[route.prefix] = hops
         groups = list(kernel.next_hop_objects())
         port_of = {next_hop.id: names.get(next_hop.hop.index, "?") for next_hop in groups if next_hop.hop}
+        marks = _marks(namespace)
         return {
             "rules": [
                 {"priority": rule.priority, "table": rule.table, "to": rule.prefix, "mark": rule.mark or None}
@@ -330,7 +332,8 @@ def read_switch(namespace: str | None) -> dict[str, Any]:
                 for group in groups
                 if group.members
             },
-            "marked": marked_packets(namespace),
+            "marked": None if marks is None else [packets for packets, _ in marks],
+            "draws": None if marks is None else [draw for _, draw in marks],
         }
     finally:
         kernel.close()
@@ -348,6 +351,12 @@ def marked_packets(namespace: str | None) -> list[int] | None:
     Raises:
         TimeoutError: nft did not answer in time.
     """
+    marks = _marks(namespace)
+    return None if marks is None else [packets for packets, _ in marks]
+
+
+def _marks(namespace: str | None) -> list[tuple[int, list[int | None]]] | None:
+    """Return (packets marked, [modulus, seed or None] of the draw) of each nftables statement; None: no such table."""
     try:
         listed = json.loads(_nft(namespace, ["-j", "list", "table", "ip", NFT_TABLE]))["nftables"]
     except TimeoutError:  # this says nothing about the table
@@ -355,7 +364,24 @@ def marked_packets(namespace: str | None) -> list[int] | None:
     except OSError:
         return None
     rules = [entry["rule"]["expr"] for entry in listed if "rule" in entry]
-    return [part["counter"]["packets"] for rule in rules for part in rule if "counter" in part]
+    return [(part["counter"]["packets"], _draw_of(rule)) for rule in rules for part in rule if "counter" in part]
+
+
+def _draw_of(rule: Any) -> list[int | None]:
+    """Return [modulus, seed or None] of the `jhash` or `numgen` in a rule of nft's JSON; without one [None, None].
+
+    Format: libnftables-json(5).
+    """
+    pending = [rule]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            if draw := node.get("jhash") or node.get("numgen"):
+                return [draw.get("mod"), draw.get("seed")]
+            pending += node.values()
+        elif isinstance(node, list):
+            pending += node
+    return [None, None]
 
 
 def _nft(namespace: str | None, words: list[str], *, stdin: str = "") -> str:

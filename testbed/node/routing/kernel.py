@@ -87,13 +87,13 @@ class Kernel:
     def __init__(self) -> None:
         self._netlink = Netlink(socket.NETLINK_ROUTE)
 
-    def routes(self) -> Iterator[Route]:
-        """Yield unicast routes of the main table and of those that schemes own."""
+    def routes(self, *, every_kind: bool = False) -> Iterator[Route]:
+        """Yield unicast routes of the main table and of those that schemes own; `every_kind` includes blackholes."""
         for _, body in self._netlink.dump(_GETROUTE, bytes([socket.AF_INET]) + bytes(11)):
             _family, length, _src, _tos, table, protocol, _scope, kind, flags = _RTMSG.unpack_from(body)
             attrs = attributes(body[_RTMSG.size :])
             table = _number(attrs.get(_TABLE), table)
-            if kind == _UNICAST and (table == MAIN or TABLE <= table <= LAST_TABLE):
+            if (kind == _UNICAST or every_kind) and (table == MAIN or TABLE <= table <= LAST_TABLE):
                 prefix = f"{socket.inet_ntoa(attrs.get(_DST, bytes(4)))}/{length}"
                 yield Route(table, prefix, protocol, tuple(_hops(attrs, flags)), _number(attrs.get(_NH_ID)))
 

@@ -42,7 +42,16 @@ def apply(monkeypatch, tmp_path):
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
 
     def run(
-        scheme, *, mutate=None, before=BEFORE, after=AFTER, seconds=10.0, flushed=False, paths=(), **changes
+        scheme,
+        *,
+        mutate=None,
+        before=BEFORE,
+        after=AFTER,
+        seconds=10.0,
+        flushed=False,
+        overwritten=None,
+        paths=(),
+        **changes,
     ) -> RoutingReceipt:
         lab = Switches()
         for name, value in changes.items():
@@ -54,6 +63,8 @@ def apply(monkeypatch, tmp_path):
             assert (lab.scheme is None) is False
             if flushed:
                 lab.obeys = None
+            if overwritten is not None:
+                lab.changes["by somebody"] = overwritten
             one.check_end(before, after, seconds=seconds, paths=paths)
         assert lab.scheme is None
         return one.receipt()
@@ -155,6 +166,81 @@ def test_routing_scheme_not_seen_to_route_the_workload_is_inconclusive(apply, sc
 
     assert any(reason_part in reason for reason in receipt.unproven)
     assert verdict_of(scheme, receipt).verdict is Verdict.INCONCLUSIVE
+
+
+def _move_routes(state):
+    for table in ("1001", "1002"):
+        state["tables"][table] = {prefix: ["ctsw2"] for prefix in state["tables"][table]}
+
+
+def _even_shares(state):
+    state["tables"]["1000"] = {prefix: ["ctsw1", "ctsw2"] for prefix in state["tables"]["1000"]}
+
+
+def _change(part, **fields):
+    def change(state):
+        for entry in state[part] if isinstance(state[part], list) else state[part].values():
+            entry.update(fields)
+
+    return change
+
+
+def _put(part, value):
+    return lambda state: state.update({part: value})
+
+
+@pytest.mark.parametrize(
+    ("scheme", "overwritten", "reason_part"),
+    [
+        ("static-parity", _move_routes, "in table 1001 is by ctsw2; the scheme expects ctsw1"),
+        ("e-ecmp", _move_routes, "in table 1001 is by ctsw2; the scheme expects ctsw1"),
+        ("pinned", _change("rules", priority=40000), "8 of 8 rules of the scheme missing"),
+        ("e-ecmp", _put("draws", [[2, 5]]), "marks are drawn by mod 2 seed 5; the scheme expects mod 2 seed 1"),
+        ("e-ecmp", _put("draws", []), "marks are drawn by no statement; the scheme expects mod 2 seed 1"),
+        ("spray", _put("draws", [[1, None]]), "marks are drawn by mod 1; the scheme expects mod 2"),
+        ("resilient", _change("groups", buckets=8), "is by 8 buckets over ctsw1, ctsw2; the scheme expects 128 b"),
+        ("resilient", _change("groups", ports=["ctsw1"]), "is by 128 buckets over ctsw1; the scheme expects 128 bucke"),
+        (
+            "weighted",
+            _even_shares,
+            "is by ctsw1, ctsw2; the scheme expects ctsw1 weight 3, ctsw2",
+        ),
+    ],
+)
+def test_routing_scheme_that_somebody_overwrote_while_the_workload_ran_is_inconclusive(
+    apply, scheme, overwritten, reason_part
+):
+    """Rules and routes were all there, but led elsewhere; the holder and the counters did not show it."""
+    receipt = apply(scheme, overwritten=overwritten)
+
+    assert receipt.decisions.wrong == ()
+    assert any(reason_part in reason for reason in receipt.unproven), receipt.unproven
+    assert verdict_of(scheme, receipt).verdict is Verdict.INCONCLUSIVE
+
+
+def test_routing_scheme_with_another_seed_is_inconclusive(apply):
+    """The kernels are queried about packets that have a mark already, so their decisions do not depend on the seed."""
+    one = Fabric(routing="e-ecmp", qp_hash_seed=2)
+    tables = scheme_tables(TOPOLOGY, "e-ecmp", one.as_routing)
+    lab = Switches()
+    lab.obeys = scheme_tables(TOPOLOGY, "e-ecmp", Routing(seed=3))
+    assert any(
+        "mod 2 seed 3; the scheme expects mod 2 seed 2" in reason for reason in query_decisions(lab, tables).wrong
+    )
+    lab.obeys = tables
+    assert query_decisions(lab, tables).wrong == ()
+
+
+def test_routes_that_the_agent_has_not_copied_yet_are_read_again(apply):
+    """BGP has changed a moment ago: the first reading shows its former next hops in the scheme's table."""
+    readings = []
+
+    def withdrawn(state):
+        readings.append(state)
+        if len(readings) <= 3:
+            state["tables"]["1000"] = {prefix: ["ctsw1"] for prefix in state["tables"]["1000"]}
+
+    assert apply("weighted", overwritten=withdrawn).unproven == ()
 
 
 @pytest.mark.parametrize("scheme", ["ecmp", "static-parity", "weighted"])

@@ -145,6 +145,7 @@ def test_fingerprint_shows_a_routing_scheme_left_behind_and_not_a_removed_one(re
     [
         ("rule", "a rule of priority 1000 (lookup 77)"),
         ("route", "a route to 10.9.0.0/16 in table 1500"),
+        ("blackhole", "a route to 10.9.0.0/16 in table 1001"),
         ("next hop", "a next hop 1000007"),
         ("port", "no port up9; check that the lab is provisioned"),
     ],
