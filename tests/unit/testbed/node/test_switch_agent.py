@@ -134,6 +134,25 @@ def test_e_ecmp_sends_each_queue_pair_by_the_uplink_that_its_hash_computes(carri
     assert carried["e-ecmp"] == computed
 
 
+def listed_by_nft(*draws):
+    """What nft 1.1.3 lists of two statements of a scheme."""
+    match = {"match": {"op": "==", "left": {"payload": {"protocol": "udp", "field": "dport"}}, "right": 4791}}
+    maps = [{"map": {"key": draw, "data": {"set": [[0, 1001], [1, 1002]]}}} for draw in draws]
+    statements = [{"mangle": {"key": {"meta": {"key": "mark"}}, "value": each}} for each in maps]
+    rules = [{"rule": {"expr": [match, {"counter": {"packets": 5, "bytes": 9}}, each]}} for each in statements]
+    return json.dumps({"nftables": [{"metainfo": {"version": "1.1.3"}}, {"table": {"family": "ip"}}, *rules]})
+
+
+def test_switch_agent_reads_modulus_and_seed_of_its_marks(monkeypatch):
+    expression = {"payload": {"base": "th", "offset": 104, "len": 24}}
+    hashed = {"jhash": {"mod": 2, "seed": 7, "expr": expression}}
+    in_turn = {"numgen": {"mode": "inc", "mod": 3, "offset": 0}}
+    constant = 1001
+    monkeypatch.setattr(agent, "_nft", lambda *_: listed_by_nft(hashed, in_turn, constant))
+    assert agent._marks(None) == [(5, [2, 7]), (5, [3, None]), (5, [None, None])]
+    assert agent.marked_packets(None) == [5, 5, 5]
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_fingerprint_shows_a_routing_scheme_left_behind_and_not_a_removed_one(recorded, scheme):
     assert set(recorded[scheme]["facts"]) == {"route", "rule"} | ({"nexthop"} if scheme == "resilient" else set())
