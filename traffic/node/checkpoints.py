@@ -135,12 +135,16 @@ class Checkpoints:
                 present.append((iterations, generation, rank))
         return present
 
-    def newest(self) -> dict[str, Any]:
+    def newest(self, ranks_of: dict[int, int] | None = None) -> dict[str, Any]:
         """Return the newest complete and intact set, and what was passed over.
+
+        Args:
+            ranks_of: the number of ranks of each generation of the job. Checkpoints of other generations, or of other
+                numbers of ranks, are not of this job. None: any are.
 
         Returns:
             `iterations`, `generation` and `ranks` of the set, or None for each if there is no such set. `rejected` is a
-            list of (name, reason): half-written files, and corrupt or missing checkpoints of newer sets.
+            list of (name, reason): half-written files, and corrupt, foreign or missing checkpoints of newer sets.
         """
         with self._lock:
             rejected = [
@@ -151,7 +155,12 @@ class Checkpoints:
             present = self._present()
             for iterations, generation in sorted({key[:2] for key in present}, reverse=True):
                 members = sorted(key[2] for key in present if key[:2] == (iterations, generation))
-                ranks, problems = self._verify(iterations, generation, members)
+                if ranks_of is not None and generation not in ranks_of:
+                    reason = f"foreign: the job has no generation {generation}"
+                    rejected += [[name_of(generation, rank, iterations), reason] for rank in members]
+                    continue
+                wanted = None if ranks_of is None else ranks_of[generation]
+                ranks, problems = self._verify(iterations, generation, members, wanted)
                 if not problems:
                     return {
                         "iterations": iterations,
@@ -162,31 +171,38 @@ class Checkpoints:
                 rejected += problems
         return {"iterations": None, "generation": None, "ranks": None, "rejected": rejected}
 
-    def _verify(self, iterations: int, generation: int, members: list[int]) -> tuple[int, list[list[str]]]:
-        """Return how many ranks a set must have, and what is wrong with it."""
-        problems, wanted = [], 0
-        for rank in members:
-            header, problem = self._read_header(generation, rank, iterations)
-            if problem is None:
-                wanted = max(wanted, header["ranks"])
-                problem = self._verify_data(header)
-            if problem is not None:
-                problems.append([name_of(generation, rank, iterations), problem])
-        missing = [rank for rank in range(wanted) if rank not in members]
+    def _verify(
+        self, iterations: int, generation: int, members: list[int], wanted: int | None
+    ) -> tuple[int, list[list[str]]]:
+        """Return how many ranks a set must have (`wanted`; None: as many as it says), and what is wrong with it."""
+        headers = {rank: self._read_header(generation, rank, iterations) for rank in members}
+        ranks = max((header["ranks"] for header, problem in headers.values() if not problem), default=0)
+        ranks, problems = ranks if wanted is None else wanted, []
+        for rank, (header, problem) in headers.items():
+            reason = problem
+            if reason is None and (header["ranks"] != ranks or rank >= ranks):
+                reason = f"foreign: it is of {header['ranks']} ranks, and its generation has {ranks}"
+            if reason is None:
+                reason = self._verify_data(header)
+            if reason is not None:
+                problems.append([name_of(generation, rank, iterations), reason])
+        missing = [rank for rank in range(ranks) if rank not in members]
         problems += [
             [name_of(generation, rank, iterations), "missing: this rank had not stored it"] for rank in missing
         ]
-        return wanted, problems
+        return ranks, problems
 
     def _read_header(self, generation: int, rank: int, iterations: int) -> tuple[dict[str, int], str | None]:
         try:
             with open(os.path.join(self.folder, name_of(generation, rank, iterations)), "rb") as file:
                 header = json.loads(file.readline(_LONGEST_HEADER))
-            fields = {field: int(header[field]) for field in HEADER}
-        except (ValueError, KeyError, TypeError):
-            return {}, "corrupt: its first line is not that of a checkpoint"
+            fields = {field: header[field] for field in HEADER}
+        except (ValueError, KeyError, TypeError, RecursionError):
+            fields = {}
         except OSError as error:
             return {}, f"cannot be read: {error.strerror}"
+        if not fields or not all(type(value) is int for value in fields.values()):
+            return {}, "corrupt: its first line is not that of a checkpoint"
         if (fields["generation"], fields["rank"], fields["iterations"]) != (generation, rank, iterations):
             return {}, "corrupt: its first line names another checkpoint"
         return fields, None

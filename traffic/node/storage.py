@@ -14,9 +14,10 @@ lines:
 
 Data without a name is verified and discarded: it loads the front end, not a disk.
 
-The controller sends lines on stdin: {"do": "newest"} is answered by the newest complete set of checkpoints, {"do":
-"ping"} at once. A request with "seq" gets a reply with the same "seq". FOLDER is removed when stdin ends, because the
-controller is gone or the job is over.
+The controller sends lines on stdin: {"do": "newest", "ranks": [[g, n], ...]} is answered by the newest complete set of
+checkpoints of these generations, which have so many ranks; without "ranks", of any. {"do": "ping"} is answered at
+once. A request with "seq" gets a reply with the same "seq". FOLDER is removed when stdin ends, because the controller
+is gone or the job is over.
 """
 
 from __future__ import annotations
@@ -197,7 +198,8 @@ def main() -> None:
 def _answer_controller(request: dict[str, Any], checkpoints: Checkpoints | None) -> None:
     reply: dict[str, Any] = {"event": request.get("do"), "seq": request.get("seq")}
     if reply["event"] == "newest" and checkpoints is not None:
-        reply |= checkpoints.newest()
+        ranks_of = request.get("ranks")
+        reply |= checkpoints.newest(None if ranks_of is None else dict(ranks_of))
     elif reply["event"] != "ping":
         return
     print(json.dumps(reply), flush=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -145,14 +145,19 @@ class StorageServer:
         """
         self._request("ping", timeout_s)
 
-    def newest(self, *, timeout_s: float = NEWEST_TIMEOUT_S) -> CheckpointSet:
+    def newest(
+        self, ranks_of: Mapping[int, int] | None = None, *, timeout_s: float = NEWEST_TIMEOUT_S
+    ) -> CheckpointSet:
         """Verify the stored checkpoints and return the newest complete set. `newest_timeout_s` is enough time for that.
+
+        `ranks_of` is the number of ranks of each generation of the job: no other set is returned. None: any may be.
 
         Raises:
             LabError: the server is gone.
             CommandFailed: it did not answer in time.
         """
-        reply = self._request("newest", timeout_s)
+        ranks = {} if ranks_of is None else {"ranks": list(ranks_of.items())}
+        reply = self._request("newest", timeout_s, **ranks)
         return CheckpointSet(
             iterations=reply["iterations"],
             generation=reply["generation"],
@@ -160,10 +165,10 @@ class StorageServer:
             rejected=tuple((name, reason) for name, reason in reply["rejected"]),
         )
 
-    def _request(self, do: str, timeout_s: float) -> dict[str, Any]:
+    def _request(self, do: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """Send a request and return its reply. Late replies to earlier requests are discarded."""
         self._requests += 1
-        self._channel.send({"do": do, "seq": self._requests})
+        self._channel.send({"do": do, "seq": self._requests, **fields})
         deadline = time.monotonic() + timeout_s
         while True:
             reply = self._channel.receive(timeout_s=max(0.0, deadline - time.monotonic()))

@@ -491,7 +491,9 @@ class ElasticRunning(Running[ElasticResult]):
             LabError: a rank did not restore its state in time, or another loss occurred.
         """
         assert self._spec.storage is not None  # noqa: S101  # `resilience.check`
-        newest = self._server.newest(timeout_s=storage.newest_timeout_s(self._spec.storage, len(self.plan.tasks)))
+        ranks_of = {generation: len(programs) for generation, programs in self._programs.items()}
+        patience_s = storage.newest_timeout_s(self._spec.storage, len(self.plan.tasks))
+        newest = self._server.newest(ranks_of, timeout_s=patience_s)
         self._update_restart(rejected=newest.rejected)
         iterations = newest.iterations or 0
         generation = newest.generation or 0

@@ -284,6 +284,10 @@ def test_restored_state_is_followed_by_filler_up_to_the_size_of_the_checkpoint(s
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"!"), "checksum mismatch"),
         (lambda path: path.write_bytes(path.read_bytes()[:-5]), "it has 59 of 64 bytes"),
         (lambda path: path.write_bytes(b"\0" * 64), "its first line is not that of a checkpoint"),
+        (lambda path: path.write_bytes(b"[" * 4000 + b"\n"), "first line is not that of a checkpoint"),
+        (lambda path: spoil_header(path, b'"ranks": 2', b'"ranks": 1e999'), "its first line is not that of"),
+        (lambda path: spoil_header(path, b'"rank": 1', b'"rank": 1.5'), "line is not that of a checkpoint"),
+        (lambda path: spoil_header(path, b'"ranks": 2', b'"ranks": 1'), "foreign: it is of 1 ranks, and its gen"),
         (lambda path: path.rename(f"{path}.unfinished"), "half-written"),
     ],
 )
@@ -296,6 +300,33 @@ def test_corrupt_or_half_written_checkpoint_is_named_and_the_one_before_is_used(
     newest = newest_of(server)
     assert newest["iterations"] == 2
     assert [why for file, why in newest["rejected"] if file == name and reason in why], newest
+
+
+def spoil_header(path, old, new):
+    assert old in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+
+
+def test_checkpoints_that_are_not_of_the_job_are_named_and_the_newest_of_the_job_is_used(tmp_path, loop):
+    """Of another generation, with fewer ranks, or with more: each is complete and intact by itself, and newer."""
+    lab, server = on_this_machine(tmp_path)
+    for rank in (0, 1):
+        stored_by(server, loop, rank, 0, b"s")
+        stored_by(server, loop, rank, 3, b"x", generation=7)
+    stored_by(server, loop, 0, 5, b"x", ranks=1)
+    for rank in range(3):
+        stored_by(server, loop, rank, 7, b"x", ranks=3)
+    newest = server.newest({0: 2, 1: 1})
+    assert (newest.iterations, newest.generation, newest.ranks) == (1, 0, 2)
+    assert dict(newest.rejected) == {
+        **{name_of(7, rank, 4): "foreign: the job has no generation 7" for rank in (0, 1)},
+        name_of(0, 0, 6): "foreign: it is of 1 ranks, and its generation has 2",
+        name_of(0, 1, 6): "missing: this rank had not stored it",
+        **{name_of(0, rank, 8): "foreign: it is of 3 ranks, and its generation has 2" for rank in range(3)},
+    }
+    assert server.newest().iterations == 8
+    server.close()
+    lab.close()
 
 
 def test_older_checkpoints_are_removed_and_a_new_generation_replaces_the_old_one(server, loop, tmp_path):
