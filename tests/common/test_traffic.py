@@ -40,32 +40,38 @@ TYPES = ("fp32", "fp16", "bf16", "int32")
 REDOPS = ("sum", "max", "avg")
 
 
-def test_every_algorithm_gives_the_right_result(lab, subtests):
+@pytest.fixture
+def engines(lab):
+    """Start one engine on each of the first four hosts, for all runs of a test: that takes longer than a run."""
+    with Engines.start(lab, [host.name for host in lab.topology.hosts[:4]]) as started:
+        yield started
+
+
+def test_every_algorithm_gives_the_right_result(lab, engines, subtests):
     """Each algorithm runs with uneven blocks, several segments per block, few slots and another type and reduction."""
-    with Engines.start(lab, [host.name for host in lab.topology.hosts[:4]]) as engines:
-        for number, (name, algorithm) in enumerate(ALGORITHMS):
-            dtype = TYPES[number % len(TYPES)]
-            elements = 20_000 if name == "all-to-all" else 20_003
-            spec = CollectiveSpec(
-                collective=name,
-                algorithm=algorithm,
-                ranks=RANKS,
-                dtype=dtype,
-                redop=REDOPS[number % len(REDOPS)],
-                root=number % 4,
-                skew=0.7,
-                size_bytes=elements * ranks.ITEM_BYTES[dtype],
-                segment_bytes=8192,
-                slots=4,
-                iterations=2,
-                qp=PATIENT,
-            )
-            result = collective.start(lab, spec, engines=engines).wait(120.0)
-            with subtests.test(collective=name, algorithm=algorithm, dtype=dtype, redop=spec.redop):
-                assert result.outcome == "completed", result.where
-                assert result.wrong_elements == 0
-                assert result.iterations_completed == 2
-                assert result.checked_elements >= 2 * (16 if name == "barrier" else elements)
+    for number, (name, algorithm) in enumerate(ALGORITHMS):
+        dtype = TYPES[number % len(TYPES)]
+        elements = 20_000 if name == "all-to-all" else 20_003
+        spec = CollectiveSpec(
+            collective=name,
+            algorithm=algorithm,
+            ranks=RANKS,
+            dtype=dtype,
+            redop=REDOPS[number % len(REDOPS)],
+            root=number % 4,
+            skew=0.7,
+            size_bytes=elements * ranks.ITEM_BYTES[dtype],
+            segment_bytes=8192,
+            slots=4,
+            iterations=2,
+            qp=PATIENT,
+        )
+        result = collective.start(lab, spec, engines=engines).wait(120.0)
+        with subtests.test(collective=name, algorithm=algorithm, dtype=dtype, redop=spec.redop):
+            assert result.outcome == "completed", result.where
+            assert result.wrong_elements == 0
+            assert result.iterations_completed == 2
+            assert result.checked_elements >= 2 * (16 if name == "barrier" else elements)
 
 
 @pytest.mark.slow
@@ -156,9 +162,8 @@ def test_job_two_by_two_grid_reduces_along_both_dimensions(lab):
             assert item.phases_ns == tuple(sorted(item.phases_ns))
 
 
-def test_flows_of_every_kind_carry_their_specified_load(lab, subtests):
+def test_flows_of_every_kind_carry_their_specified_load(lab, engines, subtests):
     """Message counts per QP, results of atomics, rates and bursts match the flow specs."""
-    hosts = [host.name for host in lab.topology.hosts[:4]]
     rnics = [select_one(lab.topology, rank) for rank in RANKS]
     src, dst = rnics[0], rnics[-1]
 
@@ -168,73 +173,73 @@ def test_flows_of_every_kind_carry_their_specified_load(lab, subtests):
         assert result.outcome == "completed", result.where
         return result.flows
 
-    with Engines.start(lab, hosts) as engines:
-        for verb in ("write", "send", "read", "write-imm"):
-            with subtests.test(verb=verb):
-                (one,) = run({"verb": verb, "message_bytes": 16384, "qps": 2, "depth": 4, "messages": 240})
-                assert one.messages == 240
-                assert one.size_bytes == 240 * 16384
-                assert [total.messages for total in one.totals] == [120, 120]
-        for verb in flow_run.CHECKED["rc"]:
-            with subtests.test(verb=verb, check=True):
-                (one,) = run(
-                    {"verb": verb, "message_bytes": 10_007, "qps": 2, "depth": 4, "messages": 120, "check": True}
-                )
-                assert (one.messages, one.checked_bytes, one.wrong_bytes) == (120, 120 * 10_007, 0)
-        for transport, verb in (("uc", "write"), ("uc", "send"), ("ud", "send")):
-            with subtests.test(transport=transport, verb=verb):
-                paced = {"message_bytes": 4096, "rate_bps": 4e6, "messages": 100, "qps": 2}
-                (one,) = run({"transport": transport, "verb": verb, **paced})
-                assert one.sent == 100
-                assert one.messages == 100, "more receives are posted, and the fabric loses nothing unasked"
-                assert one.size_bytes == 100 * 4096
-                assert one.rebuilds == ()
-            with subtests.test(transport=transport, verb=verb, check=True):
-                size = 4096 if transport == "ud" else 10_007
-                (one,) = run({"transport": transport, "verb": verb, **paced, "message_bytes": size, "check": True})
-                assert (one.sent, one.messages, one.rebuilds) == (100, 100, ())
-                assert (one.checked_bytes, one.wrong_bytes) == (100 * size, 0)
-        with subtests.test(admit=2):
-            requests = {"message_bytes": 65536, "depth": 8, "chain": 4, "messages": 40, "admit": 2}
-            many = run(*({**requests, "src": rnic, "dst": src} for rnic in rnics[1:]))
-            assert [one.messages for one in many] == [40] * 3
-            # Everybody has a turn after every turn: who begins last is not through much later than who begins first.
-            requests |= {"messages": None, "duration_s": 2.0, "dst": src}
-            timed = run(*({**requests, "src": rnic} for rnic in rnics[1:]))
-            assert traffic_metrics.jain_index([one.messages for one in timed]) > 0.9
-        with subtests.test(verb="atomic"):
-            (one,) = run({"verb": "atomic", "message_bytes": 8, "messages": 200})
-            assert (one.messages, one.last_value) == (200, 199)
-        with subtests.test(spread="split"):
-            (one,) = run({"message_bytes": 32768, "qps": 4, "spread": "split", "messages": 50})
-            assert (one.messages, one.size_bytes) == (50, 50 * 32768)
-            assert [total.size_bytes for total in one.totals] == [50 * 8192] * 4
-        with subtests.test(spread="round-robin"):
-            (one,) = run({"message_bytes": 4096, "qps": 3, "spread": "round-robin", "duration_s": 2.0, "chain": 1})
-            counts = [total.messages for total in one.totals]
-            assert max(counts) - min(counts) <= 1
-        with subtests.test(pace="rate and bursts"):
-            rate_bps, size = 2e6, 4096
-            steady, bursts = run(
-                {"message_bytes": size, "rate_bps": rate_bps, "duration_s": 4.0},
-                {"message_bytes": size, "on_s": 0.5, "off_s": 1.0, "duration_s": 4.0, "dst": rnics[1]},
-            )
-            wanted = rate_bps * 4.0 / 8 / size
-            assert 0.5 * wanted <= steady.messages <= 1.05 * wanted + 2
-            sizes = [sample.size_bytes for sample in bursts.samples if sample.endpoint == src]
-            assert sum(size == 0 for size in sizes) >= 0.35 * len(sizes), sizes
-            assert sum(size > 0 for size in sizes) >= 6, sizes
-        with subtests.test(pattern="incast, with a probe"):
-            pairs = matrix.pairs("incast", rnics)
-            bulk = [{"src": one, "dst": other, "duration_s": 3.0, "depth": 4} for one, other in pairs]
-            probe = {"message_bytes": 64, "depth": 1, "latency": True, "rate_bps": 51200, "duration_s": 3.0}
-            *flows, beside = run(*bulk, {**probe, "src": pairs[0][0], "dst": pairs[0][1]})
-            assert all(flow.messages > 0 for flow in flows)
-            assert beside.latency.count == beside.messages > 0
-            assert 0 < beside.latency.p50_ns <= beside.latency.p99_ns <= beside.latency.max_ns
+    # Messages are counted, not timed, so that the flows of a kind run at once.
+    verbs = ("write", "send", "read", "write-imm")
+    bulk = {"message_bytes": 16384, "qps": 2, "depth": 4, "messages": 240}
+    for one in run(*({"verb": verb, **bulk} for verb in verbs)):
+        with subtests.test(verb=one.spec.verb):
+            assert one.messages == 240
+            assert one.size_bytes == 240 * 16384
+            assert [total.messages for total in one.totals] == [120, 120]
+    bulk |= {"message_bytes": 10_007, "messages": 120, "check": True}
+    for one in run(*({"verb": verb, **bulk} for verb in flow_run.CHECKED["rc"])):
+        with subtests.test(verb=one.spec.verb, check=True):
+            assert (one.messages, one.checked_bytes, one.wrong_bytes) == (120, 120 * 10_007, 0)
+    unreliable = [{"transport": name, "verb": verb} for name, verb in (("uc", "write"), ("uc", "send"), ("ud", "send"))]
+    paced = {"message_bytes": 4096, "rate_bps": 4e6, "messages": 100, "qps": 2}
+    for one in run(*({**kind, **paced} for kind in unreliable)):
+        with subtests.test(transport=one.spec.transport, verb=one.spec.verb):
+            assert one.sent == 100
+            assert one.messages == 100, "more receives are posted, and the fabric loses nothing unasked"
+            assert one.size_bytes == 100 * 4096
+            assert one.rebuilds == ()
+    sizes = {"uc": 10_007, "ud": 4096}
+    checked = [{**kind, **paced, "message_bytes": sizes[kind["transport"]], "check": True} for kind in unreliable]
+    for one in run(*checked):
+        with subtests.test(transport=one.spec.transport, verb=one.spec.verb, check=True):
+            assert (one.sent, one.messages, one.rebuilds) == (100, 100, ())
+            assert (one.checked_bytes, one.wrong_bytes) == (100 * sizes[one.spec.transport], 0)
+    with subtests.test(admit=2):
+        requests = {"message_bytes": 65536, "depth": 8, "chain": 4, "messages": 40, "admit": 2}
+        many = run(*({**requests, "src": rnic, "dst": src} for rnic in rnics[1:]))
+        assert [one.messages for one in many] == [40] * 3
+        # Everybody has a turn after every turn: who begins last is not through much later than who begins first.
+        requests |= {"messages": None, "duration_s": 2.0, "dst": src}
+        timed = run(*({**requests, "src": rnic} for rnic in rnics[1:]))
+        assert traffic_metrics.jain_index([one.messages for one in timed]) > 0.9
+    with subtests.test(verb="atomic"):
+        (one,) = run({"verb": "atomic", "message_bytes": 8, "messages": 200})
+        assert (one.messages, one.last_value) == (200, 199)
+    with subtests.test(spread="split"):
+        (one,) = run({"message_bytes": 32768, "qps": 4, "spread": "split", "messages": 50})
+        assert (one.messages, one.size_bytes) == (50, 50 * 32768)
+        assert [total.size_bytes for total in one.totals] == [50 * 8192] * 4
+    with subtests.test(spread="round-robin"):
+        (one,) = run({"message_bytes": 4096, "qps": 3, "spread": "round-robin", "duration_s": 2.0, "chain": 1})
+        counts = [total.messages for total in one.totals]
+        assert max(counts) - min(counts) <= 1
+    with subtests.test(pace="rate and bursts"):
+        rate_bps, size = 2e6, 4096
+        steady, bursts = run(
+            {"message_bytes": size, "rate_bps": rate_bps, "duration_s": 4.0},
+            {"message_bytes": size, "on_s": 0.5, "off_s": 1.0, "duration_s": 4.0, "dst": rnics[1]},
+        )
+        wanted = rate_bps * 4.0 / 8 / size
+        assert 0.5 * wanted <= steady.messages <= 1.05 * wanted + 2
+        sizes = [sample.size_bytes for sample in bursts.samples if sample.endpoint == src]
+        assert sum(size == 0 for size in sizes) >= 0.35 * len(sizes), sizes
+        assert sum(size > 0 for size in sizes) >= 6, sizes
+    with subtests.test(pattern="incast, with a probe"):
+        pairs = matrix.pairs("incast", rnics)
+        bulk = [{"src": one, "dst": other, "duration_s": 3.0, "depth": 4} for one, other in pairs]
+        probe = {"message_bytes": 64, "depth": 1, "latency": True, "rate_bps": 51200, "duration_s": 3.0}
+        *flows, beside = run(*bulk, {**probe, "src": pairs[0][0], "dst": pairs[0][1]})
+        assert all(flow.messages > 0 for flow in flows)
+        assert beside.latency.count == beside.messages > 0
+        assert 0 < beside.latency.p50_ns <= beside.latency.p99_ns <= beside.latency.max_ns
 
 
-def test_replay_of_recorded_job_and_chakra_trace_matches(lab, tmp_path):
+def test_replay_of_recorded_job_and_chakra_trace_matches(lab, engines, tmp_path):
     """A trace recorded from a run replays as the same operations, and its pauses are kept."""
     spec = JobSpec(
         ranks=RANKS,
@@ -246,10 +251,10 @@ def test_replay_of_recorded_job_and_chakra_trace_matches(lab, tmp_path):
         iterations=2,
         qp=PATIENT,
     )
-    with job.start(lab, spec) as running:
+    with job.start(lab, spec, engines=engines) as running:
         recorded = recording.of_job(running.wait(120.0))
     traces.save(recorded, tmp_path / "job", form="chakra")
-    result = replay.run(lab, ReplaySpec(ranks=RANKS, qp=PATIENT), traces.load(tmp_path / "job"))
+    result = replay.run(lab, ReplaySpec(ranks=RANKS, qp=PATIENT), traces.load(tmp_path / "job"), engines=engines)
     assert (result.outcome, result.wrong_elements) == ("completed", 0), result.where
     assert sorted((operation.collective, operation.members) for operation in result.operations) == sorted(
         (operation.collective, operation.members) for operation in recorded.operations
@@ -257,7 +262,9 @@ def test_replay_of_recorded_job_and_chakra_trace_matches(lab, tmp_path):
 
     trace = traces.load(DATA / "tensor-parallel")
     quick, slow = (
-        replay.run(lab, ReplaySpec(ranks=RANKS, qp=PATIENT, pauses=pauses, speed=0.01, repeat=2), trace)
+        replay.run(
+            lab, ReplaySpec(ranks=RANKS, qp=PATIENT, pauses=pauses, speed=0.01, repeat=2), trace, engines=engines
+        )
         for pauses in (False, True)
     )
     for one in (quick, slow):

@@ -5,6 +5,7 @@ Batches (`traffic.workloads.replay_batches`) run in sequence on the same engines
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -28,17 +29,33 @@ Result = TypeVar("Result")
 SPARE_S = 60.0
 
 
-def run(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> ReplayResult:
+def run(
+    lab: TrafficLab,
+    spec: ReplaySpec,
+    trace: Trace,
+    on_event: OnEvent | None = None,
+    *,
+    engines: Engines | None = None,
+) -> ReplayResult:
     """Replay a trace (`traffic.traces.load`, `fitted`) and wait for its end. Rank i runs on the i-th RNIC.
+
+    It starts new engines unless `engines` are given.
 
     Raises:
         UsageError: the trace does not fit this lab; nothing was started.
         LabError: the replay could not be started; nothing is left running.
     """
-    return result(execute(lab, spec, trace, on_event))
+    return result(execute(lab, spec, trace, on_event, engines=engines))
 
 
-def execute(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> Execution:
+def execute(
+    lab: TrafficLab,
+    spec: ReplaySpec,
+    trace: Trace,
+    on_event: OnEvent | None = None,
+    *,
+    engines: Engines | None = None,
+) -> Execution:
     """Replay a trace like `run`, and return the raw data of all ranks."""
     check(spec)
     ranks = _ranks(lab, spec, trace)
@@ -46,7 +63,9 @@ def execute(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent |
     plans = [_plan(spec, ranks, batch, number, len(trace_batches)) for number, batch in enumerate(trace_batches)]
     ended: list[tuple[int, Running[Any]]] = []
     times = 1 if len(trace_batches) == 1 else spec.repeat  # the ranks themselves repeat a single batch
-    with Engines.start(lab, dict.fromkeys(rank.host for rank in ranks)) as engines:
+    with contextlib.ExitStack() as stack:
+        if engines is None:
+            engines = stack.enter_context(Engines.start(lab, dict.fromkeys(rank.host for rank in ranks)))
         for number, plan in [pair for _ in range(times) for pair in enumerate(plans)]:
             with begin(lab, plan, _unchanged, on_event, engines) as running:
                 ended.append((number, running.wait(timeout_s(running, spec.repeat))))
