@@ -1,4 +1,4 @@
-"""The command about schedules of faults: profile."""
+"""`faultbed profile`: print a fault schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options.numbers import parse_duration
 from harness.experiment import toml_text
-from harness.run.prepare import exclusions as leave_out
+from harness.run.prepare import exclusions
 from inject.fault_plan import FaultSpec, plan_all
 from inject.profiles import PROFILES, as_plain, digest, schedule
 from testbed.inventory.subset import without_hosts
@@ -23,7 +23,7 @@ __all__ = ["COMMANDS"]
 @click.option("--for", "duration", default="60s", show_default=True, metavar="TIME", help="Length of the schedule.")
 @click.option("--events", type=click.IntRange(min=1), help="Expected number of faults; default: the profile's.")
 @click.option("--after", default="0s", show_default=True, metavar="TIME", help="Fault-free time at the start.")
-@click.option("--without", multiple=True, metavar="HOST", help="No fault of this host or its links. Repeatable.")
+@click.option("--without", multiple=True, metavar="HOST", help="Plan no fault on this host or its links. Repeatable.")
 @json_option
 @pass_session
 def profile(
@@ -37,16 +37,15 @@ def profile(
     without: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Write a fault schedule with published failure rates: the `[[faults]]` of an experiment. Touches no lab.
+    """Print a random fault schedule with published failure rates, as `[[faults]]` of an experiment. Touches no lab.
 
     Without a NAME, lists the profiles. The same seed gives the same schedule, with the same SHA-256.
     """
     if name is None:
-        rows = [(known.name, str(known.events), known.summary) for known in PROFILES.values()]
-        session.table(("profile", "events", "what it is like"), rows)
+        _list_profiles(session)
         return
     inventory = session.inventory()
-    inventory = without_hosts(inventory, [exclusion.host for exclusion in leave_out.by_hand(inventory, without)])
+    inventory = without_hosts(inventory, [exclusion.host for exclusion in exclusions.named_by_user(inventory, without)])
     after_s = parse_duration(after)
     specs = schedule(name, inventory.topology, seed=seed, duration_s=parse_duration(duration), events=events)
     specs = tuple(replace(spec, at_s=spec.at_s + after_s) for spec in specs)
@@ -58,10 +57,15 @@ def profile(
         return
     click.echo(f"# {name}, seed {seed}, {duration}, {len(specs)} faults on {inventory.name}; SHA-256 {sha256}")
     for spec in specs:
-        click.echo(_toml(spec))
+        click.echo(_toml_of(spec))
 
 
-def _toml(spec: FaultSpec) -> str:
+def _list_profiles(session: Session) -> None:
+    rows = [(known.name, str(known.events), known.summary) for known in PROFILES.values()]
+    session.table(("profile", "events", "what it models"), rows)
+
+
+def _toml_of(spec: FaultSpec) -> str:
     lines = [
         "",
         "[[faults]]",
