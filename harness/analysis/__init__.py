@@ -1,1 +1,1 @@
-"""Results of a run with their intervals: timeline, phases, routing, slow ranks and link loads. Pure."""
+"""Metrics of a run with their confidence intervals: timeline, phases, routing, slow ranks and link loads. Pure."""

@@ -1,7 +1,7 @@
-"""Control runs: every fault is prepared, armed and cleared with an empty action, so that only the harness acts. Pure.
+"""The verdict of a control run: every fault is prepared, armed and cleared, but its action is empty. Pure.
 
-A control run goes through all of a run: holders, leases, counter reads, looks. No packet is lost and no link goes down.
-What its workload then loses against its fault-free twin is the cost of the harness itself.
+A control run does everything else that a run does: it starts holders, refreshes leases and reads counters. No packet is
+lost and no link goes down. If its workload is slower than the fault-free twin, that is the cost of the harness itself.
 """
 
 from __future__ import annotations
@@ -17,18 +17,10 @@ CHECK = "control_run"
 
 
 def as_control(verdict: VerdictFile, jct_ratio: Observation | None) -> VerdictFile:
-    """Return the verdict of a control run: with a check that says so, and never PASS.
+    """Return a run's verdict with a check that marks it as a control run, so that it is never PASS.
 
-    `jct_ratio` is the job's time against the fault-free twin, as it was measured.
+    `jct_ratio` is the measured job completion time divided by that of the fault-free twin.
     """
-    if jct_ratio is None or jct_ratio.value is None:
-        cost = f"its cost is unknown: {'not measured' if jct_ratio is None else jct_ratio.detail}"
-    else:
-        interval = (
-            f"; {jct_ratio.interval}" if jct_ratio.interval is not None else ", too few iterations for an interval"
-        )
-        measured = f"{jct_ratio.detail}{interval}"
-        cost = f"the harness alone cost {jct_ratio.value:.3f} of the fault-free twin's job time ({measured})"
     check = Check(
         name=CHECK,
         verdict=Verdict.INCONCLUSIVE,
@@ -36,7 +28,18 @@ def as_control(verdict: VerdictFile, jct_ratio: Observation | None) -> VerdictFi
         bound=None,
         unit="ratio",
         rule="A control run decides nothing about faults: each was armed with zero intensity",
-        detail=f"armed, zero intensity: no fault did anything; {cost}",
+        detail=f"armed, zero intensity: no fault did anything; {_cost_of_harness(jct_ratio)}",
     )
     checks = (check, *verdict.checks)
     return msgspec.structs.replace(verdict, verdict=worst(check.verdict for check in checks), checks=checks)
+
+
+def _cost_of_harness(jct_ratio: Observation | None) -> str:
+    if jct_ratio is None:
+        return "its cost is unknown: not measured"
+    if jct_ratio.value is None:
+        return f"its cost is unknown: {jct_ratio.detail}"
+    interval = f"; {jct_ratio.interval}" if jct_ratio.interval is not None else ", too few iterations for an interval"
+    return (
+        f"the harness alone cost {jct_ratio.value:.3f} of the fault-free twin's job time ({jct_ratio.detail}{interval})"
+    )
