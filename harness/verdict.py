@@ -34,9 +34,9 @@ from inject.kinds.kind import Fidelity
 
 __all__ = [
     "Check",
+    "ExcludedHost",
     "ExitCode",
     "LabState",
-    "LeftOut",
     "RoutingDecisions",
     "RoutingReceipt",
     "SchemeArmed",
@@ -97,7 +97,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+class ExcludedHost(msgspec.Struct, frozen=True, kw_only=True):
     """A host that a run went without, and why."""
 
     host: str
@@ -170,7 +170,7 @@ class VerdictFile(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Receipt, ...]
     lab_state: LabState
     attribution: tuple[Finding, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[ExcludedHost, ...] = ()
     routing: RoutingReceipt | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from harness.experiment.run_plan import ScheduledFault
 from harness.record.plausible import refuse_addresses, refuse_large_numbers
-from harness.verdict import LabState, LeftOut, RoutingReceipt
+from harness.verdict import ExcludedHost, LabState, RoutingReceipt
 from inject.evidence.receipt import Receipt
 from testbed.model.lab_kind import LabKind
 from testbed.model.topology import Topology
@@ -253,7 +253,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str | None = None
     guest_kernel: str | None = None
     packages: dict[str, str] = {}
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[ExcludedHost, ...] = ()
     routing: str | None = None
 
 

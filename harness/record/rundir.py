@@ -47,7 +47,7 @@ from harness.packets.evidence import Evidence
 from harness.record import code
 from harness.record import measurements as measurements_file
 from harness.record.measurements import Environment, Measurements
-from harness.verdict import LeftOut, VerdictFile
+from harness.verdict import ExcludedHost, VerdictFile
 from testbed.errors import RecordError, UsageError
 from testbed.observe.telemetry import Recorded
 from traffic.engine.flight_recorder import Flight
@@ -359,7 +359,7 @@ def describe_environment(
     qemu: str | None = None,
     accelerator: str | None = None,
     guest_kernel: str | None = None,
-    left_out: Sequence[LeftOut] = (),
+    left_out: Sequence[ExcludedHost] = (),
     routing: str | None = None,
 ) -> Environment:
     """Return the versions and settings of this controller, without environment variables, host or user name."""

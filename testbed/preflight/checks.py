@@ -1,8 +1,8 @@
 """The checks of preflight, as data: each has a name, a source, the expected state and advice. All pure.
 
-A check yields what is wrong (`Wrong`). Consequences of one problem (the GID of an RNIC whose link is down) are reported
-by each check that sees them, because each has its own advice. What a check could not determine (`NotLooked`) is
-reported with the reason, and is neither right nor wrong.
+A check yields a `PreflightFinding` for each problem. A problem with several consequences (a link that is down also
+costs its RNIC the GID) is reported by each check that sees one, because each has its own advice. What a check could
+not determine is reported as `Unchecked` with the reason: it counts neither as right nor as wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Link, Port, Topology
 from testbed.preflight.collect import FAR_ADDRESS, Facts
 
-__all__ = ["CHECKS", "Check", "NotLooked", "State", "Wrong", "expected_next_hops", "not_looked", "run_checks"]
+__all__ = [
+    "CHECKS",
+    "Check",
+    "PreflightFinding",
+    "State",
+    "Unchecked",
+    "expected_next_hops",
+    "run_checks",
+    "unchecked_parts",
+]
 
 State = Mapping[str, Facts]
 """Facts of every machine and switch, by name."""
@@ -31,8 +40,8 @@ _NO_LIMIT = "max"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wrong:
-    """One problem: what was `found` at `where`, and what was `wanted` there."""
+class PreflightFinding:
+    """One problem: the value `found` at `where`, the expected value (`wanted`) and what to do."""
 
     check: str
     where: str
@@ -42,8 +51,8 @@ class Wrong:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotLooked:
-    """Something that a check could not determine, and why. `where` is the lab's name if that is everything."""
+class Unchecked:
+    """A part of a check that could not be done, and why. If no part could be done, `where` is the name of the lab."""
 
     check: str
     where: str
@@ -58,7 +67,7 @@ def _all_seen(_inventory: Inventory, _state: State) -> Iterator[tuple[str, str]]
 class Check:
     """One check. `wrong` yields (where, found, wanted), `unseen` yields (where, why) for what it could not determine.
 
-    `labs` are the kinds of lab on which it runs, `elsewhere` is why not on the others.
+    `labs` are the kinds of lab on which it runs. `elsewhere` is the reason why it does not run on the others.
     """
 
     name: str
@@ -71,25 +80,25 @@ class Check:
     elsewhere: str = ""
 
 
-def run_checks(inventory: Inventory, state: State, checks: Sequence[Check] | None = None) -> list[Wrong]:
-    """Return everything that is wrong in a lab, in the order of the checks (default: `CHECKS`)."""
+def run_checks(inventory: Inventory, state: State, checks: Sequence[Check] | None = None) -> list[PreflightFinding]:
+    """Return the findings of the checks (default: `CHECKS`), in their order."""
     return [
-        Wrong(check=check.name, where=where, found=observed, wanted=wanted, do=check.do)
+        PreflightFinding(check=check.name, where=where, found=observed, wanted=wanted, do=check.do)
         for check in (CHECKS if checks is None else checks)
         if inventory.kind in check.labs
         for where, observed, wanted in check.wrong(inventory, state)
     ]
 
 
-def not_looked(inventory: Inventory, state: State, checks: Sequence[Check] | None = None) -> list[NotLooked]:
-    """Return everything that the checks (default: `CHECKS`) could not determine, in their order."""
+def unchecked_parts(inventory: Inventory, state: State, checks: Sequence[Check] | None = None) -> list[Unchecked]:
+    """Return what the checks (default: `CHECKS`) could not determine, in their order."""
     unknown = []
     for check in CHECKS if checks is None else checks:
         if inventory.kind in check.labs:
             unseen = check.unseen(inventory, state)
-            unknown += [NotLooked(check=check.name, where=where, why=why) for where, why in unseen]
+            unknown += [Unchecked(check=check.name, where=where, why=why) for where, why in unseen]
         else:
-            unknown.append(NotLooked(check=check.name, where=inventory.name, why=check.elsewhere))
+            unknown.append(Unchecked(check=check.name, where=inventory.name, why=check.elsewhere))
     return unknown
 
 

@@ -23,11 +23,11 @@ from harness.report import summary
 from harness.report.judged_by import judged_by
 from harness.run import loop as run_module
 from harness.run.loop import Decided, Finished
-from harness.run.prepare import exclusions as leave_out_module
+from harness.run.prepare import exclusions
 from harness.run.prepare.preflight import ALL_CHECKS
 from harness.run.repeats import alpha_spending, pooled, repeated
 from harness.run.repeats.trials import trial_of
-from harness.verdict import Check, LeftOut, Verdict, exit_code
+from harness.verdict import Check, ExcludedHost, Verdict, exit_code
 from testbed.backends.lab_backend import backend_of
 from testbed.errors import Unsupported, UsageError
 from testbed.inventory.lab_inventory import Inventory
@@ -104,7 +104,7 @@ def run(
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
     most = _most(loaded, repeat, until_decided=until_decided, most=most)
-    left_out = leave_out_module.by_hand(inventory, without)
+    left_out = exclusions.named_by_user(inventory, without)
     (decided,) = _decide(loaded, source, inventory, [seed], left_out)
     if only_plan:
         if leave_out:
@@ -117,7 +117,7 @@ def run(
     backend, resets = backend_of(inventory.kind), traits_of(inventory.kind).has_snapshot
     if leave_out and not resets:  # before anything is reserved: that depends on which hosts take part
         with session.progress() as progress:
-            left_out = leave_out_module.excluded_hosts(inventory, ALL_CHECKS, left_out, progress)
+            left_out = exclusions.find_unfit_hosts(inventory, ALL_CHECKS, left_out, progress)
     trials = _decide(loaded, source, inventory, seeds, left_out)
     names = () if resets else {name for trial in trials for name in run_module.touched(trial, inventory.topology)}
     with (
@@ -127,7 +127,7 @@ def run(
         backend.make_ready(inventory, progress)
         if resets and leave_out:
             backend.reset(inventory, progress)  # what a run finds is the snapshot, not what is there now
-            left_out = leave_out_module.excluded_hosts(inventory, ALL_CHECKS, left_out, progress)
+            left_out = exclusions.find_unfit_hosts(inventory, ALL_CHECKS, left_out, progress)
             trials = _decide(loaded, source, inventory, seeds, left_out)
         runs = _execute_all(trials, inventory, out, progress, holding, most=most, control=control)
     if len(trials) == 1:
@@ -157,7 +157,11 @@ def _trial(run: Finished, loaded: Experiment) -> pooled.Trial:
 
 
 def _decide(
-    loaded: Experiment, source: bytes, inventory: Inventory, seeds: Iterable[int | None], left_out: Sequence[LeftOut]
+    loaded: Experiment,
+    source: bytes,
+    inventory: Inventory,
+    seeds: Iterable[int | None],
+    left_out: Sequence[ExcludedHost],
 ) -> list[Decided]:
     """Return a plan for each seed. An error lists the excluded hosts."""
     try:

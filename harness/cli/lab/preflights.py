@@ -11,7 +11,7 @@ import click
 from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session, styled
-from harness.run.prepare import exclusions as leave_out_module
+from harness.run.prepare import exclusions
 from harness.run.prepare import preflight as preflight_module
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
@@ -82,7 +82,7 @@ def preflight(
         else:
             session.table(("check", "reads", "right is"), rows)
         return ExitCode.PASS
-    inventory = leave_out_module.only(inventory, hosts)
+    inventory = exclusions.restrict_to(inventory, hosts)
     with (
         open_lab(inventory) as lab,
         hold(inventory, hosts, why="preflight", mode="exclusive") as holding,

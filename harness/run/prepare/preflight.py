@@ -1,4 +1,4 @@
-"""Preflight: the checks of `testbed.preflight`, stale reservations and a burn-in, as one answer. Changes nothing."""
+"""Preflight: the checks of `testbed.preflight`, stale reservations and a burn-in, in one result. Changes nothing."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from harness.run.prepare.exclusions import REACH, of_outliers, silent_hosts, unfit
-from harness.verdict import LeftOut
+from harness.run.prepare.exclusions import REACH, exclude_unfit, hosts_of_outliers, unreachable_hosts
+from harness.verdict import ExcludedHost
 from testbed.errors import LabError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.inventory.subset import without_hosts
 from testbed.lab import Lab
 from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Topology
-from testbed.preflight.checks import CHECKS, NotLooked, State, Wrong, not_looked, run_checks
+from testbed.preflight.checks import CHECKS, PreflightFinding, State, Unchecked, run_checks, unchecked_parts
 from testbed.preflight.collect import read_facts
 from testbed.preflight.gpu_health_check import CHECK as GPU_HEALTH
 from testbed.preflight.rack_checks import RACK_CHECKS
@@ -38,25 +38,25 @@ _DO_BURNIN = "the common end of the outliers is the suspect: check its cable, it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """What preflight found. `checked` are the names of the checks that were done.
+    """The result of preflight. `checked` are the names of the checks that were done.
 
-    `not_looked` is what nothing can be said of: whole checks, which are then not in `checked`, or parts of one.
-    `leave_out` are the hosts to do without, `rest` is what is wrong with the lab without them, too.
+    `not_looked` lists what could not be checked: parts of a check, or a whole check, which is then not in `checked`.
+    `leave_out` are the hosts to exclude. `rest` are the findings that remain without these hosts.
     """
 
     lab: str
     checked: tuple[str, ...]
-    wrong: tuple[Wrong, ...]
+    wrong: tuple[PreflightFinding, ...]
     burnin: Burnin | None
-    not_looked: tuple[NotLooked, ...] = ()
-    leave_out: tuple[LeftOut, ...] = ()
-    rest: tuple[Wrong, ...] = ()
+    not_looked: tuple[Unchecked, ...] = ()
+    leave_out: tuple[ExcludedHost, ...] = ()
+    rest: tuple[PreflightFinding, ...] = ()
 
     @property
     def bad_hosts(self) -> tuple[str, ...]:
-        """Nodes that something wrong is at."""
-        names = {wrong.where.replace(" ", ":").split(":")[0] for wrong in self.wrong if wrong.where != self.lab}
-        return tuple(sorted(names))
+        """Nodes with a finding."""
+        places = {finding.where for finding in self.wrong} - {self.lab}
+        return tuple(sorted({place.replace(" ", ":").split(":")[0] for place in places}))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON."""
@@ -69,13 +69,15 @@ def names(inventory: Inventory) -> tuple[str, ...]:
     return (*(check.name for check in ALL_CHECKS if inventory.kind in check.labs), RESERVATIONS, BURNIN)
 
 
-def _unseen(inventory: Inventory, state: State, out: Iterable[str], *, with_burnin: bool) -> list[NotLooked]:
-    """Return what is not checked. For the burn-in these are the RNICs in `out`, or all."""
-    unchecked = not_looked(inventory, state, ALL_CHECKS)
+def _unchecked(
+    inventory: Inventory, state: State, broken_rnics: Iterable[str], *, with_burnin: bool
+) -> list[Unchecked]:
+    """Return what is not checked. The burn-in leaves out `broken_rnics`, which cannot carry traffic."""
+    unchecked = unchecked_parts(inventory, state, ALL_CHECKS)
     if not with_burnin:
-        return [*unchecked, NotLooked(check=BURNIN, where=inventory.name, why="it was left out (--no-burn-in)")]
+        return [*unchecked, Unchecked(check=BURNIN, where=inventory.name, why="it was left out (--no-burn-in)")]
     why = "another check has found this RNIC unfit to carry anything"
-    return [*unchecked, *(NotLooked(check=BURNIN, where=rnic, why=why) for rnic in sorted(out))]
+    return [*unchecked, *(Unchecked(check=BURNIN, where=rnic, why=why) for rnic in sorted(broken_rnics))]
 
 
 def preflight(
@@ -87,75 +89,77 @@ def preflight(
         Unreachable: a machine does not answer, so its state is unknown.
     """
     inventory = lab.inventory_model
-    progress("looking at every machine")
+    progress("preflight: checking every machine")
     silent: dict[str, str] = {}
     state = read_facts(lab, silent=silent if leave_out else None)
     answering = without_hosts(inventory, silent)
     stale = _stale(inventory)
-    wrong = [*map(_silent, silent.items()), *run_checks(answering, state, ALL_CHECKS), *stale]
-    hosts = unfit(inventory, state, ALL_CHECKS, silent_hosts(silent))
-    left_out, rest = list(hosts.hosts), [*hosts.rest, *stale]
-    out = broken(lab.topology, wrong)
-    out |= {f"{host}:{rnic.name}" for host in silent for rnic in lab.topology.host_by_name[host].rnics}
-    unseen = _unseen(answering, state, out, with_burnin=with_burnin)
+    wrong = [*map(_unreachable, silent.items()), *run_checks(answering, state, ALL_CHECKS), *stale]
+    exclusions = exclude_unfit(inventory, state, ALL_CHECKS, unreachable_hosts(silent))
+    left_out, rest = list(exclusions.hosts), [*exclusions.remaining, *stale]
+    broken_rnics = broken(lab.topology, wrong)
+    broken_rnics |= {f"{host}:{rnic.name}" for host in silent for rnic in lab.topology.host_by_name[host].rnics}
+    unchecked = _unchecked(answering, state, broken_rnics, with_burnin=with_burnin)
     done = None
     if with_burnin:
-        done, burnin_findings = _burn_in(lab, out, progress)
+        done, burnin_findings = _burn_in(lab, broken_rnics, progress)
         wrong += burnin_findings
         if done is None:
             rest += burnin_findings
         else:
-            left_out += of_outliers(done.outliers, left_out)
-            unseen += [NotLooked(check=BURNIN, where=f"{src} > {dst}", why=_UNTRIED) for src, dst in done.unmeasured]
+            left_out += hosts_of_outliers(done.outliers, left_out)
+            unchecked += [Unchecked(check=BURNIN, where=f"{src} > {dst}", why=_UNTRIED) for src, dst in done.unmeasured]
             rest += _untried(inventory, done, {exclusion.host for exclusion in left_out})
-    whole = {item.check for item in unseen if item.where == inventory.name}
+    whole = {item.check for item in unchecked if item.where == inventory.name}
     return Preflight(
         lab=inventory.name,
         checked=tuple(name for name in names(inventory) if name not in whole),
         wrong=tuple(wrong),
         burnin=done,
-        not_looked=tuple(unseen),
+        not_looked=tuple(unchecked),
         leave_out=tuple(left_out),
         rest=tuple(rest),
     )
 
 
-def _burn_in(lab: Lab, out: set[str], progress: Callable[[str], None]) -> tuple[Burnin | None, list[Wrong]]:
-    """Run the burn-in of all RNICs but `out`. Return it (None: it failed) and its findings."""
+def _burn_in(
+    lab: Lab, broken_rnics: set[str], progress: Callable[[str], None]
+) -> tuple[Burnin | None, list[PreflightFinding]]:
+    """Run the burn-in of all RNICs except `broken_rnics`. Return its result (None if it failed) and its findings."""
     inventory = lab.inventory_model
-    without = f", without {', '.join(sorted(out))}" if out else ""
+    without = f", without {', '.join(sorted(broken_rnics))}" if broken_rnics else ""
     progress(f"burn-in: latency and bandwidth of all pairs, one after the other{without}")
     try:
         done = burnin.measure(
             lab,
             worse_than=traits_of(inventory.kind).outlier_ratio,
             shape=burnin.SHAPES[inventory.kind],
-            leave_out=out,
+            leave_out=broken_rnics,
             on_event=lambda _event: lab.heartbeat(),
         )
     except LabError as error:
         do = "repair the findings of the other checks first, then run the burn-in again"
         wanted = "every pair connects"
-        return None, [Wrong(check=BURNIN, where=inventory.name, found=str(error), wanted=wanted, do=do)]
-    return done, [_as_wrong(outlier) for outlier in done.outliers]
+        return None, [PreflightFinding(check=BURNIN, where=inventory.name, found=str(error), wanted=wanted, do=do)]
+    return done, [_finding_of(outlier) for outlier in done.outliers]
 
 
-def _untried(inventory: Inventory, done: Burnin, out: set[str]) -> list[Wrong]:
+def _untried(inventory: Inventory, done: Burnin, excluded: set[str]) -> list[PreflightFinding]:
     """Return a finding if pairs of the remaining hosts were not measured: these hosts may be unfit, too."""
-    left = [pair for pair in done.unmeasured if not out & {end.partition(":")[0] for end in pair}]
+    left = [pair for pair in done.unmeasured if not excluded & {end.partition(":")[0] for end in pair}]
     if not left:
         return []
     observed = f"{len(left)} pairs were not measured: too many others were dead"
     do = "repair the dead pairs or exclude their hosts, then run the burn-in again"
-    return [Wrong(check=BURNIN, where=inventory.name, found=observed, wanted="every pair measured", do=do)]
+    return [PreflightFinding(check=BURNIN, where=inventory.name, found=observed, wanted="every pair measured", do=do)]
 
 
-def _silent(host_and_reason: tuple[str, str]) -> Wrong:
+def _unreachable(host_and_reason: tuple[str, str]) -> PreflightFinding:
     host, why = host_and_reason
-    return Wrong(check=REACH, where=host, found=f"does not answer: {why}", wanted="answers", do=_DO_REACH)
+    return PreflightFinding(check=REACH, where=host, found=f"does not answer: {why}", wanted="answers", do=_DO_REACH)
 
 
-def broken(topology: Topology, wrong: Iterable[Wrong]) -> set[str]:
+def broken(topology: Topology, wrong: Iterable[PreflightFinding]) -> set[str]:
     """Return the RNICs that a check found unfit to carry traffic, at either end of their link."""
     at = {item.where.partition(" ")[0] for item in wrong if item.check in _FATAL}
     unfit_rnics = set()
@@ -173,12 +177,12 @@ def suspects(outliers: tuple[Outlier, ...]) -> list[str]:
     return sorted(set(ends), key=lambda end: (-ends.count(end), end))
 
 
-def _stale(inventory: Inventory) -> list[Wrong]:
+def _stale(inventory: Inventory) -> list[PreflightFinding]:
     """Return a finding for each reservation that has ended but is still in the book."""
     now = store_of(inventory).read()
     alive = reservation.live(now.book, now_s=now.now_s, is_dead=is_dead)
     return [
-        Wrong(
+        PreflightFinding(
             check=RESERVATIONS,
             where=inventory.name,
             found=f"a stale reservation of {entry.who} ({entry.why})",
@@ -190,11 +194,13 @@ def _stale(inventory: Inventory) -> list[Wrong]:
     ]
 
 
-def _as_wrong(outlier: Outlier) -> Wrong:
+def _finding_of(outlier: Outlier) -> PreflightFinding:
     pair = outlier.pair
     if outlier.value is None or outlier.ratio is None:
         observed, wanted = "nothing got through", f"{outlier.what} {outlier.usual:.0f}"
     else:
         observed = f"{outlier.what} {outlier.value:.0f}, {outlier.ratio:.2f} times worse"
         wanted = f"near the {outlier.usual:.0f} that the best quarter of its kind has ({pair.kind})"
-    return Wrong(check=BURNIN, where=f"{pair.src} > {pair.dst}", found=observed, wanted=wanted, do=_DO_BURNIN)
+    return PreflightFinding(
+        check=BURNIN, where=f"{pair.src} > {pair.dst}", found=observed, wanted=wanted, do=_DO_BURNIN
+    )

@@ -13,7 +13,7 @@ from harness.experiment.needs import unmet
 from harness.experiment.run_plan import Plan
 from harness.run.prepare.bind_to_lab import fit, hosts_of, refuse_absent
 from harness.run.prepare.fit_bystander import refuse_faults_on_bystander
-from harness.verdict import LeftOut
+from harness.verdict import ExcludedHost
 from inject import fault_plan
 from inject.fault_plan import PlannedFault
 from inject.policy import blast_radius, safety
@@ -41,7 +41,7 @@ class Decided:
     plan: Plan
     faults: tuple[PlannedFault, ...]
     hosts: tuple[str, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[ExcludedHost, ...] = ()
 
 
 def decide(
@@ -50,7 +50,7 @@ def decide(
     inventory: Inventory,
     *,
     seed: int | None = None,
-    left_out: Sequence[LeftOut] = (),
+    left_out: Sequence[ExcludedHost] = (),
 ) -> Decided:
     """Plan a run on the hosts that are not `left_out`; touches nothing.
 

@@ -15,7 +15,7 @@ from harness.experiment.run_plan import Plan
 from harness.judge import judge
 from harness.record import measurements, rundir
 from harness.run.control import CHECK, as_control
-from harness.verdict import Check, LeftOut, Verdict, VerdictFile
+from harness.verdict import Check, ExcludedHost, Verdict, VerdictFile
 
 
 def verdict_of(*verdicts):
@@ -50,7 +50,9 @@ def test_as_control_is_never_a_pass(verdicts, whole):
 
 def test_as_control_keeps_everything_else_of_the_verdict():
     """The verdict of a control run used to lose the receipt of the routing scheme."""
-    verdict = msgspec.structs.replace(verdict_of(Verdict.PASS), routing=None, left_out=(LeftOut(host="h", why="w"),))
+    verdict = msgspec.structs.replace(
+        verdict_of(Verdict.PASS), routing=None, left_out=(ExcludedHost(host="h", why="w"),)
+    )
     control = as_control(verdict, COST)
     assert msgspec.structs.replace(control, verdict=verdict.verdict, checks=verdict.checks) == verdict
 

@@ -20,8 +20,8 @@ from harness.report import summary
 from harness.run import loop as run_module
 from harness.run.loop import Finished
 from harness.run.prepare import exclusions, preflight
-from harness.run.prepare.exclusions import of_outliers, unfit
-from harness.verdict import LeftOut, VerdictFile, decode, encode
+from harness.run.prepare.exclusions import exclude_unfit, hosts_of_outliers
+from harness.verdict import ExcludedHost, VerdictFile, decode, encode
 from testbed.errors import LabError, Unreachable, UsageError
 from testbed.inventory.subset import without_hosts
 from testbed.node.gpu import health
@@ -40,7 +40,7 @@ size = "64KiB"
 duration = "20s"
 {more}
 """
-HOST2 = LeftOut(host="host2", why="gid: host2:rxe1: not in the GID table")
+HOST2 = ExcludedHost(host="host2", why="gid: host2:rxe1: not in the GID table")
 
 
 def names(exclusions):
@@ -76,9 +76,9 @@ def test_host_is_unfit_with_a_finding_on_the_host_or_its_switch_port(planted, ho
     state = healthy()
     for name in planted:
         PLANTED[name][0](state)
-    result = unfit(INVENTORY, state, CHECKS)
+    result = exclude_unfit(INVENTORY, state, CHECKS)
     assert sorted(names(result)) == hosts
-    assert result.rest == ()
+    assert result.remaining == ()
 
 
 def test_unfit_hosts_consequences_elsewhere_are_excluded_with_it():
@@ -88,8 +88,8 @@ def test_unfit_hosts_consequences_elsewhere_are_excluded_with_it():
     interface("rtsw1", "host1-rxe0", carrier=False)(state)
     for switch in ("rtsw2", "ctsw1", "ctsw2"):
         del state[switch].next_hops["10.77.1.0/31"]
-    result = unfit(INVENTORY, state, CHECKS)
-    assert (names(result), result.rest) == (["host1"], ())
+    result = exclude_unfit(INVENTORY, state, CHECKS)
+    assert (names(result), result.remaining) == (["host1"], ())
     assert result.hosts[0].why == "link: rtsw1:host1-rxe0: up, but no carrier; 1 more"
 
 
@@ -97,16 +97,16 @@ def test_unfit_hosts_consequences_elsewhere_are_excluded_with_it():
 def test_unfit_lists_no_host_for_a_finding_of_the_fabric(planted):
     state = healthy()
     PLANTED[planted][0](state)
-    result = unfit(INVENTORY, state, CHECKS)
+    result = exclude_unfit(INVENTORY, state, CHECKS)
     assert result.hosts == ()
-    assert result.rest
+    assert result.remaining
 
 
 def test_outlying_pairs_name_their_common_host():
     slow = [outlier("host2", "host1"), outlier("host3", "host2"), outlier("host2", "host4")]
-    assert [one.host for one in of_outliers(slow, ())] == ["host2"]
-    assert of_outliers(slow, [HOST2]) == ()
-    lone = of_outliers([*slow, outlier("host1", "host4")], ())
+    assert [one.host for one in hosts_of_outliers(slow, ())] == ["host2"]
+    assert hosts_of_outliers(slow, [HOST2]) == ()
+    lone = hosts_of_outliers([*slow, outlier("host1", "host4")], ())
     assert sorted(one.host for one in lone) == ["host1", "host2", "host4"], "nobody can tell which end it is"
 
 
@@ -241,7 +241,7 @@ def test_leave_out_named_hosts_must_exist(looked, tmp_path):
     file = experiment(tmp_path)
     assert call("run", file, "--without", "host1", "--without", "host1").exception is None
     assert ranks(looked.decided[0]) == ["host2", "host3", "host4"]
-    assert looked.decided[0].left_out == (LeftOut(host="host1", why="named by hand"),)
+    assert looked.decided[0].left_out == (ExcludedHost(host="host1", why="named by hand"),)
     with pytest.raises(UsageError, match="did you mean host1"):
         raise call("run", file, "--without", "hots1").exception
     with pytest.raises(UsageError, match="--without"):

@@ -21,7 +21,7 @@ from inject.mechanisms.rack.rack_mechanism import shown
 from inject.node import probe
 from testbed.errors import Unreachable
 from testbed.inventory import lab_inventory
-from testbed.preflight.checks import not_looked, run_checks
+from testbed.preflight.checks import run_checks, unchecked_parts
 from testbed.preflight.rack_checks import RACK_CHECKS
 from testbed.preflight.rack_formats import keeps_up
 from testbed.remote.remote_node import Completed
@@ -143,7 +143,7 @@ def test_preflight_names_missing_abilities_and_their_effect(node, old, new, word
     assert old in state[node].raw["able"]
     state[node].raw["able"] = state[node].raw["able"].replace(old, new)
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    (unseen,) = not_looked(RACK, state, RACK_CHECKS)
+    (unseen,) = unchecked_parts(RACK, state, RACK_CHECKS)
     assert (unseen.check, unseen.where) == ("abilities", node)
     assert words in unseen.why
 
@@ -164,7 +164,7 @@ def test_preflight_names_ports_kept_up_and_dcbx_controlled_by_firmware():
     state["host1"].raw["qos mlx5_1"] = (
         state["host1"].raw["qos mlx5_1"].replace("DCBX mode: OS controlled", "DCBX mode: Firmware controlled")
     )
-    whys = {each.where: each.why for each in not_looked(RACK, state, RACK_CHECKS)}
+    whys = {each.where: each.why for each in unchecked_parts(RACK, state, RACK_CHECKS)}
     assert "keeps the port up" in whys["host1:mlx5_0"]
     assert "-d os" in whys["host1:mlx5_1"]
 

@@ -11,7 +11,7 @@ from testbed.inventory import lab_inventory
 from testbed.node import counts
 from testbed.node.gpu import health
 from testbed.node.watch import Watch
-from testbed.preflight.checks import not_looked, run_checks
+from testbed.preflight.checks import run_checks, unchecked_parts
 from testbed.preflight.collect import Facts
 from testbed.preflight.gpu_health_check import CHECK
 from testbed.preflight.rack_formats import gpus
@@ -39,7 +39,7 @@ def wrong(inventory, state):
 def test_gpu_health_of_healthy_gpus_is_right_on_both_kinds_of_lab(monkeypatch, tmp_path):
     for inventory, state in ((SOFT, soft_state(monkeypatch, tmp_path)), (RACK, rack_state())):
         assert wrong(inventory, state) == []
-        assert not_looked(inventory, state, [CHECK]) == []
+        assert unchecked_parts(inventory, state, [CHECK]) == []
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_gpu_health_of_a_soft_host_comes_from_its_watcher(monkeypatch, tmp_path)
     for name in ("gpu0", "gpu1"):
         (tmp_path / f"faultbed-{name}.service").rmdir()
     state["host2"].raw["gpu"] = json.dumps(Watch().gpus({}))
-    assert [unchecked.where for unchecked in not_looked(SOFT, state, [CHECK])] == ["host2"]
+    assert [unchecked.where for unchecked in unchecked_parts(SOFT, state, [CHECK])] == ["host2"]
 
 
 @pytest.mark.parametrize("registers", [{"memory": {"ecc_corrected": 900}}, {"heat": {"temp_c": 88}}])
@@ -86,7 +86,7 @@ def test_gpu_health_that_is_not_reported_is_not_looked_at(monkeypatch, tmp_path)
     state["host1"].raw["gpu"] = json.dumps({"driver": None, "why": None, "gpus": [{"index": 0, "temp_c": 95}]})
     state["host2"].raw["gpu"] = json.dumps({"driver": None, "why": "the GPU is gone", "gpus": []})
     assert wrong(SOFT, state) == []
-    unseen = {unchecked.where: unchecked.why for unchecked in not_looked(SOFT, state, [CHECK])}
+    unseen = {unchecked.where: unchecked.why for unchecked in unchecked_parts(SOFT, state, [CHECK])}
     assert unseen.keys() == {"host1:gpu0", "host2"}
     assert "ecc_uncorrected" in unseen["host1:gpu0"]
     assert unseen["host2"] == "0 of 1 GPUs answer: the GPU is gone"

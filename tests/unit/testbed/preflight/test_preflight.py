@@ -16,7 +16,7 @@ from testbed import shipped
 from testbed.errors import LabError
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.preflight import collect
-from testbed.preflight.checks import CHECKS, expected_next_hops, not_looked, run_checks
+from testbed.preflight.checks import CHECKS, expected_next_hops, run_checks, unchecked_parts
 from testbed.preflight.collect import Interface, parse, read_facts, script
 from traffic.flows import burnin
 from traffic.flows.burnin import Pair, _better, outliers, pairs_of
@@ -75,7 +75,7 @@ def test_preflight_rack_clock_is_read_apart_from_slow_tools(monkeypatch):
     clock = [check for check in CHECKS if check.name == "clock"]
     (wrong,) = run_checks(rack, state, clock)
     assert (wrong.where, wrong.found[:8]) == ("host1", "+2.000 s")
-    (unseen,) = not_looked(rack, state, clock)
+    (unseen,) = unchecked_parts(rack, state, clock)
     assert unseen.why == "SSH is too slow to show a skew of less than 0.01 s"
 
 
@@ -141,7 +141,7 @@ def test_preflight_leftovers_of_a_tool_that_failed_are_not_right(tmp_path, nft, 
     state = parse(done.stdout)
     assert state["host1"].failed == failed
     check = next(one for one in CHECKS if one.name == "leftovers")
-    unseen = not_looked(INVENTORY, state, [check])
+    unseen = unchecked_parts(INVENTORY, state, [check])
     assert [(one.where, one.why) for one in unseen] == [
         ("host1", f"{one} failed, so leftovers of that kind are unknown") for one in failed
     ]

@@ -19,7 +19,7 @@ from testbed.inventory import ansible_listing
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.inventory.schema import GoldenVars
 from testbed.preflight import fec
-from testbed.preflight.checks import CHECKS, not_looked, run_checks
+from testbed.preflight.checks import CHECKS, run_checks, unchecked_parts
 from testbed.preflight.collect import Facts, parse, read_facts, script
 from testbed.preflight.rack_checks import RACK_CHECKS
 from testbed.preflight.rack_formats import (
@@ -192,14 +192,14 @@ def test_gpu_unsupported_value_is_unknown_and_named():
     lacking = dict.fromkeys(("ecc", "reasons", "power_limit_w", "persistence"))
     change(state["host1"], 4, **lacking)
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    (unseen,) = not_looked(RACK, state, RACK_CHECKS)
+    (unseen,) = unchecked_parts(RACK, state, RACK_CHECKS)
     assert unseen.where == "host1:gpu4 (00000000:19:00.0)"
     assert unseen.why == ("NVML does not report ECC mode, persistence mode, reasons for lowered clocks, power limit")
 
 
 def test_rack_checks_of_a_healthy_rack_find_nothing():
     assert run_checks(RACK, rack_state(), RACK_CHECKS) == []
-    assert not_looked(RACK, rack_state(), RACK_CHECKS) == []
+    assert unchecked_parts(RACK, rack_state(), RACK_CHECKS) == []
 
 
 @pytest.mark.parametrize(
@@ -254,10 +254,10 @@ def test_rack_checks_of_a_host_without_tool_output_are_not_passed():
     """Such checks are listed as not done, without a finding. A missing tool used to exclude the host."""
     state = rack_state() | {"host1": Facts(), "rtsw1": Facts()}
     wrong = {finding.check for finding in run_checks(RACK, state, RACK_CHECKS)}
-    unseen = {unchecked.check for unchecked in not_looked(RACK, state, RACK_CHECKS)}
+    unseen = {unchecked.check for unchecked in unchecked_parts(RACK, state, RACK_CHECKS)}
     assert wrong | unseen == {check.name for check in RACK_CHECKS}
     assert wrong == {"gpu"}
-    assert {unchecked.where.partition(":")[0] for unchecked in not_looked(RACK, state, RACK_CHECKS)} == {
+    assert {unchecked.where.partition(":")[0] for unchecked in unchecked_parts(RACK, state, RACK_CHECKS)} == {
         "host1",
         "rtsw1",
     }
@@ -273,7 +273,7 @@ def test_rack_checks_report_why_a_tool_printed_nothing():
     raw["pcie mlx5_0"] = "current_link_speed: 32.0 GT/s PCIe\nmax_link_speed: 32.0 GT/s PCIe"
     raw["chrony"] = "sh: 1: chronyc: not found"
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    reasons = {(unchecked.check, unchecked.where): unchecked.why for unchecked in not_looked(RACK, state, RACK_CHECKS)}
+    reasons = {(part.check, part.where): part.why for part in unchecked_parts(RACK, state, RACK_CHECKS)}
     assert reasons["link-quality", "host1:mlx5_0"] == "mlxlink: mlxlink: not found"
     assert reasons["link-quality", "host1:mlx5_1"] == "mlxlink: -E- Permission denied"
     assert reasons["qos", "host1:mlx5_0"] == "mlnx_qos: mlnx_qos: not found"
@@ -313,11 +313,11 @@ def test_golden_configuration_detects_firmware_that_is_wrong_on_every_rnic():
 def test_golden_check_reports_a_missing_configuration_or_board():
     inventory = dataclasses.replace(RACK, golden=None)
     (unchecked,) = [
-        unchecked for unchecked in not_looked(inventory, rack_state(), RACK_CHECKS) if unchecked.check == "golden"
+        unchecked for unchecked in unchecked_parts(inventory, rack_state(), RACK_CHECKS) if unchecked.check == "golden"
     ]
     assert (unchecked.where, unchecked.why) == ("rack-h100", "the inventory has no faultbed_golden to compare with")
     other = dataclasses.replace(RACK, golden=GoldenVars(rnic_firmware={"MT_0000000223": "20.36.1010"}))
-    unchecked = {unchecked.why for unchecked in not_looked(other, rack_state(), RACK_CHECKS)}
+    unchecked = {unchecked.why for unchecked in unchecked_parts(other, rack_state(), RACK_CHECKS)}
     assert unchecked == {"faultbed_golden.rnic_firmware has no board MT_0000000838"}
 
 
@@ -347,7 +347,7 @@ def test_gpu_affinity_of_a_swapped_pair_names_the_nearest_gpu():
         "host1:mlx5_0",
         "below the RNIC's own PCIe switch: gpu0",
     )
-    (unseen,) = not_looked(inventory, rack_state(), RACK_CHECKS)
+    (unseen,) = unchecked_parts(inventory, rack_state(), RACK_CHECKS)
     assert (unseen.where, unseen.why) == ("host1:mlx5_1", "the inventory pairs it with no GPU (faultbed_rnics[].gpu)")
 
 
@@ -401,7 +401,7 @@ def test_switch_qos_that_cannot_be_read_is_not_checked():
     state["rtsw1"].raw["configdb"] = "sh: 9: sonic-cfggen: not found\nTraceback (most recent call last):"
     state["rtsw2"].raw["configdb"] = ""
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    reasons = {unchecked.where: unchecked.why for unchecked in not_looked(RACK, state, RACK_CHECKS)}
+    reasons = {unchecked.where: unchecked.why for unchecked in unchecked_parts(RACK, state, RACK_CHECKS)}
     assert reasons == {"rtsw1": "sonic-cfggen: sonic-cfggen: not found", "rtsw2": "sonic-cfggen printed nothing"}
     assert "sonic-cfggen" not in script(RACK, "host1")
 
@@ -451,7 +451,7 @@ def test_speed_check_finds_all_links_at_half_speed():
             facts.raw[name] = facts.raw[name].replace("speed: 400000", "speed: 200000")
     assert [finding.check for finding in run_checks(RACK, state, RACK_CHECKS)] == ["speed"] * 32
     state["host1"].raw["fec-last mlx5_0"] = "speed: \nActive FEC encoding: RS"
-    (unseen,) = [unchecked for unchecked in not_looked(RACK, state, RACK_CHECKS) if unchecked.check == "speed"]
+    (unseen,) = [unchecked for unchecked in unchecked_parts(RACK, state, RACK_CHECKS) if unchecked.check == "speed"]
     assert (unseen.where, unseen.why[:28]) == ("host1:mlx5_0", "the kernel does not report i")
 
 
@@ -481,7 +481,7 @@ def test_fec_check_of_a_driver_without_counters_is_unknown():
     output = "at: 1.0\nspeed: 400000\nnetlink error: Operation not supported\n"
     state["host1"].raw["fec-first mlx5_0"] = state["host1"].raw["fec-last mlx5_0"] = output
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    (unseen,) = not_looked(RACK, state, RACK_CHECKS)
+    (unseen,) = unchecked_parts(RACK, state, RACK_CHECKS)
     assert (unseen.check, unseen.where) == ("fec", "host1:mlx5_0")
     assert "which FEC is active" in unseen.why
     assert "Operation not supported" in unseen.why
@@ -498,7 +498,7 @@ def test_fec_check_of_counters_that_were_reset_between_its_readings_is_unknown()
     state["host1"].raw["fec-first mlx5_0"] = LAST.replace(": 17", ": 99")
     state["host1"].raw["fec-last mlx5_0"] = LAST.replace("at: ", "at: 9")
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    (unseen,) = not_looked(RACK, state, RACK_CHECKS)
+    (unseen,) = unchecked_parts(RACK, state, RACK_CHECKS)
     assert (unseen.check, unseen.where) == ("fec", "host1:mlx5_0")
     assert "errors beyond FEC, whose counters were reset meanwhile" in unseen.why
 
@@ -565,7 +565,7 @@ def test_collect_queries_gpus_of_hosts_and_not_of_switches():
 
 def test_rack_check_on_a_soft_lab_reports_why_it_does_not_apply():
     soft = inventory_module.load(shipped.inventories() / "soft.yml")
-    unchecked = not_looked(soft, {}, RACK_CHECKS)
+    unchecked = unchecked_parts(soft, {}, RACK_CHECKS)
     assert [unchecked_item.check for unchecked_item in unchecked] == [check.name for check in RACK_CHECKS]
     assert {unchecked_item.where for unchecked_item in unchecked} == {"soft"}
     for check in (*CHECKS, *RACK_CHECKS):
