@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from testbed.lab import open_lab
 from testbed.model.selectors import select
 from testbed.model.topology import Topology
 from testbed.observe import switch_routing
-from testbed.routing.offered_load import Fabric
+from testbed.routing.offered_load import Fabric, offered_load
 from testbed.routing.replacements import Replacement, replacements
 from testbed.routing.schemes import SCHEMES, Flow, Routing, scheme_named
 from testbed.suggestions import hint
@@ -44,6 +45,13 @@ __all__ = ["COMMANDS"]
 F = TypeVar("F", bound=Callable[..., Any])
 _EVEN = 1 + 1e-9
 """Ratios of two MMRs up to here are rounding."""
+
+_ITERATIONS, _MOST_ITERATIONS = 12, 2000
+"""Iterations of a written experiment: the usual number, and the most."""
+_SENT_BYTES = 4 << 20
+"""Bytes that the switch of a written experiment must send up: what BGP sends changes the MMR by under 1 %."""
+_LEAST_FLOW_BYTES = 16 << 10
+"""Mean bytes of a queue pair in an iteration, so that ACKs, which take other paths, change the MMR by under 5 %."""
 
 _SHARE = FiniteRange(0.01, 100.0)
 _STATIC = tuple(name for name, scheme in SCHEMES.items() if scheme.is_static)
@@ -191,9 +199,10 @@ def routing_conflicts(
         conflicts += candidate.mmr > before.mmr * _EVEN
         kept = heapq.nlargest(worst, [*kept, candidate], key=lambda placement: placement.mmr)
     if experiment is not None:
-        pairs = ((endpoint(topology, flow.src), endpoint(topology, flow.dst)) for flow in flows(kept[0].ranks))
+        sent = flows(kept[0].ranks)
+        pairs = ((endpoint(topology, flow.src), endpoint(topology, flow.dst)) for flow in sent)
         refuse_local(inventory.kind, "--write: the job", pairs)
-        _write(experiment, scheme, traffic, kept[0])
+        _write(experiment, scheme, traffic, kept[0], iterations=_iterations_of(fabric, kept[0], sent))
     if as_json:
         session.json(
             {
@@ -276,12 +285,30 @@ def _routing_rows(switch_state: Mapping[str, Any]) -> list[tuple[str, str, str]]
     return [*rows, *((f"to {count} prefixes", "main (BGP)", hops) for hops, count in spread.items())]
 
 
-def _write(path: Path, scheme: str, traffic: JobTraffic, worst: Replacement) -> None:
-    """Write the experiment whose uplinks are loaded as a placement's were computed to be."""
+def _iterations_of(fabric: Fabric, worst: Replacement, flows: Sequence[Flow]) -> int:
+    """Return how many iterations show the computed load of a placement's switch beside ACKs and control traffic.
+
+    Raises:
+        UsageError: there is no such switch, or its load is too small to show.
+    """
     if not worst.switch:
         raise UsageError(
             "--write: no switch sends these flows up over more than one link, so there is nothing to measure"
         )
+    load = offered_load(fabric, flows)
+    sent = sum(load[link.name, worst.switch] for link in fabric.topology.uplinks if link.a.node == worst.switch)
+    iterations = max(_ITERATIONS, math.ceil(_SENT_BYTES / sent))
+    mean = sum(flow.size_bytes for flow in flows) / len(flows)
+    if mean < _LEAST_FLOW_BYTES or iterations > _MOST_ITERATIONS:
+        raise UsageError(
+            f"--write: a queue pair sends {mean:.0f} bytes in an iteration, so that ACKs and control traffic would "
+            f"change the ratio (at least {_LEAST_FLOW_BYTES} bytes are needed); give a larger size or fewer queue pairs"
+        )
+    return iterations
+
+
+def _write(path: Path, scheme: str, traffic: JobTraffic, worst: Replacement, *, iterations: int) -> None:
+    """Write the experiment whose uplinks are loaded as a placement's were computed to be."""
     moved = "-".join(f"{gone}-by-{come}" for gone, come in worst.moved)
     text = f"""\
 # {scheme} after {moved.replace("-", " ")}: computed MMR of {worst.switch} {worst.mmr:.2f}.
@@ -297,7 +324,7 @@ routing = {inline(scheme)}
 ranks = {inline(worst.ranks)}
 qps_per_peer = {traffic.qps_per_peer}
 ranks_per_rnic = {traffic.ranks_per_rnic}
-iterations = 12
+iterations = {iterations}
 
 [[expect]]
 metric = {inline(f"mmr.{worst.switch}")}

@@ -442,6 +442,25 @@ def test_conflicts_write_the_experiment_that_reproduces_the_worst_placement(tmp_
     assert "is there already" in str(again.exception)
 
 
+@pytest.mark.parametrize(("size", "iterations"), [("1MiB", 12), ("64KiB", 64)])
+def test_conflicts_write_enough_iterations_to_measure_the_ratio(tmp_path, size, iterations):
+    """With 12 iterations of a small job the uplinks carry mostly BGP, and the bounds did not hold."""
+    ranks = [word for number in (1, 2, 3, 4) for word in ("--rank", f"host{number}")]
+    words = ["routing", "conflicts", *ranks, "--size", size, "--write", str(tmp_path / "x.toml")]
+    done = CliRunner().invoke(cli, ["--lab", "soft-3rack", *words])
+    assert done.exit_code == 0, done.output
+    assert fit(experiment_file.load(tmp_path / "x.toml"), LAB, "soft").workload.iterations == iterations
+
+
+@pytest.mark.parametrize("more", [("--size", "16KiB"), ("--size", "1MiB", "--qps-per-peer", "32")])
+def test_conflicts_write_no_experiment_that_measures_acks(tmp_path, more):
+    ranks = [word for number in (1, 2, 3, 4) for word in ("--rank", f"host{number}")]
+    error = routing("conflicts", *ranks, *more, "--write", str(tmp_path / "x.toml")).exception
+    assert isinstance(error, UsageError), error
+    assert "bytes in an iteration, so that ACKs and control traffic would change the ratio" in str(error)
+    assert not (tmp_path / "x.toml").exists()
+
+
 def test_conflicts_write_keeps_the_queue_pairs_per_peer_and_the_ranks_per_rnic(tmp_path):
     words = ["routing", "conflicts", "--rank", "host1", "--rank", "host3", "--qps-per-peer", "4"]
     words += ["--collective", "all-reduce", "--algorithm", "ring", "--ranks-per-rnic", "2"]
