@@ -210,6 +210,8 @@ def step(state: JobState, event: Event, policy: Policy) -> JobState:  # noqa: PL
                 state,
                 phase="catch_up" if event.iterations < state.furthest else "running",
                 finished=event.iterations,
+                # A host that was lost may have stored more than it had reported.
+                furthest=max(state.furthest, event.iterations),
                 lost_iterations=state.lost_iterations + max(0, repeated),
                 reason=None,
             )

@@ -127,6 +127,20 @@ def job(spares=("host5:rxe0",)):
     return machine.begin(total=100, grid=(("dp", 4),), ranks=RANKS, spares=spares)
 
 
+def test_job_catches_up_to_what_a_checkpoint_held_beyond_the_reported_iterations():
+    """A host that is lost takes the report of iteration 11 along, but its checkpoint was stored."""
+
+    def restored(state, iterations):
+        state = machine.step(lose(state, Policy(restart="same")), machine.Initialised(), Policy())
+        return machine.step(state, Restored(iterations=iterations), Policy())
+
+    state = restored(machine.step(job(), Progress(finished=10), Policy()), 11)
+    assert (state.phase, state.finished) == ("running", 11)
+    again = restored(state, 10)  # the newest checkpoint is corrupt
+    assert (again.phase, again.lost_iterations) == ("catch_up", 1)
+    assert machine.step(again, Progress(finished=11), Policy()).phase == "running"
+
+
 def test_two_losses_with_one_spare_fail_or_shrink_by_policy():
     failed = lose(job(), Policy(), "host2", "host3")
     assert failed.phase == "failed"
