@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from testbed.errors import UsageError
@@ -24,7 +25,7 @@ from testbed.packets.bth import ROCE_PORT
 from testbed.routing.jenkins_hash import nft_jhash
 from testbed.suggestions import nearest
 
-__all__ = ["SCHEMES", "Choice", "Flow", "Routing", "Scheme", "scheme_named"]
+__all__ = ["SCHEMES", "Choice", "Flow", "Routing", "Scheme", "bucket_counts", "scheme_named"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +153,10 @@ def _pinned(choice: Choice) -> Shares:
 
 
 def _spray(choice: Choice) -> Shares:
-    return tuple((link, 1 / len(choice.alive)) for link in choice.alive)
+    # The marks name the next hops of the healthy fabric in turn. Packets of a dead one take BGP's ECMP.
+    share, (fallback, _) = 1 / len(choice.hops), _ecmp(choice)[0]
+    dead = sum(link not in choice.alive for link in choice.hops)
+    return tuple((link, share * (1 + dead if link == fallback else 1)) for link in choice.hops if link in choice.alive)
 
 
 def _weighted(choice: Choice) -> Shares:
@@ -167,8 +171,19 @@ def _weighted(choice: Choice) -> Shares:
 
 def _resilient(choice: Choice) -> Shares:
     bucket = int(_tuple_hash(choice) * choice.routing.buckets)
-    link = choice.hops[bucket % len(choice.hops)]
-    return _all_on(link if link in choice.alive else choice.alive[bucket // len(choice.hops) % len(choice.alive)])
+    counts = bucket_counts(choice.routing.buckets, len(choice.hops))
+    link = next(hop for hop, end in zip(choice.hops, accumulate(counts), strict=True) if bucket < end)
+    return _all_on(link if link in choice.alive else choice.alive[bucket % len(choice.alive)])
+
+
+def bucket_counts(buckets: int, hops: int) -> tuple[int, ...]:
+    """Return how many buckets of a resilient group each of its next hops has.
+
+    The kernel rounds the end of each next hop's buckets to the closest number (`nh_res_group_rebalance` in
+    net/ipv4/nexthop.c). Next hops get none if there are fewer buckets than next hops.
+    """
+    ends = [(buckets * number + hops // 2) // hops for number in range(hops + 1)]
+    return tuple(end - begin for begin, end in pairwise(ends))
 
 
 def _all_on(link: Link) -> Shares:

@@ -9,6 +9,7 @@ from inject.routing.scheme_lease import SchemeRelease
 from testbed.errors import FaultError
 from testbed.inventory import lab_inventory
 from testbed.node.routing.owned_numbers import GROUP
+from testbed.routing.schemes import bucket_counts
 from testbed.shipped import inventory_named
 
 TOPOLOGY = lab_inventory.load(inventory_named("soft-3rack")).topology
@@ -103,7 +104,13 @@ class Switches:
         one = self.obeys.switches[node]
         prefix = next(each for each in one.hops if flow[1].rpartition(".")[0] in each and is_in(flow[1], each))
         if self.obeys.scheme.shares:
-            cycle = list(itertools.chain.from_iterable([port] * one.weights[port] for port in one.hops[prefix]))
+            ports = one.hops[prefix]
+            counts = [one.weights[port] for port in ports]
+            if self.obeys.scheme.shares == "buckets":
+                counts = bucket_counts(self.obeys.routing.buckets, len(ports))
+            cycle = list(
+                itertools.chain.from_iterable([port] * count for port, count in zip(ports, counts, strict=True))
+            )
             return [cycle[sport % len(cycle)], 1000]
         if self.obeys.scheme.marks:
             return [next(port for port, table in one.table_by_port.items() if table == mark), mark]

@@ -251,13 +251,31 @@ def routing_show(session: Session, *, switches: tuple[str, ...], as_json: bool) 
         return
     rows = [(name, *row) for name, switch_state in state.switches.items() for row in _routing_rows(switch_state)]
     session.table(("switch", "packets", "table", "next hops"), rows)
-    left = [name for name, switch_state in state.switches.items() if switch_state["rules"] and not state.held]
-    if left:
-        session.out.print(f"rules on {', '.join(left)}, and no scheme is held: left behind; run `faultbed heal`")
+    left = [name for name, switch_state in state.switches.items() if _parts_of_scheme(switch_state)]
+    if left and not state.held:
+        parts = ", ".join(_parts_of_scheme(state.switches[left[0]]))
+        session.out.print(
+            f"{parts} on {', '.join(left)}, and no scheme is held: left behind; run `faultbed heal`", soft_wrap=True
+        )
+    elif state.held and set(state.switches) == set(known) and not left:
+        session.out.print(
+            f"{', '.join(state.held)} is held, but no switch has a rule of it; run `faultbed heal`", soft_wrap=True
+        )
     else:
         session.out.print(
             f"scheme: {', '.join(state.held) or 'none; switches route by BGP and the ECMP of the kernel'}"
         )
+
+
+def _parts_of_scheme(switch_state: Mapping[str, Any]) -> list[str]:
+    """Return which parts of a scheme a switch has: rules, routes, next-hop groups, marks."""
+    parts = {
+        "rules": switch_state["rules"],
+        "routes": set(switch_state["tables"]) - {"main"},
+        "next-hop groups": switch_state["groups"],
+        "marks": switch_state["marked"] is not None,
+    }
+    return [name for name, is_there in parts.items() if is_there]
 
 
 def _routing_rows(switch_state: Mapping[str, Any]) -> list[tuple[str, str, str]]:

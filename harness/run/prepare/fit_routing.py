@@ -9,6 +9,7 @@ from harness.experiment.fabric_file import Fabric
 from testbed.errors import ConfigError, Unsupported
 from testbed.model.lab_kind import LabKind, traits_of
 from testbed.model.topology import Topology
+from testbed.routing.schemes import SCHEMES
 from testbed.routing.switch_tables import scheme_tables
 from testbed.suggestions import hint
 from traffic.engine.engine_client import endpoint
@@ -46,6 +47,12 @@ def fit_routing(experiment: Experiment, topology: Topology, lab_kind: LabKind, e
     if fabric is None:
         return
     require_scheme(fabric, topology, lab_kind, f"{source}: fabric.routing")
+    if SCHEMES[fabric.routing].shares == "buckets":
+        tables = scheme_tables(topology, fabric.routing, fabric.as_routing)
+        most = max(len(hops) for switch in tables.switches.values() for hops in switch.hops.values())
+        if fabric.buckets < most:
+            problem = f"is less than the {most} next hops of a group, so that one would have no bucket"
+            raise ConfigError(f"{source}: fabric.buckets: {fabric.buckets} {problem}; write at least {most}")
     names = [link.name for link in topology.uplinks]
     for name in fabric.weights:
         if name not in names:

@@ -17,7 +17,7 @@ from testbed.lab import Lab
 from testbed.node.routing.owned_numbers import GROUP, SHARED_TABLE
 from testbed.observe import switch_routing
 from testbed.packets.bth import ROCE_PORT
-from testbed.routing.schemes import Scheme
+from testbed.routing.schemes import bucket_counts
 from testbed.routing.switch_tables import SchemeTables, SwitchTables, scheme_tables
 
 __all__ = ["RouteProbe", "decision_mismatches", "missing_rules", "query_decisions", "wrong_marks", "wrong_routes"]
@@ -207,13 +207,13 @@ def _route_probes(lab: Lab, tables: SchemeTables) -> Iterator[RouteProbe]:
                 yield RouteProbe(switch=switch, prefix=prefix, mark=0, table=_MAIN, ports=shares, sports=_SPORTS[:8])
         return
     for switch, switch_tables in tables.switches.items():
-        for prefix, hops in switch_tables.hops.items():
-            yield from _probes_of_prefix(tables.scheme, switch, switch_tables, prefix, hops)
+        for prefix in switch_tables.hops:
+            yield from _probes_of_prefix(tables, switch, prefix)
 
 
-def _probes_of_prefix(
-    scheme: Scheme, switch: str, switch_tables: SwitchTables, prefix: str, hops: Sequence[str]
-) -> Iterator[RouteProbe]:
+def _probes_of_prefix(tables: SchemeTables, switch: str, prefix: str) -> Iterator[RouteProbe]:
+    scheme, switch_tables, buckets = tables.scheme, tables.switches[switch], tables.routing.buckets
+    hops = switch_tables.hops[prefix]
     if scheme.marks:
         for port in hops:
             table = switch_tables.table_by_port[port]
@@ -221,7 +221,9 @@ def _probes_of_prefix(
                 switch=switch, prefix=prefix, mark=table, table=table, ports=((port, 1.0),), sports=_SPORTS[:1]
             )
     elif scheme.shares:
-        weights = [switch_tables.weights[port] if scheme.shares == "weights" else 1 for port in hops]
+        weights: Sequence[int] = [switch_tables.weights[port] for port in hops]
+        if scheme.shares == "buckets":
+            weights = bucket_counts(buckets, len(hops))
         shares = tuple((port, weight / sum(weights)) for port, weight in zip(hops, weights, strict=True))
         yield RouteProbe(
             switch=switch, prefix=prefix, mark=0, table=SHARED_TABLE, ports=shares, sports=_SPORTS, compares_shares=True

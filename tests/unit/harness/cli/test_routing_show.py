@@ -65,6 +65,27 @@ def test_routing_show_reports_rules_without_a_holder_as_leftovers(monkeypatch):
     assert "rules on rtsw1, and no scheme is held: left behind; run `faultbed heal`" in done.output
 
 
+@pytest.mark.parametrize(
+    ("state", "parts"),
+    [
+        ({"marked": [0]}, "marks"),
+        ({"tables": {"main": {}, "1001": {TO_HOST3: ["ctsw1"]}}}, "routes"),
+        ({"groups": {"1001000": {"ports": ["ctsw1"], "buckets": 64}}}, "next-hop groups"),
+    ],
+)
+def test_routing_show_reports_every_part_without_a_holder_as_a_leftover(monkeypatch, state, parts):
+    """Rules are removed first, so that a removal that was cut short leaves the other parts."""
+    done = shown(monkeypatch, state, "rtsw1", held=())
+
+    assert f"{parts} on rtsw1, and no scheme is held: left behind; run `faultbed heal`" in done.output
+
+
+def test_routing_show_reports_a_held_scheme_without_rules(monkeypatch):
+    done = shown(monkeypatch, {})
+    assert "static-parity is held, but no switch has a rule of it; run `faultbed heal`" in done.output
+    assert "scheme: static-parity" in shown(monkeypatch, {}, "ctsw1").output, "a spine has no choice"
+
+
 def test_routing_show_prints_every_switch_as_json(monkeypatch):
     output = json.loads(shown(monkeypatch, {}, "--json").output)
 

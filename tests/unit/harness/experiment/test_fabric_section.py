@@ -77,6 +77,24 @@ def test_fabric_section_weight_of_an_unknown_link_names_the_nearest_link():
         fitted('routing = "weighted"\nweights = { "rtsw1:ctsw9" = 3 }')
 
 
+def test_fabric_section_buckets_fewer_than_next_hops_are_refused():
+    topology = LABS["soft-3rack"]
+    third = [
+        replace(link, a=replace(link.a, netdev="ctsw3"), b=replace(link.b, node="ctsw3"))
+        for link in topology.uplinks
+        if link.b.node == "ctsw2"
+    ]
+    switches = (*topology.switches, replace(topology.switch_by_name["ctsw2"], name="ctsw3"))
+    wide = replace(topology, switches=switches, links=(*topology.links, *third))
+    text = TEXT + 'routing = "resilient"\nbuckets = {}'
+    fit(read(text.format(3)), wide, "soft")
+    message = (
+        "fabric.buckets: 2 is less than the 3 next hops of a group, so that one would have no bucket; write at least"
+    )
+    with pytest.raises(FaultbedError, match=message):
+        fit(read(text.format(2)), wide, "soft")
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_fabric_section_scheme_needs_a_lab_with_a_choice_of_paths(scheme):
     with pytest.raises(FaultbedError, match=f"fabric.routing: {scheme}: no switch of this lab has two next hops"):

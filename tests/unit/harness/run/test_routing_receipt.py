@@ -231,6 +231,13 @@ def test_routing_scheme_with_another_seed_is_inconclusive(apply):
     assert query_decisions(lab, tables).wrong == ()
 
 
+def test_resilient_group_whose_buckets_do_not_divide_evenly_is_proved():
+    """The kernel gives two of three buckets to one of two next hops; half of the packets were expected there."""
+    lab, tables = Switches(), scheme_tables(TOPOLOGY, "resilient", Routing(buckets=3))
+    lab.obeys = tables
+    assert query_decisions(lab, tables).wrong == ()
+
+
 def test_routes_that_the_agent_has_not_copied_yet_are_read_again(apply):
     """BGP has changed a moment ago: the first reading shows its former next hops in the scheme's table."""
     readings = []

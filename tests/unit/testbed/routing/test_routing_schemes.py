@@ -1,5 +1,6 @@
 """Routing schemes: the hash, the paths, the load of each link by scheme, and the search for conflicts."""
 
+import dataclasses
 import itertools
 import json
 from collections import Counter
@@ -21,7 +22,7 @@ from testbed.model.topology import Link, Port, Switch, Topology
 from testbed.routing.jenkins_hash import jhash, nft_jhash
 from testbed.routing.offered_load import Fabric, max_over_mean, offered_load, tier_mmr, uplink_mmr
 from testbed.routing.replacements import replacements
-from testbed.routing.schemes import SCHEMES, Flow, Routing, scheme_named
+from testbed.routing.schemes import SCHEMES, Choice, Flow, Routing, bucket_counts, scheme_named
 from testbed.routing.valley_free import ValleyFreePaths
 from testbed.shipped import inventory_named
 from traffic.schedules import build
@@ -173,6 +174,23 @@ def test_weighted_gives_a_link_its_share():
     routing = Routing(weights={"rtsw1:ctsw1": 3.0})
     load = offered_load(Fabric.of(LAB, scheme_named("weighted"), routing), flows)
     assert load["rtsw1:ctsw1", "rtsw1"] / 4000 == pytest.approx(0.75, abs=0.03)
+
+
+def test_sprayed_packets_of_a_dead_next_hop_all_take_one_other():
+    """The marks still name it, and its table is empty: its packets take BGP's ECMP, by their 5-tuple."""
+    hops = LAB.uplinks[:4]
+    at = Choice(topology=LAB, switch="rtsw1", routing=Routing(), flow=flow(), hops=hops, alive=hops[1:])
+    shares = scheme_named("spray").choose(at)
+    assert [link for link, _ in shares] == list(hops[1:])
+    assert sorted(share for _, share in shares) == [0.25, 0.25, 0.5]
+    assert scheme_named("spray").choose(dataclasses.replace(at, alive=hops)) == tuple((link, 0.25) for link in hops)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "hops", "counts"), [(128, 2, (64, 64)), (3, 2, (2, 1)), (4, 3, (1, 2, 1)), (2, 3, (1, 0, 1))]
+)
+def test_buckets_of_a_resilient_group_are_those_of_the_kernel(buckets, hops, counts):
+    assert bucket_counts(buckets, hops) == counts
 
 
 def test_resilient_moves_only_the_flows_of_the_dead_next_hop():
