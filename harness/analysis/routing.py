@@ -21,7 +21,6 @@ A route that changed under the fault and did not change back is `left`; then not
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -90,19 +89,23 @@ def routing(
         early_ns: by fault, how long before its observed firing it may have fired.
     """
     begins = {fault_id: start - (early_ns or {}).get(fault_id, 0) for fault_id, (start, _) in fired.items()}
+    ordered = sorted(changes, key=lambda change: change.at_ns)
     by_fault = {}
     for fault_id, (start, cleared) in fired.items():
         later = [begin for begin in begins.values() if begin > begins[fault_id]]
         until = min([cleared + TAIL_NS, *later])
         own = [
             change
-            for change in sorted(changes, key=lambda change: change.at_ns)
+            for change in ordered
             if begins[fault_id] <= change.at_ns < until and change.subject.startswith(_OF_ROUTING)
         ]
         on_routes = [change for change in own if not change.subject.startswith("link ")]
         during = [change for change in on_routes if change.at_ns <= cleared]
         after = [change for change in on_routes if change.at_ns > cleared]
-        left = _left(during, after)
+        # Under another fault, a route's last change is no sign of how it was without faults.
+        is_alone = not any(begins[other] < begins[fault_id] < end for other, (_, end) in fired.items())
+        before = [change for change in ordered if is_alone and change.at_ns < begins[fault_id]]
+        left = _left(before, during, after)
         by_fault[fault_id] = Routing(
             detected_ns=max(0, own[0].at_ns - start) if own and own[0].at_ns <= cleared else None,
             converged_ns=max(0, during[-1].at_ns - start) if during else None,
@@ -115,14 +118,27 @@ def routing(
     return by_fault
 
 
-def _left(during: Sequence[Change], after: Sequence[Change]) -> tuple[str, ...]:
-    """Return the routes that changed during the fault, and only once: they did not change back.
+def _left(before: Sequence[Change], during: Sequence[Change], after: Sequence[Change]) -> tuple[str, ...]:
+    """Return the routes that changed during the fault and are not what they were before.
+
+    A route's change before the fault shows what it was. Otherwise it is left if it changed only once, or if its last
+    change repeats its first one after another one.
 
     Next hops are excluded, because their numbers are not stable.
     """
-    times = Counter((change.node, change.subject) for change in (*during, *after))
+    former = {(change.node, change.subject): change.text for change in before}
+    texts: dict[tuple[str, str], list[str | None]] = {}
+    for change in (*during, *after):
+        texts.setdefault((change.node, change.subject), []).append(change.text)
     changed = dict.fromkeys((change.node, change.subject) for change in during if change.subject.startswith("route "))
-    return tuple(f"{node}: {subject}" for node, subject in changed if times[node, subject] == 1)
+
+    def is_left(key: tuple[str, str]) -> bool:
+        first, *_, last = (*texts[key], texts[key][-1])
+        if key in former:
+            return last != former[key]
+        return len(texts[key]) == 1 or (first == last and len(set(texts[key])) > 1)
+
+    return tuple(f"{node}: {subject}" for node, subject in changed if is_left((node, subject)))
 
 
 def _stages(during: Sequence[Change], start_ns: int) -> tuple[Stage, ...]:

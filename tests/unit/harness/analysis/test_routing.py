@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from harness.analysis.routing import routing
 from harness.record.measurements import NetworkChange
 
@@ -59,6 +61,41 @@ def test_routing_change_only_after_removal_is_no_detection():
 
 def change_at(at_s, node, subject, text):
     return NetworkChange(at_ns=int(at_s * S), node=node, subject=subject, text=text)
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_left"),
+    [
+        (("via b", "via a, via b"), False),
+        (("via b",), True),
+        (("via b", "via a, via b", "via b"), True),  # withdrawn a second time
+        ((None, "via a, via b", None), True),
+        (("via b", None, "via a, via b"), False),
+    ],
+)
+def test_routing_route_that_ends_as_the_fault_made_it_is_left(texts, is_left):
+    """An odd and an even number of changes used to decide: three of them were a route that had come back."""
+    times = (10.5, *(12.5 + number for number in range(len(texts) - 1)))
+    changes = [change_at(at, "rtsw1", "route 10.77.2.0/31", text) for at, text in zip(times, texts, strict=True)]
+    one = routing(changes, {"flap": (10 * S, 12 * S)})["flap"]
+    assert one.left == (("rtsw1: route 10.77.2.0/31",) if is_left else ())
+    assert (one.restored_ns is None) is is_left
+
+
+def test_routing_route_is_compared_with_what_it_was_before_the_fault():
+    key = "rtsw1", "route 10.77.2.0/31"
+    before, under = change_at(1, *key, "via a, via b"), change_at(10.5, *key, "via b")
+    for last, left in (("via a, via b", ()), ("via a", (": ".join(key),))):
+        one = routing([before, under, change_at(13, *key, last)], {"flap": (10 * S, 12 * S)})["flap"]
+        assert one.left == left
+
+
+def test_routing_route_that_another_fault_had_changed_comes_back():
+    """The first fault withdrew a path, the second one withdrew the other path, and both came back."""
+    key = "rtsw1", "route 10.77.2.0/31"
+    texts = ((5, "via b"), (10.5, None), (12.5, "via b"), (20.5, "via a, via b"))
+    one = routing([change_at(at, *key, text) for at, text in texts], {"a": (4 * S, 20 * S), "b": (10 * S, 12 * S)})
+    assert one["b"].left == ()
 
 
 def test_routing_stages_of_a_lost_link_are_carrier_next_hop_withdrawn():
