@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
+from traffic.node.front_end.storage_client import StorageClient
 from traffic.node.gpu_client import GpuClient
-from traffic.node.ranks.feed import StorageClient
 from traffic.node.ready_files import handle_ready
 
 

@@ -25,7 +25,8 @@ from testbed.errors import CommandFailed, LabError, UsageError
 from traffic.engine.flight_recorder import standing
 from traffic.engine.run_results import Checkpoint, Iteration
 from traffic.node.checkpoints import Checkpoints, name_of
-from traffic.node.ranks.feed import Feed, StorageClient
+from traffic.node.front_end.storage_client import StorageClient
+from traffic.node.ranks.feed import Feed
 from traffic.node.storage import blocks, checksum
 from traffic.workloads import storage_service
 from traffic.workloads.storage_service import Storage

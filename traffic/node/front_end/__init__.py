@@ -1,0 +1,1 @@
+"""Clients of a job's storage on the front end."""
