@@ -70,7 +70,7 @@ class Observation:
 
 def plain(run: Measurements) -> dict[str, Observation]:
     """Return counts that need no baseline, waits for storage, and service level metrics of an inference job."""
-    iterations, reads = timeline.finished_iterations(run.series), reads_of(run.series)
+    iterations, reads = timeline.finished_iterations(run.series), reads_of(run.series, run.readers)
     wrong = sum(step.wrong for rank in run.series for step in rank.iterations)
     ingest_ns = checkpoint_ns = 0
     if run.resilience is not None:  # a series holds the last execution of each iteration

@@ -133,8 +133,8 @@ _TABLE = (
         name="ingest.p99_ratio",
         unit="ratio",
         is_noisy=True,
-        meaning="Time to read the data of an iteration from storage while any rank stores a checkpoint, over that of "
-        "the other reads: ratio of their 99th percentiles",
+        meaning="Time of a read of the storage by readers (without them: of an iteration's data by a rank) while any "
+        "rank stores a checkpoint, over that of the other reads: ratio of their 99th percentiles",
     ),
     Metric(
         name="checkpoint.wait",

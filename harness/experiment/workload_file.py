@@ -32,6 +32,7 @@ from traffic.workloads.ranking import RankingSpec
 from traffic.workloads.ranks import ITEM_BYTES, MAX_RANKS, WARMUP, RanksSpec, check_queue_pairs
 from traffic.workloads.replay_batches import check as check_replay
 from traffic.workloads.storage_service import LEAST_KEPT, Storage
+from traffic.workloads.storage_service import check as check_storage
 
 __all__ = ["KEYS", "Collective", "Flow", "Job", "Workload", "duration_ns", "kinds_in", "workload_of"]
 
@@ -168,6 +169,8 @@ class _StorageFile(Section, frozen=True, kw_only=True):
     ingest: str | None = None
     checkpoint: str | None = None
     keep: Annotated[int, msgspec.Meta(ge=LEAST_KEPT, le=100)] = 3
+    readers: tuple[str, ...] = ()
+    read_every: str = "250ms"
 
 
 class _ResilienceFile(Section, frozen=True, kw_only=True):
@@ -468,7 +471,17 @@ def _storage(storage: _StorageFile, source: str) -> Storage:
     def of(parser: Callable[[str], _T], text: str, name: str) -> _T:
         return read(parser, text, source, f"workload.storage.{name}")
 
-    return replace(storage_of(storage.host, storage.ingest, storage.checkpoint, of), keep=storage.keep)
+    made = replace(
+        storage_of(storage.host, storage.ingest, storage.checkpoint, of),
+        keep=storage.keep,
+        readers=storage.readers,
+        read_every_ns=of(parse_duration_ns, storage.read_every, "read_every"),
+    )
+    try:
+        check_storage(made)
+    except UsageError as error:
+        raise fail(source, "workload.storage", str(error)) from error
+    return made
 
 
 def _queue_pairs(file: _RanksFile, source: str) -> dict[str, Any]:

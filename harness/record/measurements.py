@@ -192,6 +192,18 @@ class BystanderRun(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None = None
 
 
+class ReaderRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host beside the job read from the job's storage.
+
+    `reads_ns` are (planned, begin, end) of each read that was planned during the job. `failure` is why reads are
+    missing; None: none is.
+    """
+
+    host: str
+    reads_ns: tuple[tuple[int, int, int], ...]
+    failure: str | None = None
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Bandwidths of nccl-tests at the median time, in Gb/s. None: not a collective, or no iteration finished."""
 
@@ -282,6 +294,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         wrong_bytes: how many of these bytes differed.
         silent_flows: flows (`host1:rxe0 > host2:rxe0`) of which no byte arrived; None: not recorded, or no flows.
         unchecked_flows: flows that had to compare their bytes, and compared none.
+        readers: hosts that read the job's storage beside it (`readers` of `[workload.storage]`).
         errors: errors of the harness itself. Any of them makes the run an ERROR.
         routing: receipt of the run's routing scheme; None: the experiment chose none, or it was never applied.
         lab_diff: differences of the lab's fingerprint after the run from that before; empty if `lab_state` is CLEAN.
@@ -321,6 +334,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     silent_flows: tuple[str, ...] | None = None
     unchecked_flows: tuple[str, ...] = ()
     resilience: ResilienceRun | None = None
+    readers: tuple[ReaderRun, ...] = ()
     packets: PacketSummary | None = None
     bystander: BystanderRun | None = None
     changes: tuple[NetworkChange, ...] = ()
@@ -407,6 +421,7 @@ def _refuse_contradictions(run: Measurements) -> None:
         _refuse_serving(run.serving)
     if run.bystander is not None:
         _refuse_samples("bystander", run.bystander.samples, run.sample_ns)
+    _refuse_readers(run.readers)
 
 
 def _refuse_other_ranks(run: Measurements) -> None:
@@ -417,6 +432,16 @@ def _refuse_other_ranks(run: Measurements) -> None:
         raise ValueError(f"series: rank {unknown[0]} is none of ranks")
     if recorded and (missing := sorted(ranks - recorded)):
         raise ValueError(f"series: rank {missing[0]} is missing")
+
+
+def _refuse_readers(readers: Sequence[ReaderRun]) -> None:
+    """Raise ValueError if a reader appears twice, or a read does not begin and end in this order after its plan."""
+    if twice := _repeated(reader.host for reader in readers):
+        raise ValueError(f"readers: {twice[0]} appears twice")
+    for reader in readers:
+        for planned_ns, begin_ns, end_ns in reader.reads_ns:
+            if not planned_ns <= begin_ns <= end_ns:
+                raise ValueError(f"readers: a read of {reader.host} is planned, begun and over in another order")
 
 
 def _refuse_serving(serving: Serving) -> None:

@@ -10,6 +10,7 @@ from harness.record.measurements import (
     Iteration,
     Rank,
     RankSeries,
+    ReaderRun,
     ResilienceRun,
     Sample,
     Serving,
@@ -32,6 +33,7 @@ __all__ = [
     "connections_of",
     "latencies_of",
     "ranks_of",
+    "readers_of",
     "resilience_of",
     "series_of",
     "serving_of",
@@ -161,6 +163,11 @@ def bystander_of(result: FlowsResult) -> BystanderRun:
         qp_errors=tuple(error.time_ns for error in flow.qp_errors),
         failure=None if result.outcome != "failed" else result.where or "an unknown place",
     )
+
+
+def readers_of(result: JobResult) -> tuple[ReaderRun, ...]:
+    """Return what the readers beside a job read."""
+    return tuple(ReaderRun(host=item.host, reads_ns=item.reads, failure=item.failure) for item in result.readers)
 
 
 def resilience_of(result: ElasticResult) -> ResilienceRun:

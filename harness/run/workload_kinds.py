@@ -28,7 +28,7 @@ from traffic.flows import flow_run
 from traffic.flows.flow_run import FlowSpec, FlowsResult
 from traffic.flows.matrix import pairs_in
 from traffic.schedules import cost, peers_of
-from traffic.workloads import collective, inference, job, ranking, replay
+from traffic.workloads import collective, inference, job, ranking, replay, storage_readers
 from traffic.workloads.collective import CollectiveResult, CollectiveSpec
 from traffic.workloads.elastic import driver as elastic
 from traffic.workloads.elastic.resilience import Resilience, check_on_lab
@@ -36,6 +36,7 @@ from traffic.workloads.inference import InferenceResult, InferenceSpec
 from traffic.workloads.job import JobSpec
 from traffic.workloads.ranking import RankingSpec
 from traffic.workloads.replay_batches import whole
+from traffic.workloads.storage_service import Storage
 
 __all__ = ["GRACE_S", "WorkloadKind", "collective_spec", "flow_specs", "job_spec", "kind_of"]
 
@@ -221,9 +222,11 @@ class _Job(_Ranks):
             on = f"{len(work.ranks)} RNICs with {work.ranks_per_rnic} each"
             ranks_text = on if work.ranks_per_rnic > 1 else f"{ranks} RNICs"
             raise names.error("workload.grid", f"has {wanted} ranks, but there are {ranks_text}")
-        if work.storage and work.storage.host not in names.topology.host_by_name:
-            problem = f'no host "{work.storage.host}"; choose one of {", ".join(names.topology.host_by_name)}'
-            raise names.error("workload.storage.host", problem)
+        if work.storage:
+            if work.storage.host not in names.topology.host_by_name:
+                problem = f'no host "{work.storage.host}"; choose one of {", ".join(names.topology.host_by_name)}'
+                raise names.error("workload.storage.host", problem)
+            work = replace(work, storage=_fit_readers(names, work.storage, work.ranks))
         super()._fit_ranked(names, work)
         if work.resilience is None:
             return work
@@ -245,7 +248,9 @@ class _Job(_Ranks):
         return work.storage.host if work.storage else None
 
     def measured(self, work: Job, result: Any) -> dict[str, Any]:
-        return {} if work.resilience is None else {"resilience": workload_series.resilience_of(result)}
+        if work.resilience is None:
+            return {"readers": workload_series.readers_of(result)}
+        return {"resilience": workload_series.resilience_of(result)}
 
     def _check(self, lab: Fabric, work: Job) -> None:
         places, programs, _ = job.fit(lab, job_spec(work))
@@ -324,6 +329,17 @@ def collective_spec(work: Collective) -> CollectiveSpec:
 def _refuse_local(lab: Fabric, title: str, places: Sequence[Endpoint], programs: Sequence[dict[str, Any]]) -> None:
     pairs = [(places[src], places[dst]) for src, dst in peers_of(programs)]
     refuse_local(lab.kind, f"{title} {len(places)} ranks", pairs)
+
+
+def _fit_readers(names: LabNames, storage: Storage, ranks: Sequence[str]) -> Storage:
+    """Return the storage of a job with the hosts of its readers resolved."""
+    rank_hosts = {name.partition(":")[0] for name in ranks}
+    readers: tuple[str, ...] = ()
+    for index in range(len(storage.readers)):
+        with names.at(f"workload.storage.readers[{index}]"):
+            until_here = replace(storage, readers=storage.readers[: index + 1])
+            readers = storage_readers.reader_hosts(names.topology, until_here, rank_hosts)
+    return replace(storage, readers=readers)
 
 
 def _fit_resilience(names: LabNames, work: Job, resilience: Resilience) -> Resilience:

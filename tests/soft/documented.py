@@ -103,9 +103,9 @@ ON_LAB = {
         says="rows in iterations.parquet", makes="iterations.parquet"
     ),
     (
-        "faultbed traffic job --grid dp=4 --phase dp:all-reduce:1MiB --storage host4 --ingest 256KiB "
-        "--checkpoint 4MiB:5:async"
-    ): Expected(says="checkpoints, stored in"),
+        "faultbed traffic job --grid dp=2 --phase dp:all-reduce:1MiB --rank host1 --rank host2 --storage host4 "
+        "--ingest 256KiB --checkpoint 4MiB:5:async --reader host3"
+    ): Expected(says="reads beside the job: "),
     "faultbed traffic replay tests/data/traces/tensor-parallel": Expected(says=" 0 wrong elements"),
     "faultbed heal --panic": Expected(says="nothing to heal"),
     "faultbed reset": Expected(says="restoring the snapshot", resets=True),

@@ -7,6 +7,7 @@ enters the next phase as soon as its own group has finished.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import prod
@@ -25,7 +26,7 @@ from traffic.engine.run_results import Checkpoint, Endpoint, Iteration, Window
 from traffic.engine.running_traffic import OnEvent, Running, begin
 from traffic.engine.samples import checkpoints_of
 from traffic.schedules import cost
-from traffic.workloads import collective
+from traffic.workloads import collective, storage_readers
 from traffic.workloads import storage_service as storage
 from traffic.workloads.collective import AUTO, CollectiveSpec
 from traffic.workloads.ranks import (
@@ -41,6 +42,7 @@ from traffic.workloads.ranks import (
     window_of,
 )
 from traffic.workloads.ranks_result import RanksResult, common_results
+from traffic.workloads.storage_readers import ReaderResult, StorageReaders
 from traffic.workloads.storage_service import Storage, StorageTimes
 
 __all__ = [
@@ -108,6 +110,7 @@ class JobResult(RanksResult):
     groups: tuple[GroupTime, ...]
     checkpoints: tuple[Checkpoint, ...]
     storage_times: StorageTimes | None
+    readers: tuple[ReaderResult, ...] = ()
     iteration_p50_ns: float
     iteration_p95_ns: float
     iteration_p99_ns: float
@@ -238,6 +241,8 @@ def fit(lab: Fabric, spec: JobSpec) -> tuple[tuple[Endpoint, ...], list[schedule
         together=lambda members: 1 if emulated else host_group_size([ranks[rank] for rank in members]),
     )
     check_completion_queues(spec, ranks, programs)
+    if spec.storage is not None:
+        storage_readers.reader_hosts(lab.topology, spec.storage, {rank.host for rank in ranks})
     return ranks, programs, algorithms
 
 
@@ -251,20 +256,34 @@ def start(
         LabError: the job could not be started; nothing is left running.
     """
     ranks, programs, algorithms = fit(lab, spec)
-    server = None if spec.storage is None else storage.serve(lab, spec.storage.host, keep=spec.storage.keep)
-    plan = rank_plan(
-        f"job of {len(ranks)} ranks",
-        spec,
-        ranks,
-        programs,
-        iterations=spec.iterations,
-        gpus=gpus_of(lab, spec, ranks),
-        storage=server.client_spec(spec.storage, len(ranks)) if server and spec.storage else None,
-    )
-    services = () if server is None else (server,)
-    return begin(
-        lab, plan, lambda running: _finish(running, spec, algorithms, ranks), on_event, engines, services=services
-    )
+    with contextlib.ExitStack() as undo:
+        server = readers = None
+        if spec.storage is not None:
+            server = storage.serve(lab, spec.storage.host, keep=spec.storage.keep)
+            undo.callback(server.close)
+            readers = storage_readers.start(lab, spec.storage, server, {rank.host for rank in ranks})
+            undo.callback(readers.close)
+        plan = rank_plan(
+            f"job of {len(ranks)} ranks",
+            spec,
+            ranks,
+            programs,
+            iterations=spec.iterations,
+            gpus=gpus_of(lab, spec, ranks),
+            storage=server.client_spec(spec.storage, len(ranks)) if server and spec.storage else None,
+        )
+        running = begin(
+            lab,
+            plan,
+            lambda running: _finish(running, spec, algorithms, ranks, readers),
+            on_event,
+            engines,
+            services=tuple(service for service in (readers, server) if service is not None),
+        )
+        undo.pop_all()
+    if readers is not None:
+        readers.begin()
+    return running
 
 
 def _group_times(spec: JobSpec, per_rank: Sequence[Sequence[Iteration]]) -> list[GroupTime]:
@@ -286,13 +305,21 @@ def _phase_ns(item: Iteration, number: int) -> int:
 
 
 def _finish(
-    running: Running[JobResult], spec: JobSpec, algorithms: tuple[str, ...], ranks: tuple[Endpoint, ...]
+    running: Running[JobResult],
+    spec: JobSpec,
+    algorithms: tuple[str, ...],
+    ranks: tuple[Endpoint, ...],
+    readers: StorageReaders | None,
 ) -> JobResult:
     common = common_results(running, ranks)
     stored = tuple(
         checkpoint for rank in range(len(ranks)) for checkpoint in checkpoints_of(running, task_name(rank), rank)
     )
-    return JobResult(**common, **result_fields(running, spec, algorithms, ranks, common["iterations"], stored))
+    fields = result_fields(running, spec, algorithms, ranks, common["iterations"], stored)
+    if readers is not None:
+        fields["readers"] = readers.results(fields["window"])
+        common["clock_error_ns"] |= readers.clock_error_ns
+    return JobResult(**common, **fields)
 
 
 def result_fields(

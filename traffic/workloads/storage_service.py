@@ -44,6 +44,8 @@ NEWEST_TIMEOUT_S = 30.0
 VERIFIED_BYTES_PER_S = 5_000_000
 """Lowest rate at which an emulated host reads and verifies checkpoints."""
 MODES = ("sync", "staggered", "async")
+LEAST_READ_EVERY_NS = 10_000_000
+"""A reader that plans reads more often than it can begin them measures itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,9 @@ class Storage:
 
     A checkpoint is due every `every` iterations, in one of `MODES` (`traffic.node.ranks.feed`). The newest `keep`
     complete sets are kept; a set is complete when all ranks have stored theirs. A size of 0 disables that part.
+
+    Each of the hosts `readers` reads `ingest_bytes` beside the job, every `read_every_ns`, as another user of the
+    storage does (`traffic.workloads.storage_readers`).
     """
 
     host: str
@@ -60,6 +65,8 @@ class Storage:
     every: int = 10
     mode: str = "sync"
     keep: int = 3
+    readers: tuple[str, ...] = ()
+    read_every_ns: int = 250_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +111,12 @@ def check(storage: Storage) -> None:
         raise UsageError(f"at least {LEAST_KEPT} complete sets of checkpoints must be kept, got {storage.keep}")
     if not storage.ingest_bytes and not storage.checkpoint_bytes:
         raise UsageError(f"storage on {storage.host} is not used; give a size for ingest or for checkpoints")
+    if storage.readers and not storage.ingest_bytes:
+        raise UsageError(f"the readers {', '.join(storage.readers)} have nothing to read; give a size for ingest")
+    if storage.read_every_ns < LEAST_READ_EVERY_NS:
+        raise UsageError(
+            f"a reader reads every {LEAST_READ_EVERY_NS / 1e6:g} ms at most, got {storage.read_every_ns / 1e6:g} ms"
+        )
 
 
 def newest_timeout_s(storage: Storage, ranks: int) -> float:

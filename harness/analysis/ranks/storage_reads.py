@@ -1,7 +1,9 @@
-"""Whether checkpoints delay the reads of training data: the 99th percentile of both kinds of reads. Pure.
+"""Whether checkpoints delay the reads of storage: the 99th percentile of both kinds of reads. Pure.
 
-A read counts as one beside checkpoints if any rank was storing one during a part of it. The data of the next iteration
-are read while the ranks work on this one, so a read may be slow although no rank waits for it.
+A read counts as one beside checkpoints if any rank was storing one during a part of it. With readers beside the job
+only their reads count, from the time for which each was planned: ranks that wait for their checkpoint read nothing, so
+that their own reads would not show a burst of checkpoints. Without readers the reads are those of the ranks. The data
+of the next iteration are read while the ranks work on this one, so a read may be slow although no rank waits for it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 
 from harness import confidence
 from harness.confidence import LEVEL, Interval
-from harness.record.measurements import RankSeries
+from harness.record.measurements import RankSeries, ReaderRun
 
 __all__ = ["Reads", "reads_of"]
 
@@ -22,21 +24,32 @@ _PERCENT = 99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """Times of reads in ns, those of each rank in their order: while a checkpoint was being stored, and otherwise."""
+    """Times of reads in ns, those of each rank or reader in their order.
+
+    `beside`: while a checkpoint was being stored; `alone`: the others. `readers` are the hosts of the readers; none:
+    the ranks read. `failure` is why reads are missing; None: none is.
+    """
 
     beside: tuple[tuple[int, ...], ...]
     alone: tuple[tuple[int, ...], ...]
+    readers: tuple[str, ...] = ()
+    failure: str | None = None
 
     @property
     def p99_ratio(self) -> float | None:
-        """99th percentile of reads beside checkpoints over that of the others; None: there are none of one kind."""
+        """99th percentile of reads beside checkpoints over that of the others.
+
+        None: there are none of one kind, or some are missing.
+        """
         beside, alone = _joined(self.beside), _joined(self.alone)
-        if not beside or not alone:
+        if not beside or not alone or self.failure is not None:
             return None
         return float(np.percentile(beside, _PERCENT) / np.percentile(alone, _PERCENT))
 
     def interval(self, level: float = LEVEL) -> Interval | None:
-        """Return the interval of `p99_ratio`: the two percentiles share its risk. None: too few reads."""
+        """Return the interval of `p99_ratio`: the two percentiles share its risk. None: too few reads, or no ratio."""
+        if self.p99_ratio is None:
+            return None
         each = (1 + level) / 2
         beside, alone = _percentile(self.beside, each), _percentile(self.alone, each)
         if beside is None or alone is None or not alone.low:
@@ -50,39 +63,53 @@ class Reads:
 
     def describe(self) -> str:
         """Describe how many reads there are, or why there is no ratio."""
+        if self.failure is not None:
+            return self.failure
         beside, alone = len(_joined(self.beside)), len(_joined(self.alone))
+        by = f" by {', '.join(self.readers)}" if self.readers else ""
         if not beside and not alone:
-            return "the job reads no data from storage"
+            return f"no data was read{by}" if by else "the job reads no data from storage"
         if not alone:
-            return f"each of {beside} reads was beside a checkpoint, so there is nothing to compare with"
+            return f"each of {beside} reads{by} was beside a checkpoint, so there is nothing to compare with"
         if not beside:
-            return f"none of {alone} reads was beside a checkpoint"
-        return f"of {beside} reads beside checkpoints and {alone} others"
+            return f"none of {alone} reads{by} was beside a checkpoint"
+        return f"of {beside} reads beside checkpoints and {alone} others{by}"
 
 
-def reads_of(series: Sequence[RankSeries]) -> Reads:
-    """Sort the reads of all ranks."""
+def reads_of(series: Sequence[RankSeries], readers: Sequence[ReaderRun] = ()) -> Reads:
+    """Sort the reads of the readers, or else those of all ranks."""
     stored = [span for rank in series for span in rank.stored_ns]
     starts = np.array([start_ns for start_ns, _ in stored], dtype=np.int64)
     ends = np.array([end_ns for _, end_ns in stored], dtype=np.int64)
+    spans = [[(planned_ns, end_ns) for planned_ns, _, end_ns in reader.reads_ns] for reader in readers]
     beside: list[tuple[int, ...]] = []
     alone: list[tuple[int, ...]] = []
-    for rank in series:
-        of_rank: tuple[list[int], list[int]] = ([], [])
-        for step in rank.iterations:
-            if step.read_ns:
-                begun_ns = step.start_ns + step.read_from_ns
-                is_beside = bool(((starts < begun_ns + step.read_ns) & (ends > begun_ns)).any())
-                of_rank[is_beside].append(step.read_ns)
-        alone.append(tuple(of_rank[False]))
-        beside.append(tuple(of_rank[True]))
-    return Reads(beside=tuple(beside), alone=tuple(alone))
+    for reads in spans if readers else [_of_rank(rank) for rank in series]:
+        sorted_ns: tuple[list[int], list[int]] = ([], [])
+        for start_ns, end_ns in reads:
+            is_beside = bool(((starts < end_ns) & (ends > start_ns)).any())
+            sorted_ns[is_beside].append(end_ns - start_ns)
+        alone.append(tuple(sorted_ns[False]))
+        beside.append(tuple(sorted_ns[True]))
+    failed = [f"{reader.host}: {reader.failure}" for reader in readers if reader.failure is not None]
+    return Reads(
+        beside=tuple(beside),
+        alone=tuple(alone),
+        readers=tuple(reader.host for reader in readers),
+        failure=f"reads are missing: {'; '.join(failed)}" if failed else None,
+    )
+
+
+def _of_rank(rank: RankSeries) -> list[tuple[int, int]]:
+    """Return from when to when a rank read the data of each iteration."""
+    begun_ns = [(step.start_ns + step.read_from_ns, step.read_ns) for step in rank.iterations if step.read_ns]
+    return [(start_ns, start_ns + read_ns) for start_ns, read_ns in begun_ns]
 
 
 def _percentile(ranks: Sequence[Sequence[int]], level: float) -> Interval | None:
-    """Return the interval of a percentile over all ranks, whose reads depend on each other and on those of others.
+    """Return the interval of a percentile over all ranks or readers. Their reads depend on each other.
 
-    Ranks share the storage host, so that together they are worth no more independent reads than one rank is.
+    They share the storage host, so that together they are worth no more independent reads than one of them is.
     """
     series = [np.array(times, dtype=np.float64) for times in ranks if times]
     counts = [confidence.independent_of(times) for times in series]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from harness.analysis.ranks.storage_reads import reads_of
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options import rows_file
 from harness.cli.options.parsed import parsed
@@ -23,6 +24,7 @@ from harness.cli.options.recording_options import (
 )
 from harness.cli.traffic.traffic_group import exit_code, run_ranks, traffic
 from harness.experiment.job_words import parse_grid, parse_phase, storage_of
+from harness.record import workload_series
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from testbed.lab import Lab
@@ -70,6 +72,13 @@ T = TypeVar("T")
     "(default sync).",
 )
 @click.option(
+    "--reader",
+    "readers",
+    multiple=True,
+    metavar="HOST",
+    help="Host without a part in the job that reads --ingest from the storage four times a second; repeatable.",
+)
+@click.option(
     "--alone",
     is_flag=True,
     help="Then run each group of each phase alone, and print its slowdown beside the others (interference).",
@@ -93,6 +102,7 @@ def job(
     storage: str,
     ingest: str,
     checkpoint: str,
+    readers: tuple[str, ...],
     alone: bool,
     out: Path | None,
     record: Path | None,
@@ -108,7 +118,7 @@ def job(
         iterations=iterations,
         dtype=dtype,
         compute_units=compute_units,
-        storage=_storage(storage, ingest, checkpoint),
+        storage=_storage(storage, ingest, checkpoint, readers),
         **queue_pairs,
     )
     places, _, algorithms = job_module.fit(session.inventory(), spec)
@@ -142,6 +152,8 @@ def job(
         )
         if result.storage_times is not None:
             session.out.print(_storage_text(result.storage_times))
+        if result.readers:
+            session.out.print(_readers_text(result), soft_wrap=True)
     if code and alone:
         session.err.print("no group was run alone, because the whole job failed")
     return max(
@@ -158,12 +170,13 @@ def _code(session: Session, result: JobResult, title: str = "") -> int:
     return exit_code(session, result.outcome, f"{title}: {result.where}" if title else result.where)
 
 
-def _storage(host: str, ingest: str, checkpoint: str) -> Storage | None:
+def _storage(host: str, ingest: str, checkpoint: str, readers: tuple[str, ...]) -> Storage | None:
     if not host:
-        if ingest or checkpoint:
-            raise UsageError("--ingest and --checkpoint need a host that serves them: --storage HOST")
+        if ingest or checkpoint or readers:
+            raise UsageError("--ingest, --checkpoint and --reader need a host that serves them: --storage HOST")
         return None
-    return storage_of(host, ingest, checkpoint, lambda parser, text, name: parsed(f"--{name}", parser, text))
+    storage = storage_of(host, ingest, checkpoint, lambda parser, text, name: parsed(f"--{name}", parser, text))
+    return replace(storage, readers=readers)
 
 
 def _storage_text(times: StorageTimes) -> str:
@@ -175,6 +188,12 @@ def _storage_text(times: StorageTimes) -> str:
         f"{times.stored_max_ns / 1e6:.0f}; ranks waited P50 {times.checkpoint_wait_p50_ns / 1e6:.0f} ms for them, "
         f"at most {times.checkpoint_wait_max_ns / 1e6:.0f}"
     )
+
+
+def _readers_text(result: JobResult) -> str:
+    reads = reads_of(workload_series.series_of(result), workload_series.readers_of(result))
+    ratio = reads.p99_ratio
+    return f"reads beside the job: {'' if ratio is None else f'P99 ratio {ratio:.2f}, '}{reads.describe()}"
 
 
 def _run_alone(session: Session, jobs: Mapping[Place, JobSpec]) -> dict[Place, JobResult]:

@@ -50,6 +50,8 @@ def check(spec: JobSpec, resilience: Resilience) -> None:
         )
     if spec.ranks_per_rnic > 1:
         raise UsageError(f"a job with restarts has one rank on each RNIC, not ranks_per_rnic {spec.ranks_per_rnic}")
+    if spec.storage.readers:
+        raise UsageError("a job with restarts has no readers of its storage beside it; leave readers out")
     if policy.restart == "spare" and not resilience.spares:
         raise UsageError("restart = spare needs at least one spare")
     if policy.restart != "spare" and resilience.spares:

@@ -9,7 +9,7 @@ from synthetic_run import synthetic_run
 
 from harness.analysis.observe import observe
 from harness.analysis.ranks.storage_reads import reads_of
-from harness.record.measurements import Iteration, RankSeries
+from harness.record.measurements import Iteration, RankSeries, ReaderRun, decode, encode
 
 MS = 1_000_000
 
@@ -82,4 +82,51 @@ def test_metric_says_why_it_has_no_value(series, words):
     run = msgspec.structs.replace(synthetic_run(fired=False), series=tuple(series))
     observed = observe(run).metrics["ingest.p99_ratio"]
     assert observed.value is None
+    assert words in observed.detail
+
+
+def readers_run(*readers, stored_ms=((100, 200),)):
+    """Return a run whose ranks' own reads would give no ratio, with readers beside it."""
+    storing = rank([0] * 5, stored_ms=stored_ms)
+    return msgspec.structs.replace(
+        synthetic_run(fired=False), ranks=(), series=(storing,), readers=readers, t0_ns=0, end_ns=1000 * MS
+    )
+
+
+def reader(*reads_ms, host="host4", failure=None):
+    reads = tuple((planned * MS, begin * MS, end * MS) for planned, begin, end in reads_ms)
+    return ReaderRun(host=host, reads_ns=reads, failure=failure)
+
+
+def test_with_readers_only_their_reads_count_from_the_time_of_their_plan():
+    """The third read is planned beside the checkpoint and begins after it."""
+    run = readers_run(reader((0, 5, 10), (50, 50, 60), (190, 210, 220), (300, 300, 310)))
+    observed = observe(run).metrics["ingest.p99_ratio"]
+    assert observed.value == pytest.approx(3.0)
+    assert observed.detail == "of 1 reads beside checkpoints and 3 others by host4"
+
+
+def test_recorded_reads_give_the_same_ratio_again():
+    run = readers_run(reader((0, 5, 10), (190, 210, 220)))
+    again = decode(encode(msgspec.structs.replace(run, ranks=synthetic_run(fired=False).ranks[:1])))
+    assert again.readers == run.readers
+    assert observe(again).metrics["ingest.p99_ratio"].value == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("readers", "words"),
+    [
+        ([reader()], "no data was read by host4"),
+        ([reader((300, 300, 310))], "none of 1 reads by host4 was beside a checkpoint"),
+        ([reader((150, 150, 160))], "each of 1 reads by host4 was beside a checkpoint"),
+        (
+            [reader((0, 0, 1), (150, 150, 160)), reader(host="host5", failure="its reader is gone")],
+            "reads are missing: host5: its reader is gone",
+        ),
+    ],
+)
+def test_metric_of_readers_says_why_it_has_no_value(readers, words):
+    run = readers_run(*readers)
+    observed = observe(run).metrics["ingest.p99_ratio"]
+    assert (observed.value, observed.interval) == (None, None)
     assert words in observed.detail

@@ -130,6 +130,10 @@ def test_experiment_job_names_its_storage():
         ('checkpoint = "1MiB:often"', 'workload.storage.checkpoint: "often" is not a number of iterations'),
         ('checkpoint = "1MiB:5:later"', 'no checkpoint mode "later"; choose one of sync, staggered, async'),
         ('checkpoint = "1MiB:0"', "interval at least 1 iteration"),
+        ('checkpoint = "1MiB"\nreaders = ["host3"]', "workload.storage: the readers host3 have nothing to read"),
+        ('ingest = "1KiB"\nreaders = "host3"', "workload.storage.readers: expected `array`, got `str`"),
+        ('ingest = "1KiB"\nread_every = "1"', 'workload.storage.read_every: "1" is not a duration'),
+        ('ingest = "1KiB"\nread_every = "1ms"', "workload.storage: a reader reads every 10 ms at most, got 1 ms"),
     ],
 )
 def test_experiment_invalid_storage_is_rejected_with_its_path(line, message):
@@ -142,6 +146,48 @@ def test_experiment_storage_on_a_missing_host_is_rejected():
     made = decode((STORED_JOB.replace("host4", "host9") + 'ingest = "1KiB"').encode(), source="job.toml")
     with pytest.raises(ConfigError, match=r'workload\.storage\.host: no host "host9"; choose one of host1'):
         fit(made, soft_topology(), "soft")
+
+
+READ_JOB = """
+name = "job"
+seed = 1
+[workload]
+grid = "dp=2"
+ranks = ["host[0]:rnic[0]", "host[1]:rnic[0]"]
+phases = ["dp:all-reduce:1MiB"]
+iterations = 5
+[workload.storage]
+host = "host4"
+ingest = "1KiB"
+"""
+
+
+def test_experiment_readers_are_hosts_without_a_part_in_the_job():
+    made = decode((READ_JOB + 'readers = ["host[2]"]\nread_every = "1s"').encode(), source="job.toml")
+    storage = fit(made, soft_topology(), "soft").workload.storage
+    assert (storage.readers, storage.read_every_ns) == (("host3",), 1_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("readers", "message"),
+    [
+        ('"host3", "host1"', "workload.storage.readers[1]: host1 cannot be a reader: it has a rank"),
+        ('"host[-1]"', "workload.storage.readers[0]: host4 cannot be a reader: it serves the storage"),
+        ('"host3", "host[2]"', "workload.storage.readers[1]: host3 is named twice"),
+        ('"host9"', 'workload.storage.readers[0]: no host "host9" to read on; choose one of host1'),
+        ('"host[9]"', "workload.storage.readers[0]: "),
+    ],
+)
+def test_experiment_reader_with_a_part_in_the_job_is_rejected_with_its_path(readers, message):
+    made = decode((READ_JOB + f"readers = [{readers}]").encode(), source="job.toml")
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        fit(made, soft_topology(), "soft")
+
+
+def test_experiment_readers_beside_a_job_with_restarts_are_rejected():
+    text = READ_JOB + 'checkpoint = "1MiB"\nreaders = ["host3"]\n[workload.resilience]\nrestart = "same"\n'
+    with pytest.raises(ConfigError, match=r"workload\.resilience: .* leave readers out"):
+        decode(text.encode(), source="job.toml")
 
 
 FAULT_OF_A_PROGRAM = """

@@ -240,6 +240,10 @@ def add_serving(run, tpot_ns, attained):
     run["serving"] = {"ttft_ns": [9], "tpot_ns": tpot_ns, "slo_attainment": attained}
 
 
+def add_readers(run, *several):
+    run["readers"] = [{"host": "host4", "reads_ns": reads} for reads in several]
+
+
 def test_probes_recorded_twice_are_refused(whole):
     echo = Echo(connection=3, sent_ns=T0 + 5, came=True, whole_ns=9, responder_ns=2)
     trip = Trip(there=("host1:rxe0", "host2:rxe0"), back=("host2:rxe0", "host1:rxe0"), echo=echo)
@@ -305,6 +309,11 @@ def test_probes_recorded_twice_are_refused(whole):
             lambda run: run["topology"]["links"][0]["a"].update(address="x"),
             r"links\[0\]\.a\.address: 'x' is no address",
         ),
+        (
+            lambda run: add_readers(run, [[1, 2, 3], [2, 1, 3]]),
+            "readers: a read of host4 is planned, begun and over",
+        ),
+        (lambda run: add_readers(run, [], []), "readers: host4 appears twice"),
         (lambda run: add_serving(run, [[5], []], 1.0), "serving.tpot_ns: of 2 requests, but serving.ttft_ns is of 1"),
         (lambda run: add_serving(run, [[5]], 1.5), "serving.slo_attainment: 1.5 is no share"),
         (lambda run: run["topology"]["hosts"][0].update(front_end_address="::1::"), "front_end_address: '::1::' is no"),

@@ -230,6 +230,7 @@ LAB = SimpleNamespace(kind="soft", topology=THREE_RACKS)
     [
         ({"storage": None}, Policy(), SPARES, "this one stores none"),
         ({"storage": Storage(host="host6", ingest_bytes=1)}, Policy(), SPARES, "this one stores none"),
+        ({"storage": replace(SPEC.storage, readers=("host5",))}, Policy(), SPARES, "no readers of its storage"),
         ({}, Policy(), (), "needs at least one spare"),
         ({}, Policy(restart="same"), SPARES, "uses no spares"),
         ({}, Policy(most_restarts=0), SPARES, "at least once"),
