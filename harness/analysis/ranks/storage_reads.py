@@ -27,12 +27,14 @@ class Reads:
     """Times of reads in ns, those of each rank or reader in their order.
 
     `beside`: while a checkpoint was being stored; `alone`: the others. `readers` are the hosts of the readers; none:
-    the ranks read. `failure` is why reads are missing; None: none is.
+    the ranks read. `late` counts the reads that waited longer for a free connection than for their data. `failure` is
+    why reads are missing; None: none is.
     """
 
     beside: tuple[tuple[int, ...], ...]
     alone: tuple[tuple[int, ...], ...]
     readers: tuple[str, ...] = ()
+    late: int = 0
     failure: str | None = None
 
     @property
@@ -73,7 +75,8 @@ class Reads:
             return f"each of {beside} reads{by} was beside a checkpoint, so there is nothing to compare with"
         if not beside:
             return f"none of {alone} reads{by} was beside a checkpoint"
-        return f"of {beside} reads beside checkpoints and {alone} others{by}"
+        late = f"; {self.late} began late, as the storage fell behind (read_every)" if self.late else ""
+        return f"of {beside} reads beside checkpoints and {alone} others{by}{late}"
 
 
 def reads_of(series: Sequence[RankSeries], readers: Sequence[ReaderRun] = ()) -> Reads:
@@ -96,6 +99,11 @@ def reads_of(series: Sequence[RankSeries], readers: Sequence[ReaderRun] = ()) ->
         beside=tuple(beside),
         alone=tuple(alone),
         readers=tuple(reader.host for reader in readers),
+        late=sum(
+            begin_ns - planned_ns > end_ns - begin_ns
+            for reader in readers
+            for planned_ns, begin_ns, end_ns in reader.reads_ns
+        ),
         failure=f"reads are missing: {'; '.join(failed)}" if failed else None,
     )
 
