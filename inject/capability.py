@@ -1,8 +1,8 @@
-"""What faults a lab can do, target by target: what planning refuses, and what its machines report.
+"""Which fault kinds a lab supports at which targets: the planner's answer, and that of the machine of each target.
 
-Each machine runs the code that would carry out the fault, up to the point before the first change
-(`inject.node.probe`). That finds the release and the ASIC of a switch, its ACLs and containers, a firmware that keeps
-ports up, missing tools, and state that faultbed did not make. Nothing is changed, and nothing is reserved.
+Each machine runs the code of the fault until just before its first change (`inject.node.probe`). That code refuses an
+unsuitable release or ASIC of a switch, its ACLs and containers, firmware that keeps ports up, missing tools, and state
+that faultbed did not make. Nothing is changed, and nothing is reserved.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from testbed.suggestions import first_of
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["Ability", "abilities", "summary", "targets_of"]
+__all__ = ["Capability", "query_capabilities", "summary", "targets_of"]
 
 MODULE = "inject.node.probe"
 _FOR_S = 10.0
 _TIMEOUT_S = 600.0
 _SAMPLES: Mapping[str, Any] = {"share": 1, "rate": 1000, "period": 8, "percent": 20}
-"""Parameter values with which a kind is tried; an ASIC's ACL supports only a `share` of 1."""
+"""Parameter values for the query. A `share` of 1 is the only one that an ASIC's ACL supports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ability:
-    """Whether a kind of fault can be done at one target, and `why` not: by the plan, or by the target's answer.
+class Capability:
+    """Whether a fault kind is supported at one target. `why` is the reason of the planner or the machine if it is not.
 
-    `unknown`: its machine did not answer.
+    `can` is `unknown` if the target's machine did not answer; `why` is then the error.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Ability:
 
 
 def targets_of(kind: FaultKind, topology: Topology) -> Iterator[str]:
-    """Return every target of a lab that a kind fits, as it is named in experiments."""
+    """Yield the name of every target in a lab that has the right type for a kind, as experiments name it."""
     if "host" in kind.targets:
         yield from (host.name for host in topology.hosts)
     if "rnic" in kind.targets:
@@ -59,9 +59,9 @@ def targets_of(kind: FaultKind, topology: Topology) -> Iterator[str]:
         yield from (link.name for link in topology.links)
 
 
-def abilities(lab: Lab, kinds: Sequence[FaultKind] | None = None) -> list[Ability]:
-    """Query every machine of a lab about all kinds (default: the whole catalogue) at all their targets."""
-    answers_by_target: dict[tuple[str, str], Ability] = {}
+def query_capabilities(lab: Lab, kinds: Sequence[FaultKind] | None = None) -> list[Capability]:
+    """Plan each kind (default: all kinds) at each of its targets, then query the machines of these targets."""
+    answers_by_target: dict[tuple[str, str], Capability] = {}
     faults_by_node: dict[str, list[PlannedFault]] = {}
     for kind in CATALOGUE.values() if kinds is None else kinds:
         for target in targets_of(kind, lab.topology):
@@ -69,45 +69,44 @@ def abilities(lab: Lab, kinds: Sequence[FaultKind] | None = None) -> list[Abilit
                 planned = plan(_spec(kind, target), lab.topology, lab_kind=lab.kind)
             except (Unsupported, UsageError) as error:
                 why = str(error).removeprefix("fault: ")
-                answers_by_target[kind.name, target] = Ability(kind=kind.name, target=target, can="no", why=why)
+                answers_by_target[kind.name, target] = Capability(kind=kind.name, target=target, can="no", why=why)
                 continue
             can: Literal["yes", "unknown"] = "yes" if planned.place.local else "unknown"
-            answers_by_target[kind.name, target] = Ability(kind=kind.name, target=target, can=can)
+            answers_by_target[kind.name, target] = Capability(kind=kind.name, target=target, can=can)
             if can == "unknown":
                 faults_by_node.setdefault(planned.place.node, []).append(planned)
     with ThreadPoolExecutor(max_workers=max(1, len(faults_by_node))) as pool:
-        for answers in pool.map(lambda node: _query(lab, node, faults_by_node[node]), faults_by_node):
+        for answers in pool.map(lambda node: _query_node(lab, node, faults_by_node[node]), faults_by_node):
             answers_by_target |= {(answer.kind, answer.target): answer for answer in answers}
     return list(answers_by_target.values())
 
 
-def summary(answers: Sequence[Ability]) -> list[tuple[str, str, str, str]]:
+def summary(answers: Sequence[Capability]) -> list[tuple[str, str, str, str]]:
     """Return rows of kind, answer, targets and reason; targets with the same answer share a row."""
-    rows: dict[tuple[str, str, str], list[str]] = {}
+    targets_by_answer: dict[tuple[str, str, str], list[str]] = {}
     for answer in answers:
-        rows.setdefault((answer.kind, answer.can, answer.why.replace(answer.target, "TARGET")), []).append(
-            answer.target
-        )
-    return [(kind, can, first_of(targets, 4), why) for (kind, can, why), targets in rows.items()]
+        general_reason = answer.why.replace(answer.target, "TARGET")
+        targets_by_answer.setdefault((answer.kind, answer.can, general_reason), []).append(answer.target)
+    return [(kind, can, first_of(targets, 4), why) for (kind, can, why), targets in targets_by_answer.items()]
 
 
 def _spec(kind: FaultKind, target: str) -> FaultSpec:
-    params = {param.name: _sample(param) for param in kind.params if param.required or param.name == "share"}
+    params = {param.name: _sample_value(param) for param in kind.params if param.required or param.name == "share"}
     return FaultSpec(kind=kind.name, target=target, for_s=_FOR_S, params=params)
 
 
-def _sample(param: Param) -> Any:
+def _sample_value(param: Param) -> Any:
     if param.name in _SAMPLES:
         return _SAMPLES[param.name]
     bounds = [value for value in (param.default, param.low, param.high) if value is not None]
     return bounds[0] if bounds else next(iter(param.choices), "any")
 
 
-def _unknown(faults: Sequence[PlannedFault], why: str) -> list[Ability]:
-    return [Ability(kind=fault.kind, target=fault.target.text, can="unknown", why=why) for fault in faults]
+def _unknown(faults: Sequence[PlannedFault], why: str) -> list[Capability]:
+    return [Capability(kind=fault.kind, target=fault.target.text, can="unknown", why=why) for fault in faults]
 
 
-def _query(lab: Lab, node: str, faults: Sequence[PlannedFault]) -> list[Ability]:
+def _query_node(lab: Lab, node: str, faults: Sequence[PlannedFault]) -> list[Capability]:
     requests = [{"actuator": fault.request["actuator"], "args": fault.request["args"]} for fault in faults]
     try:
         lab.ensure_code(node)
@@ -121,7 +120,7 @@ def _query(lab: Lab, node: str, faults: Sequence[PlannedFault]) -> list[Ability]
             f"{node}: {len(answers)} of {len(faults)} checks answered; retry. stderr: {done.stderr.strip()[-200:]}",
         )
     return [
-        Ability(
+        Capability(
             kind=fault.kind,
             target=fault.target.text,
             can="yes" if answer["able"] else "no",

@@ -62,7 +62,7 @@ def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> 
         kinds = [known for known in kinds if known.name.startswith(kind)] or [catalogue.kind_named(kind)]
     if here:
         with open_lab(session.inventory()) as lab:
-            answers = capability.abilities(lab, kinds)
+            answers = capability.query_capabilities(lab, kinds)
         if as_json:
             session.json([dataclasses.asdict(answer) for answer in answers])
         else:

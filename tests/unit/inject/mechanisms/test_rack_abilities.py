@@ -1,4 +1,4 @@
-"""A rack's capabilities, queried in advance by preflight, and for each target by the holders' own code."""
+"""Capabilities of a rack: what preflight reports in advance, and what the holders' own code reports per target."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ def tools(tmp_path, monkeypatch):
 
 
 class Machines:
-    """A rack in which this machine, with stand-ins in PATH, answers for all machines except the `silent` ones."""
+    """A rack whose machines run all commands here, with stand-ins in PATH. The `silent` machines do not answer."""
 
     kind = "rack"
     topology = RACK.topology
 
     def __init__(self, *silent):
-        self.silent, self.one_at_a_time = silent, threading.Lock()  # the stand-ins share one file of states
+        self.silent = silent
+        self.one_at_a_time = threading.Lock()  # the stand-ins share one state file
 
     def ensure_code(self, node):
         if node in self.silent:
@@ -65,35 +66,35 @@ class Machines:
         return Completed(argv=tuple(argv), rc=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def ability_of(abilities, kind, target):
-    (one,) = [each for each in abilities if (each.kind, each.target) == (kind, target)]
-    return one
+def capability_at(capabilities, kind, target):
+    (answer,) = [answer for answer in capabilities if (answer.kind, answer.target) == (kind, target)]
+    return answer
 
 
-def test_capability_every_rack_kind_is_queried_for_every_fitting_target():
+def test_capability_every_rack_kind_has_a_target_in_the_example_lab():
     for name in MECHANISMS:
         if name in CATALOGUE:
             assert list(capability.targets_of(CATALOGUE[name], RACK.topology)), name
 
 
 @pytest.mark.process
-def test_capability_is_each_machines_answer_and_changes_nothing(tools):
+def test_query_capabilities_returns_each_machines_answer_and_changes_nothing(tools):
     state = json.loads(tools.read_text())
     tools.write_text(json.dumps(state | {"keep_up": "True(1)", "asic": "vs"}))
     before = tools.read_text()
     kinds = [CATALOGUE[name] for name in ("link.flap", "link.rate", "switch.withdraw", "packet.reorder")]
     lab = Machines("host2", "rtsw2", "rtsw3", "rtsw4", "host3", "host4")
-    result = capability.abilities(lab, kinds)
+    result = capability.query_capabilities(lab, kinds)
     assert tools.read_text() == before
-    assert ability_of(result, "switch.withdraw", "rtsw1").can == "yes"
-    kept = ability_of(result, "link.flap", "host1:mlx5_0")
-    assert (kept.can, "KEEP_ETH_LINK_UP_P1=0" in kept.why) == ("no", True)
-    assert "rtsw1:host1:mlx5_0" in kept.why, "where to aim instead"
-    assert ability_of(result, "link.flap", "rtsw1:host1:mlx5_0").can == "yes"
-    shaped = ability_of(result, "link.rate", "rtsw1:host1:mlx5_0")
+    assert capability_at(result, "switch.withdraw", "rtsw1").can == "yes"
+    kept_up = capability_at(result, "link.flap", "host1:mlx5_0")
+    assert (kept_up.can, "KEEP_ETH_LINK_UP_P1=0" in kept_up.why) == ("no", True)
+    assert "rtsw1:host1:mlx5_0" in kept_up.why, "the reason names a target that works"
+    assert capability_at(result, "link.flap", "rtsw1:host1:mlx5_0").can == "yes"
+    shaped = capability_at(result, "link.rate", "rtsw1:host1:mlx5_0")
     assert (shaped.can, "orchagent" in shaped.why) == ("no", True)
-    assert "it needs a Linux switch" in ability_of(result, "packet.reorder", "rtsw1:host1:mlx5_0").why
-    silent = ability_of(result, "link.flap", "host2:mlx5_0")
+    assert "it needs a Linux switch" in capability_at(result, "packet.reorder", "rtsw1:host1:mlx5_0").why
+    silent = capability_at(result, "link.flap", "host2:mlx5_0")
     assert (silent.can, silent.why) == ("unknown", "host2 does not answer")
     rows = capability.summary(result)
     assert len(rows) < len(result)
@@ -111,7 +112,7 @@ def test_probe_names_the_missing_program(monkeypatch, tmp_path):
     assert probe.able({"actuator": "frr", "args": args})["why"].startswith("there is no vtysh here")
 
 
-def test_plan_shows_programs_by_their_names():
+def test_plan_shows_commands_with_program_names_instead_of_placeholders():
     spec = FaultSpec(kind="link.flap", target="host1:mlx5_0", for_s=20.0, params={"period": 8})
     args = plan(spec, RACK.topology, lab_kind="rack").request["args"]
     assert shown(args["look"], args["needs"]).startswith("sh -c 'mlxlink -d 0000:18:00.0")
@@ -123,7 +124,7 @@ def test_probe_rejects_an_unknown_request():
     assert "unknown actuator" in probe.able({"actuator": "no-such", "args": {}})["why"]
 
 
-LACKS = [
+MISSING_CAPABILITIES = [
     ("host1", "tool mlxlink: mstlink", "", "no mlxlink"),
     ("host1", "tool dcgmi: dcgmi", "", "no dcgmi: needed for gpu.xid"),
     ("host1", "[none] integrity", "none [integrity]", "locked down"),
@@ -137,15 +138,15 @@ LACKS = [
 ]
 
 
-@pytest.mark.parametrize(("node", "old", "new", "words"), LACKS)
-def test_preflight_names_missing_abilities_and_their_effect(node, old, new, words):
+@pytest.mark.parametrize(("node", "old", "new", "words"), MISSING_CAPABILITIES)
+def test_preflight_reports_a_missing_capability_with_its_effect_on_faults(node, old, new, words):
     state = rack_state()
     assert old in state[node].raw["able"]
     state[node].raw["able"] = state[node].raw["able"].replace(old, new)
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    (unseen,) = unchecked_parts(RACK, state, RACK_CHECKS)
-    assert (unseen.check, unseen.where) == ("abilities", node)
-    assert words in unseen.why
+    (unchecked,) = unchecked_parts(RACK, state, RACK_CHECKS)
+    assert (unchecked.check, unchecked.where) == ("abilities", node)
+    assert words in unchecked.why
 
 
 def test_preflight_reports_an_old_python():
@@ -164,9 +165,9 @@ def test_preflight_names_ports_kept_up_and_dcbx_controlled_by_firmware():
     state["host1"].raw["qos mlx5_1"] = (
         state["host1"].raw["qos mlx5_1"].replace("DCBX mode: OS controlled", "DCBX mode: Firmware controlled")
     )
-    whys = {each.where: each.why for each in unchecked_parts(RACK, state, RACK_CHECKS)}
-    assert "keeps the port up" in whys["host1:mlx5_0"]
-    assert "-d os" in whys["host1:mlx5_1"]
+    reasons = {part.where: part.why for part in unchecked_parts(RACK, state, RACK_CHECKS)}
+    assert "keeps the port up" in reasons["host1:mlx5_0"]
+    assert "-d os" in reasons["host1:mlx5_1"]
 
 
 @pytest.mark.parametrize(
