@@ -26,10 +26,10 @@ class Actuator:
     patience_s: float = 0.0
     uses_set_up = False
     """Whether `set_up` changes something, so that `off` must follow even without `on`."""
-    look_s: float | None = None
-    """How often `is_lost` is called while the fault is on, if that costs a few system calls; None: only at its end."""
+    loss_check_s: float | None = None
+    """Interval of `is_lost` calls while the fault is on; None: only at its end. Set it only if a call is cheap."""
     unseen: str | None = None
-    """Why nothing can show whether something else has ended the fault (for the receipt); None: `is_lost` can."""
+    """Reason for the receipt why `is_lost` cannot know whether something else has ended the fault; None: it can."""
     was_lost = False
     """Set by `off` if it reads the state together with its change, because a separate read would take too long."""
 
@@ -79,7 +79,7 @@ class Actuator:
         return None
 
     def passed(self) -> int | None:
-        """Return how many packets have passed so far, of which the fault takes a share; None if it takes no share."""
+        """Return the number of packets from which the fault has chosen its share so far; None if it takes no share."""
         return None
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ class Holder:
         self.is_on = False
         self.is_lost = False  # something else had ended the fault before it was to be removed
         self.unread: str | None = None  # why its state could not be read just before it was removed
-        self.next_look_ns = 0
+        self.next_loss_check_ns = 0
         self.is_ending = False  # `off` was called: if the fault is gone now, the holder itself has ended it
         self.is_set_up = False
         self.hits = _Hits()
@@ -250,7 +250,7 @@ class Holder:
     # Timed work
 
     def due(self, now_ns: int) -> None:
-        """Do what is due: edges, the end of the window, a poll of the hits, a look whether the fault is lost."""
+        """Do what is due: edges, the end of the window, a poll of the hits, a check whether the fault is lost."""
         now_ns = self._make_due_edges(now_ns)
         if self.state == "active" and now_ns >= self.end_ns:
             self.finish()
@@ -262,10 +262,10 @@ class Holder:
             self.tick(begin_ns)
             self.sample(begin_ns)
             self.next_poll_ns = _next_reading_ns(begin_ns, time.monotonic_ns(), actuator.poll_s)
-        if self.is_on and actuator.look_s and now_ns >= self.next_look_ns:
+        if self.is_on and actuator.loss_check_s and now_ns >= self.next_loss_check_ns:
             begin_ns = time.monotonic_ns()
-            self.look_for_loss()
-            self.next_look_ns = _next_reading_ns(begin_ns, time.monotonic_ns(), actuator.look_s)
+            self.check_for_loss()
+            self.next_loss_check_ns = _next_reading_ns(begin_ns, time.monotonic_ns(), actuator.loss_check_s)
 
     def _make_due_edges(self, now_ns: int) -> int:
         """Make the edges that are due at `now_ns`. Return the time afterwards."""
@@ -403,11 +403,11 @@ class Holder:
             self.sample(time.monotonic_ns())
 
     def remove(self) -> None:
-        """Turn the fault off, after a look whether it is still on. The look counts as time of the removal."""
+        """Check whether the fault is still on, then turn it off. The removal begins with the check."""
         if self.actuator is None:
             return
         should_be_on = self.is_on_by_readback and not self.is_ending
-        self.look_for_loss()
+        self.check_for_loss()
         self.is_ending = True
         self.actuator.off()
         self.is_lost = self.is_lost or (should_be_on and self.actuator.was_lost)
@@ -418,12 +418,12 @@ class Holder:
         return bool(self.is_on and self.done and self.done[-1].readback["applied"])
 
     def end(self) -> None:
-        """Revert without a look for loss: the controller is gone, and a look that hangs must not delay the revert."""
+        """Revert without a check for loss: the controller is gone, and a check that hangs must not delay the revert."""
         self.is_ending = True
         self.finish()
 
-    def look_for_loss(self) -> None:
-        """Note whether something else has ended the fault; a later look does not take that back.
+    def check_for_loss(self) -> None:
+        """Note whether something else has ended the fault; a later check does not take that back.
 
         A state that cannot be read is noted (`unread`), and is no reason to keep the fault.
         """
@@ -443,8 +443,8 @@ class Holder:
             moments.append(self.end_ns)
             if self.is_on and self.actuator is not None and self.actuator.poll_s:
                 moments.append(self.next_poll_ns)
-            if self.is_on and self.actuator is not None and self.actuator.look_s:
-                moments.append(self.next_look_ns)
+            if self.is_on and self.actuator is not None and self.actuator.loss_check_s:
+                moments.append(self.next_loss_check_ns)
         return max(0.0, (min(moments) - now_ns) / 1e9)
 
     # The stored revert

@@ -1,7 +1,7 @@
-"""An RNIC's carrier, switched by QEMU: QMP `set_link` (QEMU's qapi/net.json).
+"""The carrier of a VM's RNIC, switched off and on with QEMU's command `set_link` (QEMU's qapi/net.json).
 
-QMP cannot query a link's state. It only acknowledges the command, so that the guest's own carrier counters are the
-proof. As a program (`python -m inject.node.qmp SOCKET NIC`) this module brings the link up: the revert.
+QMP acknowledges the command but cannot query a link's state. Therefore the proof comes from the guest's own carrier
+counters. As a program (`python -m inject.node.qmp SOCKET NIC`) this module brings the link up: that is the revert.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inject.node.command import heartbeat
 __all__ = ["DEADLINE_S", "QmpActuator", "execute", "set_link"]
 
 DEADLINE_S = 3.0
-"""Deadline for QEMU to answer one command. A holder's guardian waits longer (`inject.leases.channels`)."""
+"""Deadline for QEMU's answer to one command. The guardian of a holder waits longer (`inject.leases.channels`)."""
 
 
 class QmpActuator(Actuator):
@@ -35,7 +35,7 @@ class QmpActuator(Actuator):
         """Refuse the management interface, and a VM whose QMP does not answer or does not know the device."""
         if self._netdev.endswith("/mgmt0"):
             raise Refused(f"{self._netdev} carries the management connection and is never a target; choose another")
-        # A query only, which fails for an unknown device: another fault may hold this link down.
+        # A query that fails for an unknown device. `set_link` would end another fault that holds this link down.
         execute(self._socket, "query-rx-filter", {"name": self._nic})
         return self.read()
 
@@ -74,9 +74,9 @@ def execute(
     event: str | None = None,
     timeout_s: float = DEADLINE_S,
 ) -> Any:
-    """Run a command in QEMU and return its answer, with `event` only after that event.
+    """Run a command in QEMU and return its answer. With `event`, return only after QEMU has also sent that event.
 
-    QEMU's socket serves one client at a time: this waits for its turn.
+    QEMU serves one client of the socket at a time, so that this call may first wait for another client to finish.
 
     Raises:
         OSError: no answer (or no such event) by the deadline, or QEMU refused.
@@ -84,7 +84,7 @@ def execute(
     connection = _Connection(path, time.monotonic() + timeout_s)
     try:
         connection.connect()
-        connection.line()
+        connection.read_message()  # the greeting
         connection.run("qmp_capabilities", {}, None)
         return connection.run(command, arguments or {}, event)
     except TimeoutError:
@@ -101,7 +101,7 @@ class _Connection:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
 
     def connect(self) -> None:
-        self._socket.settimeout(self._left_s())
+        self._socket.settimeout(self._remaining_s())
         self._socket.connect(self._path)
 
     def close(self) -> None:
@@ -109,20 +109,20 @@ class _Connection:
 
     def run(self, command: str, arguments: dict[str, Any], event: str | None) -> Any:
         self._socket.sendall(json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
-        returned, is_done, waits = None, False, event is not None
-        while not is_done or waits:
-            answer = self.line()
-            if "error" in answer:
-                raise OSError(f"QMP at {self._path} refused {command}: {answer['error'].get('desc')}")
-            waits = waits and answer.get("event") != event
-            if "return" in answer:
-                returned, is_done = answer["return"], True
+        returned, has_returned, has_event = None, False, event is None
+        while not has_returned or not has_event:
+            message = self.read_message()
+            if "error" in message:
+                raise OSError(f"QMP at {self._path} refused {command}: {message['error'].get('desc')}")
+            has_event = has_event or message.get("event") == event
+            if "return" in message:
+                returned, has_returned = message["return"], True
         return returned
 
-    def line(self) -> dict[str, Any]:
-        """Return the next message."""
+    def read_message(self) -> dict[str, Any]:
+        """Return the next message of QEMU: a greeting, an answer or an event."""
         while b"\n" not in self._pending:
-            self._socket.settimeout(self._left_s())
+            self._socket.settimeout(self._remaining_s())
             chunk = self._socket.recv(65536)
             if not chunk:
                 return {"error": {"desc": "QEMU closed the connection"}}
@@ -130,11 +130,11 @@ class _Connection:
         line, _, self._pending = self._pending.partition(b"\n")
         return dict(json.loads(line))
 
-    def _left_s(self) -> float:
-        left_s = self._deadline - time.monotonic()
-        if left_s <= 0:
+    def _remaining_s(self) -> float:
+        remaining_s = self._deadline - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError
-        return left_s
+        return remaining_s
 
 
 if __name__ == "__main__":

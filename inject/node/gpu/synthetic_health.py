@@ -25,7 +25,7 @@ class _Register(Actuator):
     """Sets registers of one part of a GPU, and resets them."""
 
     part = ""
-    look_s = 0.2
+    loss_check_s = 0.2
 
     def __init__(self, gpu: str) -> None:
         self._gpu = gpu

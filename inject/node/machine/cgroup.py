@@ -16,20 +16,20 @@ UNLIMITED = "max 100000"
 class CgroupActuator(Actuator):
     """Writes `value` ("QUOTA PERIOD", in µs) to cpu.max of `cgroup`.
 
-    With `swing_us` and `wave_s` the quota follows a sine of that amplitude and period around its value, starting at
-    `value`.
+    With `wave_s`, the quota varies as a sine wave around its value, with an amplitude of `swing_us` and a period of
+    `wave_s`.
     """
 
     poll_s = 0.05
-    look_s = 0.2
+    loss_check_s = 0.2
 
     def __init__(self, *, cgroup: str, value: str, swing_us: int = 0, wave_s: float = 0.0) -> None:
         self._cgroup, self._value, self._swing_us, self._wave_s = cgroup, value, swing_us, wave_s
         self._began_ns = 0
-        self._base: int | None = None
+        self._periods_before_on: int | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse an existing limit, and a group without processes: throttling nothing proves nothing."""
+        """Refuse a cgroup with a limit, and a cgroup without processes: throttling nothing proves nothing."""
         try:
             before = self._read("cpu.max")
         except FileNotFoundError:
@@ -43,13 +43,13 @@ class CgroupActuator(Actuator):
         return self.read()
 
     def revert_script(self) -> str:
-        """Return a script that writes the default back; a group that is gone has no limit."""
+        """Return a script that writes the default back. A cgroup that no longer exists needs no revert."""
         path = f"{self._cgroup}/cpu.max"
         return f"[ ! -e {path} ] || {{ echo {UNLIMITED} > {path} && grep -qx '{UNLIMITED}' {path}; }}"
 
     def on(self) -> None:
-        if self._base is None:
-            self._base = self._throttled()
+        if self._periods_before_on is None:
+            self._periods_before_on = self._throttled_periods()
         self._began_ns = time.monotonic_ns()
         self._write(self._value)
 
@@ -68,10 +68,10 @@ class CgroupActuator(Actuator):
         return {"applied": applied, "cpu.max": now, "cgroup": self._cgroup}
 
     def hits(self) -> int:
-        """Return the number of periods in which the group was throttled since the first `on`."""
-        return 0 if self._base is None else self._throttled() - self._base
+        """Return the number of periods in which the cgroup was throttled since the first `on`."""
+        return 0 if self._periods_before_on is None else self._throttled_periods() - self._periods_before_on
 
-    def _throttled(self) -> int:
+    def _throttled_periods(self) -> int:
         stat = dict(line.split() for line in self._read("cpu.stat").splitlines())
         return int(stat.get("nr_throttled", 0))
 

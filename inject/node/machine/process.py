@@ -33,7 +33,7 @@ class ProcessActuator(Actuator):
     command line) or {"pid": number, "comm": name}.
     """
 
-    look_s = 0.2
+    loss_check_s = 0.2
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ __all__ = ["RebootActuator"]
 class RebootActuator(Actuator):
     """Kills `daemons` of the switch `netns` and takes `ports` down; `off` brings up the ports, then the daemons."""
 
-    look_s = 0.5
+    loss_check_s = 0.5
 
     def __init__(self, *, netns: str, ports: list[str], daemons: list[str]) -> None:
         self._netns = netns

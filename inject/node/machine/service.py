@@ -18,7 +18,7 @@ class ServiceActuator(Actuator):
     """Kills every process of the systemd unit `unit`, whose control group is `cgroup`, with SIGKILL."""
 
     patience_s = _DEADLINE_S
-    look_s = 0.2
+    loss_check_s = 0.2
 
     def __init__(self, *, unit: str, cgroup: str) -> None:
         self._unit, self._cgroup = unit, Path(cgroup)

@@ -33,7 +33,7 @@ class LinkActuator(Actuator):
         able: (command, pattern, message if it does not match) of a required capability; None: nothing is required.
     """
 
-    look_s = 0.2
+    loss_check_s = 0.2
 
     def __init__(self, *, netns: str | None, device: str, able: list[Any] | None = None) -> None:
         self._netns, self._device, self._able = netns, device, able

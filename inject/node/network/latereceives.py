@@ -25,7 +25,7 @@ class LateReceivesActuator(Actuator):
     """Writes `late_ms` into `FILE`; 0: no receives are posted while the file exists."""
 
     poll_s = 0.1
-    look_s = 0.2
+    loss_check_s = 0.2
 
     def __init__(self, *, late_ms: int) -> None:
         self._late_ms = late_ms

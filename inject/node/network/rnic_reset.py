@@ -61,7 +61,7 @@ class RnicResetActuator(LinkActuator):
 class RnicRemoveActuator(Actuator):
     """Deletes the soft RDMA device `rnic` of `netdev`, and recreates it."""
 
-    look_s = 0.2
+    loss_check_s = 0.2
 
     def __init__(self, *, rnic: str, netdev: str) -> None:
         self._rnic, self._netdev = rnic, netdev

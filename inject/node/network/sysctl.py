@@ -13,7 +13,7 @@ __all__ = ["SysctlActuator"]
 class SysctlActuator(Actuator):
     """Writes `value` to /proc/sys/net/`path` in `netns`; `normal` is provisioning's value."""
 
-    look_s = 0.2
+    loss_check_s = 0.2
 
     def __init__(self, *, netns: str | None, path: str, value: str, normal: str) -> None:
         self._netns, self._file, self._value, self._normal = netns, f"/proc/sys/net/{path}", value, normal

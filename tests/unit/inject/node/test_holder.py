@@ -378,7 +378,7 @@ def test_holder_reports_a_fault_that_something_else_has_ended(tmp_path, ends):
 class Switched(Actuator):
     """A fault that is a word in memory, which a test can change as another program would."""
 
-    look_s = 0.01
+    loss_check_s = 0.01
 
     def __init__(self, **_):
         self.word, self.error = "off", None
@@ -420,7 +420,7 @@ def switched(monkeypatch, tmp_path):
 @pytest.mark.parametrize("ends", [True, False])
 def test_holder_looks_for_loss_before_each_off_edge_of_a_train(switched, ends):
     """The train ends in its off phase: the holder used to look only while the fault was on at the end."""
-    one = switched([[0.0, True], [1.0, False]], look_s=None)
+    one = switched([[0.0, True], [1.0, False]], loss_check_s=None)
     assert one.answer({"do": "arm"})["readback"]["applied"]
     if ends:
         one.actuator.word = "off"
@@ -446,9 +446,9 @@ def test_holder_reports_a_state_that_cannot_be_read_before_the_removal(switched)
     one = switched()
     one.answer({"do": "arm"})
     one.actuator.error = "no such device"
-    one.look_for_loss()
+    one.check_for_loss()
     one.actuator.error = None
-    one.look_for_loss()
+    one.check_for_loss()
     assert one.unread is None, "a later look has read it"
     one.actuator.error = "no such device"
     observed = one.answer({"do": "clear"})["observed"]
