@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inject.kinds.kind import Example, Param, Trait, described
-from inject.kinds.processes import CPU_LEFT, LIMIT_SEEN, LIMITED_BY
+from inject.kinds.processes import CPU_LEFT, CPU_LIMIT_ARMED_BY, CPU_LIMIT_MUST_MOVE
 
 __all__ = ["KINDS"]
 
@@ -133,8 +133,8 @@ _SLOW = described(
     binding={"host": "unit"},
     params=(CPU_LEFT,),
     fidelity={"soft": "emulated"},
-    armed_by=LIMITED_BY,
-    must_move=LIMIT_SEEN,
+    armed_by=CPU_LIMIT_ARMED_BY,
+    must_move=CPU_LIMIT_MUST_MOVE,
     must_not_move="rxe send_err",
     reversible=True,
     traits=frozenset({Trait.ROUTES}),

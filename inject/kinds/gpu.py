@@ -1,4 +1,4 @@
-"""GPUs: throttled, lost, hot, or with error events and memory errors."""
+"""Fault kinds of GPUs: less compute time, loss, heat, error events (XID) and memory errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _THROTTLE = described(
             name="percent",
             type="number",
             unit="%",
-            summary="reduction: 50 leaves half",
+            summary="reduction; 50 leaves half of the speed",
             low=1,
             high=99,
             required=True,
@@ -37,11 +37,27 @@ _THROTTLE = described(
 
 _THERMAL = described(
     name="gpu.thermal",
-    summary="slow a GPU down in a sine wave, as heat does over a day",
+    summary="slow a GPU down in a sine wave, as the heat of a day does",
     binding={"gpu": "unit"},
     params=(
-        Param(name="low", type="number", unit="%", summary="reduction when it is cool", low=1, high=98, default=5),
-        Param(name="high", type="number", unit="%", summary="reduction when it is hot", low=2, high=99, default=50),
+        Param(
+            name="low",
+            type="number",
+            unit="%",
+            summary="smallest reduction, while the GPU is cool",
+            low=1,
+            high=98,
+            default=5,
+        ),
+        Param(
+            name="high",
+            type="number",
+            unit="%",
+            summary="largest reduction, while the GPU is hot",
+            low=2,
+            high=99,
+            default=50,
+        ),
         Param(name="period", type="number", unit="s", summary="period of the wave", low=1, high=86_400, default=10),
     ),
     fidelity={"soft": "emulated"},
@@ -74,11 +90,11 @@ _NEIGHBOUR = described(
 
 _LOST = described(
     name="gpu.lost",
-    summary="the GPU falls off the bus during its work, and comes back only when the fault ends",
+    summary="the GPU falls off the bus while it computes, and comes back when the fault ends",
     binding={"gpu": "unit"},
     params=(),
     fidelity={"soft": "emulated"},
-    armed_by="the GPU's service has no process",
+    armed_by="the service of the GPU no longer has a process",
     must_move="no counter; proof is that the GPU's cgroup is gone, read while the fault is on, "
     "independently of the holder",
     must_not_move="nr_throttled of every other GPU",
@@ -99,7 +115,7 @@ _XID = described(
             name="xid",
             type="integer",
             unit="",
-            summary="the event's number: 48 and 63 are memory errors, 79 fallen off the bus",
+            summary="number of the event, such as 48 or 63 (memory errors) or 79 (fallen off the bus)",
             low=1,
             high=200,
             default=79,
@@ -128,23 +144,21 @@ def _is_below_shutdown(params: Mapping[str, Any]) -> bool:
 
 _ECC = described(
     name="gpu.ecc",
-    summary="memory errors of a GPU in its ECC counters, with their XID; an uncorrected one ends the program that "
-    "meets it, an uncontained one every program until the fault ends, as if by a reset",
+    summary="memory errors in a GPU's ECC counters, with their XID; a contained error ends the program that meets it, "
+    "an uncontained error ends every program until the end of the fault, which acts as a GPU reset",
     binding={"gpu": "unit"},
     params=(
         Param(
             name="error",
             type="choice",
             unit="",
-            summary="high-rate: corrected, and so many that the driver reports them (XID 92); contained: XID 94; "
+            summary="high-rate: corrected errors, so many that the driver reports them (XID 92); contained: XID 94; "
             "uncontained: XID 95",
             choices=("corrected", "high-rate", "contained", "uncontained"),
             default="contained",
         ),
         Param(name="count", type="integer", unit="", summary="errors at the onset", low=1, high=100_000, default=1),
-        Param(
-            name="rate", type="number", unit="1/s", summary="errors each second after that", low=0, high=1000, default=0
-        ),
+        Param(name="rate", type="number", unit="1/s", summary="further errors per second", low=0, high=1000, default=0),
     ),
     fidelity={"soft": "emulated"},
     armed_by="the error, read back from the GPU's synthetic registers",
@@ -185,17 +199,19 @@ _ROW_REMAP = described(
 
 _OVERHEAT = described(
     name="gpu.overheat",
-    summary="a GPU becomes hot: from 89 °C on it halves its speed, from 95 °C on it is lost, below it only reports the "
-    "temperature (thresholds of an H100)",
+    summary="a GPU becomes hot: below 89 °C it only reports the temperature, from 89 °C it halves its speed, from 95 "
+    "°C it is lost (thresholds of an H100)",
     binding={"gpu": "unit"},
     params=(
-        Param(name="celsius", type="integer", unit="°C", summary="its temperature", low=46, high=120, required=True),
+        Param(
+            name="celsius", type="integer", unit="°C", summary="temperature of the GPU", low=46, high=120, required=True
+        ),
     ),
     fidelity={"soft": "emulated"},
     armed_by="the temperature, read back from the GPU's synthetic registers; cpu.max of its cgroup, or no process",
-    must_move="below 89: nothing, the temperature is read while the fault is on; from 89: nr_throttled and the time of "
-    "thermal slowdown; from 95: events of this GPU, whose cgroup is gone",
-    must_not_move="nr_throttled of every other GPU, and below 89 of this one",
+    must_move="below 89 °C: no counter, the temperature is read while the fault is on; from 89 °C: nr_throttled and "
+    "the time of thermal slowdown; from 95 °C: events of this GPU, and its cgroup is gone",
+    must_not_move="nr_throttled of every other GPU, and below 89 °C also of this GPU",
     reversible=True,
     traits=frozenset({Trait.WHOLE_TARGET, Trait.NO_PACKET}),
     may_fail=("workload",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inject.kinds.kind import Example, Param, Trait, described
-from inject.kinds.processes import STOP_SEEN
+from inject.kinds.processes import STOPPED_MUST_MOVE
 
 __all__ = ["KINDS"]
 
@@ -80,7 +80,7 @@ _HANG = described(
     params=(),
     fidelity={"soft": "real"},
     armed_by="the traffic engine's state in /proc, by the holder and by the counters",
-    must_move=STOP_SEEN,
+    must_move=STOPPED_MUST_MOVE,
     must_not_move="rxe send_err",
     reversible=True,
     may_fail=("workload",),

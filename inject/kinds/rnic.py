@@ -1,4 +1,4 @@
-"""RNICs: reset, or removed and recreated."""
+"""Fault kinds of RNICs: reset, or removal and recreation."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _RESET = described(
 
 _REMOVE = described(
     name="rnic.remove",
-    summary="the RDMA device is deleted and recreated on the same interface; a device in use is refused",
+    summary="the RDMA device is deleted, and recreated when the fault ends; a device in use is refused",
     binding={"rnic": "unit"},
     params=(),
     fidelity={"soft": "real"},
-    armed_by="/sys/class/infiniband no longer has it, by the holder and by the counters",
+    armed_by="the device is no longer in /sys/class/infiniband, as the holder and the counters read it",
     must_move="no counter; proof is that the RNIC's counters are gone while the fault is on, read independently of the "
     "holder",
     must_not_move="rxe send_err",

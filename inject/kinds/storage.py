@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inject.kinds.kind import Example, Param, described
-from inject.kinds.processes import CPU_LEFT, LIMIT_SEEN, LIMITED_BY, STOP_SEEN
+from inject.kinds.processes import CPU_LEFT, CPU_LIMIT_ARMED_BY, CPU_LIMIT_MUST_MOVE, STOPPED_MUST_MOVE
 
 __all__ = ["KINDS"]
 
@@ -13,8 +13,8 @@ _SLOW = described(
     binding={"host": "unit"},
     params=(CPU_LEFT,),
     fidelity={"soft": "emulated"},
-    armed_by=LIMITED_BY,
-    must_move=LIMIT_SEEN,
+    armed_by=CPU_LIMIT_ARMED_BY,
+    must_move=CPU_LIMIT_MUST_MOVE,
     must_not_move="rxe send_err",
     reversible=True,
     example=Example(target="host4"),
@@ -28,7 +28,7 @@ _STALL = described(
     params=(),
     fidelity={"soft": "emulated"},
     armed_by="the state of its process in /proc, by the holder and by the counters",
-    must_move=STOP_SEEN,
+    must_move=STOPPED_MUST_MOVE,
     must_not_move="rxe send_err",
     reversible=True,
     example=Example(target="host4"),
