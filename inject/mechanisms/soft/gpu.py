@@ -1,4 +1,4 @@
-"""Faults of GPUs: throttled, slowed by a wave or a neighbour, lost, error events, memory errors and heat."""
+"""Mechanisms of GPU faults on the soft lab, where a GPU is a compute process in its own cgroup."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from testbed.node.gpu.health import IDLE_C, SHUTDOWN_C, SLOWDOWN_C, Health
 __all__ = ["BY_KIND"]
 
 CGROUP_ROOT = "/sys/fs/cgroup/faultbed.slice"
-# A period this short lets compute bursts of a few milliseconds feel the limit; the kernel refuses a quota below 1 ms
-# (kernel/sched/core.c, min_cfs_quota_period).
 THROTTLE_PERIOD_US = 10_000
+"""Period of a CPU quota. It is short, so that the limit also acts on compute bursts of a few milliseconds."""
 MIN_QUOTA_US = 1_000
+"""The kernel refuses a smaller quota (kernel/sched/core.c, min_cfs_quota_period)."""
 HEAT_DIVISOR = 2
-"""Hot hardware divides the clocks at least by this (NVML, nvmlClocksEventReasonHwSlowdown)."""
-# The GPU must have waited for its neighbours for at least this share of the window: else it was idle.
-_ROBBED = 0.05
+"""Hot hardware divides its clocks by at least this number (NVML, nvmlClocksEventReasonHwSlowdown)."""
+_MIN_SLOWED_SHARE = 0.05
+"""The GPU must have been slowed down for at least this share of the window. Otherwise it was idle."""
 
 
 def _throttle(request: Request) -> Mechanism:
     left = (100 - request.params["percent"]) / 100
     period_us = max(THROTTLE_PERIOD_US, round(MIN_QUOTA_US / left))
-    return _limited(request, f"{round(period_us * left)} {period_us}", {})
+    return _cpu_quota(request, f"{round(period_us * left)} {period_us}", {})
 
 
 def _thermal(request: Request) -> Mechanism:
@@ -37,10 +37,11 @@ def _thermal(request: Request) -> Mechanism:
     period_us = max(THROTTLE_PERIOD_US, round(MIN_QUOTA_US / ((100 - deep) / 100)))
     middle, swing = (100 - (shallow + deep) / 2) / 100, (deep - shallow) / 200
     wave = {"swing_us": int(period_us * swing), "wave_s": request.params["period"]}
-    return _limited(request, f"{round(period_us * middle)} {period_us}", wave)
+    return _cpu_quota(request, f"{round(period_us * middle)} {period_us}", wave)
 
 
-def _limited(request: Request, value: str, wave: dict[str, Any]) -> Mechanism:
+def _cpu_quota(request: Request, value: str, wave: dict[str, Any]) -> Mechanism:
+    """Return the mechanism that writes `value` ("QUOTA PERIOD", in µs) to the cpu.max of the GPU's cgroup."""
     name, cgroup = _gpu(request)
     return Mechanism(
         place=on_host(request),
@@ -56,7 +57,7 @@ def _limited(request: Request, value: str, wave: dict[str, Any]) -> Mechanism:
 def _noisy_neighbour(request: Request) -> Mechanism:
     name, cgroup = _gpu(request)
     count = request.params["neighbours"]
-    waited_us = round(request.for_s * _ROBBED * 1e6)
+    waited_us = round(request.for_s * _MIN_SLOWED_SHARE * 1e6)
     return Mechanism(
         place=on_host(request),
         request=holder_request(
@@ -106,7 +107,7 @@ def _xid(request: Request) -> Mechanism:
         must_move=(Witness(any_of=(f"{name}.xids",), at_least=sum(on for _, on in edges)),),
         must_not_move=_other_gpus(request, "xids"),
         shows={"gpu": gpu},
-        # An event has no duration: it is complete once all were written.
+        # An event has no duration, so that the fault is complete as soon as all events are written.
         complete_after=sum(on for _, on in edges),
     )
 
@@ -114,9 +115,9 @@ def _xid(request: Request) -> Mechanism:
 def _ecc(request: Request) -> Mechanism:
     name, _ = _gpu(request)
     gpu = name.partition("/")[2]
-    error, count, rate = (request.params[name_of_param] for name_of_param in ("error", "count", "rate"))
+    error, count, rate = (request.params[param] for param in ("error", "count", "rate"))
     counter = "ecc_corrected" if error in ("corrected", "high-rate") else "ecc_uncorrected"
-    # At a rate, half of the errors: the first one of a second comes at its end, and a starved holder is late.
+    # Of the errors at a rate only half are required: the first one is due after 1 / rate, and a starved holder is late.
     at_least = count + int(rate * request.for_s / 2)
     event = () if error == "corrected" else (Witness(any_of=(f"{name}.xids",)),)
     return Mechanism(
@@ -157,26 +158,30 @@ def _overheat(request: Request) -> Mechanism:
     steps = [_registers(gpu, "heat", f"temp_c {celsius}")]
     must_move: tuple[Witness, ...] = ()
     while_on: tuple[tuple[str, int | None], ...] = ((f"{name}.temp_c", celsius),)
-    calm: tuple[str, ...] = ()
+    own_must_not_move: tuple[str, ...] = ()
     if celsius >= SHUTDOWN_C:
         steps.append(Step(do=f"systemctl kill -s KILL {unit}", undo=f"systemctl start {unit}"))
         must_move, while_on = (Witness(any_of=(f"{name}.xids",)),), ((f"{name}.quota_us", None),)
     elif celsius >= SLOWDOWN_C:
         steps.append(Step(do=f"echo {slow} > {cgroup}/cpu.max", undo=f"echo max 100000 > {cgroup}/cpu.max"))
-        slowed_us = round(request.for_s * _ROBBED * 1e6)
+        slowed_us = round(request.for_s * _MIN_SLOWED_SHARE * 1e6)
         must_move = (
             Witness(any_of=(f"{name}.nr_throttled",)),
             Witness(any_of=(f"{name}.thermal_slowdown_us",), at_least=slowed_us),
         )
     else:
-        calm = (f"{name}.nr_throttled", f"{name}.thermal_slowdown_us")
+        own_must_not_move = (f"{name}.nr_throttled", f"{name}.thermal_slowdown_us")
     args = {"gpu": gpu, "celsius": celsius, "unit": unit, "cgroup": cgroup, "slow": slow}
     return Mechanism(
         place=on_host(request),
         request=holder_request(request, "gpu_heat", args, claims=cgroup),
         steps=tuple(steps),
         must_move=must_move,
-        must_not_move=(*calm, *_other_gpus(request, "nr_throttled"), *_other_gpus(request, "thermal_slowdown_us")),
+        must_not_move=(
+            *own_must_not_move,
+            *_other_gpus(request, "nr_throttled"),
+            *_other_gpus(request, "thermal_slowdown_us"),
+        ),
         while_on=while_on,
         restored=((f"{name}.temp_c", IDLE_C), (f"{name}.quota_us", -1)),
         shows={"gpu": gpu},
@@ -184,11 +189,12 @@ def _overheat(request: Request) -> Mechanism:
 
 
 def _registers(gpu: str, part: str, values: str) -> Step:
-    """Return the step that sets synthetic registers of a GPU; their file is what the watcher reads."""
+    """Return the step that sets synthetic registers of a GPU, in the file from which the watcher reads them."""
     return Step(do=f"# (synthetic registers of {gpu}'s {part}: {values})", undo=f"rm -f {Health(gpu).file(part)}")
 
 
 def _gpu(request: Request) -> tuple[str, str]:
+    """Return the name of the target GPU as in counters (`host1/gpu0`), and the path of its cgroup."""
     target = request.target
     if target.gpu is None:
         raise UsageError(f"{request.where}.target: {target.text} is not a GPU; name one, such as host1:gpu0")
