@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from harness.attribution.confusion import truth_of
@@ -19,9 +19,9 @@ from testbed.model.topology import Topology
 from testbed.observe.gpu_thresholds import Breach, breach_in, breaches, severest_first, xid_breaches
 from testbed.preflight.gpu_health_check import CHECK
 
-__all__ = ["GpuReading", "newest", "readings_of_preflight", "readings_of_run"]
+__all__ = ["CLOCK_ERROR", "GpuReading", "newest", "readings_of_preflight", "readings_of_run"]
 
-_CLOCK_ERROR = timedelta(days=1)
+CLOCK_ERROR = timedelta(days=1)
 """How far the clock of a machine that wrote a reading may be ahead."""
 
 
@@ -57,7 +57,7 @@ def readings_of_run(
     Args:
         run: its measurements.
         origin: name of the run.
-        at: when it began.
+        at: when it began. The readings are of its end, which may be hours later.
         drills: read runs with injected faults as well, but not the GPUs that one of those faults explains.
         rehearsal: read all of it as if nothing had been injected.
     """
@@ -67,6 +67,7 @@ def readings_of_run(
         set[str]() if rehearsal else {name for fault in run.faults for name in truth_of(fault, run.topology).names}
     )
     events = gpu_events(run, with_synthetic=rehearsal)
+    ended = _end_of(run, at)
     followed = {machine.name for machine in run.watched if machine.no_log is None and machine.lost is None}
     readings = []
     for host in run.topology.hosts:
@@ -80,8 +81,13 @@ def readings_of_run(
             is_known = host.name in followed or name in events
             by_event = xid_breaches(events.get(name, {})) if is_known else None
             if registers is not None or by_event is not None:
-                readings.append(GpuReading(name=name, origin=origin, at=at, registers=registers, events=by_event))
+                readings.append(GpuReading(name=name, origin=origin, at=ended, registers=registers, events=by_event))
     return tuple(readings)
+
+
+def _end_of(run: Measurements, began: datetime) -> datetime:
+    length = timedelta(microseconds=max(0, run.end_ns - (run.began_ns or run.t0_ns)) // 1000)
+    return min(began, datetime.max.replace(tzinfo=UTC) - length) + length
 
 
 def readings_of_preflight(content: Any, topology: Topology, *, origin: str, at: datetime) -> tuple[GpuReading, ...]:
@@ -107,7 +113,7 @@ def newest(readings: Iterable[GpuReading], *, now: datetime) -> dict[str, GpuRea
     The date of a reading from the future is wrong. It counts as older than all others, so that it hides no breach.
     """
     state: dict[str, GpuReading] = {}
-    for reading in sorted(readings, key=lambda reading: (reading.at <= now + _CLOCK_ERROR, reading.at)):
+    for reading in sorted(readings, key=lambda reading: (reading.at <= now + CLOCK_ERROR, reading.at)):
         if (before := state.get(reading.name)) is None:
             state[reading.name] = reading
         else:

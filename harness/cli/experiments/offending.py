@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from harness.attribution.gpu_readings import GpuReading, readings_of_preflight, readings_of_run
+from harness.attribution.gpu_readings import CLOCK_ERROR, GpuReading, readings_of_preflight, readings_of_run
 from harness.attribution.offenders import (
     Offender,
     Strike,
@@ -31,6 +31,7 @@ from harness.record.rundir import RunDir, open_run
 from harness.verdict import Verdict, VerdictFile
 from testbed.errors import UsageError
 from testbed.model.topology import Topology
+from testbed.suggestions import first_of
 
 __all__ = ["COMMANDS"]
 
@@ -267,10 +268,19 @@ def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int],
         runs = _count(counts["errors"], "run")
         note = f"left out: findings of {runs} that ended in ERROR; what their GPUs reported counts"
         session.out.print(Text(note, style="dim"), soft_wrap=True)
+    if late := _from_the_future(ranking):
+        note = f"dated in the future, so their strikes do not decay: {first_of(late, 3)}; correct these dates"
+        session.out.print(Text(note, style="yellow"), soft_wrap=True)
     if left_out:
         drill = _count(left_out, "run")
         note = f"left out: {drill} with injected faults; --drills counts what those faults do not explain"
         session.out.print(Text(note, style="dim"), soft_wrap=True)
+
+
+def _from_the_future(ranking: Sequence[Offender]) -> list[str]:
+    """Return the runs and preflights of strikes that a machine with a wrong clock has dated."""
+    latest = datetime.now(UTC) + CLOCK_ERROR
+    return sorted({strike.origin for offender in ranking for strike in offender.strikes if strike.at > latest})
 
 
 def _count(number: int, noun: str) -> str:

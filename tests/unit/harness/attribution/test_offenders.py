@@ -248,6 +248,14 @@ def test_preflight_of_another_time_zone_is_dated_in_utc(tmp_path):
     assert "is no time with a zone" in str(done.exception)
 
 
+def test_strike_from_the_future_is_named_because_it_does_not_decay(tmp_path):
+    (tmp_path / "p.json").write_text(
+        json.dumps({"at": "2999-01-01T00:00:00+00:00", "wrong": [{"check": "gpu", "where": "host2:gpu0"}]})
+    )
+    text = command("--runs", tmp_path, "--preflight", tmp_path / "p.json").stdout
+    assert "dated in the future, so their strikes do not decay: p.json; correct these dates" in text
+
+
 def test_strike_counts_half_after_each_half_life():
     (offender,) = offenders([strike(days_ago=14)], TOPOLOGY, Thresholds(), now=NOW)
     assert offender.score == pytest.approx(0.25)
@@ -480,6 +488,22 @@ def test_gpu_reading_from_the_future_hides_no_breach():
     assert (offender.name, offender.action) == (name, "RMA")
     assert offenders([], TOPOLOGY, Thresholds(), now=NOW, readings=(*at(-900, *broken), *at(3))) == ()
     assert offenders([], TOPOLOGY, Thresholds(), now=NOW, readings=(*at(3, *broken), *at(-0.5))) == (), "clocks differ"
+
+
+def test_gpu_breach_at_the_end_of_a_long_run_is_newer_than_a_preflight_beside_it():
+    """The run began before the preflight, and read the GPU hours after it."""
+    run = gpu_run(remap_failed=1)
+    run = msgspec.structs.replace(run, end_ns=run.t0_ns + 4 * 3600 * 10**9)
+
+    def named(preflight_hours_ago):
+        began, looked = NOW - timedelta(hours=5), NOW - timedelta(hours=preflight_hours_ago)
+        readings = readings_of_run(run, origin="run", at=began)
+        readings += readings_of_preflight(preflight_of(), TOPOLOGY, origin="p.json", at=looked)
+        return [one.name for one in offenders([], TOPOLOGY, Thresholds(), now=NOW, readings=readings)]
+
+    assert (named(3), named(0.5)) == (["host2:gpu0"], [])
+    far = datetime.max.replace(tzinfo=UTC)
+    assert readings_of_run(run, origin="run", at=far)[0].at == far, "a wrong date is no error"
 
 
 def preflight_of(*breached, not_looked=(), checked=("link", "gpu-health")):
