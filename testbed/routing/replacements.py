@@ -44,6 +44,8 @@ def replacements(
 ) -> Iterator[Replacement]:
     """Yield every placement in which `replaced` hosts of a job are replaced by hosts that have no rank.
 
+    A host with too few RNICs replaces no host that needs more.
+
     Args:
         fabric: the lab, with a scheme that does not depend on what flows.
         ranks: RNICs (`host1:rxe0`) in rank order.
@@ -51,7 +53,8 @@ def replacements(
         replaced: number of hosts; 0 yields the job as it is.
 
     Raises:
-        UsageError: the scheme draws paths by hash, no host is free, or the search would take too long.
+        UsageError: the scheme draws paths by hash, no host is free or has enough RNICs, or the search would take too
+            long.
     """
     if not fabric.scheme.is_static:
         raise UsageError(
@@ -84,13 +87,31 @@ def _placements(
     spares: Sequence[str],
     replaced: int,
 ) -> Iterator[Replacement]:
+    misfit, is_any = "", False
     for gone in combinations(hosts, replaced):
         for come in permutations(spares, replaced):
             moved = dict(zip(gone, come, strict=True))
+            if why := _misfit(fabric.topology, ranks, moved):
+                misfit = why
+                continue
+            is_any = True
             placed = tuple(_placed(fabric.topology, name, moved) for name in ranks)
             mmr = uplink_mmr(fabric.topology, offered_load(fabric, flows_of(placed)))
             worst = max(mmr, key=mmr.__getitem__, default="")
             yield Replacement(moved=tuple(moved.items()), ranks=placed, switch=worst, mmr=mmr.get(worst, 1.0))
+    if not is_any:
+        raise UsageError(f"routing conflicts: {misfit}")
+
+
+def _misfit(topology: Topology, ranks: Sequence[str], moved: dict[str, str]) -> str:
+    """Return why a host cannot take the place of another one; empty if all can."""
+    for host, _, name in (rnic.partition(":") for rnic in ranks):
+        if host in moved:
+            at = [rnic.name for rnic in topology.host_by_name[host].rnics].index(name)
+            count = len(topology.host_by_name[moved[host]].rnics)
+            if at >= count:
+                return f"{moved[host]} has {count} RNICs, so it cannot replace {host}:{name}"
+    return ""
 
 
 def _placed(topology: Topology, rnic: str, moved: dict[str, str]) -> str:
@@ -99,7 +120,4 @@ def _placed(topology: Topology, rnic: str, moved: dict[str, str]) -> str:
     if host not in moved:
         return rnic
     at = [rnic_entry.name for rnic_entry in topology.host_by_name[host].rnics].index(name)
-    replacements = topology.host_by_name[moved[host]].rnics
-    if at >= len(replacements):
-        raise UsageError(f"routing conflicts: {moved[host]} has {len(replacements)} RNICs, so it cannot replace {rnic}")
-    return f"{moved[host]}:{replacements[at].name}"
+    return f"{moved[host]}:{topology.host_by_name[moved[host]].rnics[at].name}"

@@ -460,6 +460,19 @@ def test_conflicts_write_the_experiment_that_reproduces_the_worst_placement(tmp_
     assert "is there already" in str(again.exception)
 
 
+def test_conflicts_leave_out_hosts_with_too_few_rnics_and_find_the_others():
+    """One spare with a single RNIC used to end the whole search."""
+    small = dataclasses.replace(LAB.host_by_name["host5"], rnics=LAB.host_by_name["host5"].rnics[:1])
+    hosts = tuple(small if host.name == "host5" else host for host in LAB.hosts)
+    lab = dataclasses.replace(LAB, hosts=hosts)
+    job = tuple(f"host{number}:rxe1" for number in (1, 2, 3, 4))
+    fabric = Fabric.of(lab, scheme_named("static-parity"))
+    found = list(replacements(fabric, job, all_pairs, replaced=1))
+    assert {come for placement in found for _, come in placement.moved} == {"host6"}
+    with pytest.raises(UsageError, match="host5 has 1 RNICs, so it cannot replace host"):
+        list(replacements(fabric, (*job, "host6:rxe1"), all_pairs, replaced=1))
+
+
 @pytest.mark.parametrize(("size", "iterations"), [("1MiB", 12), ("64KiB", 64)])
 def test_conflicts_write_enough_iterations_to_measure_the_ratio(tmp_path, size, iterations):
     """With 12 iterations of a small job the uplinks carry mostly BGP, and the bounds did not hold."""
