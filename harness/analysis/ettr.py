@@ -13,8 +13,9 @@ the wait for data.
 
 A job with restarts has all inputs of the published formula: the number of interruptions, u from the loss until the
 state was restored, D as the checkpoint interval in fault-free iterations, and w. The interval of the prediction has
-two sources: the moments of the losses (the work lost by each is anything between 0 and D, all equally likely), and the
-noise of the iterations, by which the later ones differ from the fault-free start.
+two sources: the moments of the losses (the work lost by each is anything between 0 and D, all equally likely; staggered
+checkpoints of n ranks add D - D / n), and the noise of the iterations, by which the later ones differ from the
+fault-free start.
 
 The time of an iteration is the mean over the run's own fault-free start, without its waits for storage. Measurement and
 prediction share only that: the measurement counts the later iterations, the prediction the later bytes and waits.
@@ -185,9 +186,11 @@ def _end_of_wall(run: Measurements, last_ns: int) -> int:
 def _formula(run: Measurements, iterations: _Iterations) -> Formula | None:
     """Return the published formula; None if no restart restored the job's state, or there are no checkpoints."""
     recoveries_ns = _recoveries(run)
-    every = (run.workload.get("storage") or {}).get("every")
+    storage = run.workload.get("storage") or {}
+    every = storage.get("every")
     if not recoveries_ns or not every:
         return None
+    least = _least_lost_share(len(run.ranks), int(every)) if storage.get("mode") == "staggered" else 0.0
     count, interval_ns = len(recoveries_ns), int(every) * iterations.healthy_ns
     recovery_ns = sum(recoveries_ns) / count
 
@@ -196,13 +199,13 @@ def _formula(run: Measurements, iterations: _Iterations) -> Formula | None:
         lost_ns = count * (recovery_ns + lost_share * interval_ns)
         return max(0.0, 1 - lost_ns / iterations.wall_ns) / (1 + iterations.wait_share)
 
-    # The mean of n values that are uniform over [0, 1]: exact for one, and close to normal for more.
+    # The mean of n values that are uniform over [least, least + 1]: exact for one, and close to normal for more.
     half = _UNIFORM_HALF if count == 1 else min(_UNIFORM_HALF, _NORMAL * math.sqrt(1 / (12 * count)))
-    predicted, noise = ratio(0.5), _reach_of_noise(iterations.alone_ns, iterations.later)
+    predicted, noise = ratio(least + 0.5), _reach_of_noise(iterations.alone_ns, iterations.later)
     low = high = None
     if noise is not None:
-        low = max(0.0, predicted - math.hypot(predicted - ratio(0.5 + half), predicted * noise))
-        high = predicted + math.hypot(ratio(0.5 - half) - predicted, predicted * noise)
+        low = max(0.0, predicted - math.hypot(predicted - ratio(least + 0.5 + half), predicted * noise))
+        high = predicted + math.hypot(ratio(least + 0.5 - half) - predicted, predicted * noise)
     return Formula(
         predicted=predicted,
         low=low,
@@ -212,6 +215,14 @@ def _formula(run: Measurements, iterations: _Iterations) -> Formula | None:
         interval_ns=interval_ns,
         checkpoint_share=iterations.wait_share,
     )
+
+
+def _least_lost_share(ranks: int, every: int) -> float:
+    """Return the share of a checkpoint interval that a loss costs at least if checkpoints are staggered.
+
+    The last rank stores the state of an interval's begin shortly before its end (`traffic.node.ranks.feed`).
+    """
+    return 1 - every // ranks / every if ranks > 1 else 0.0
 
 
 def _recoveries(run: Measurements) -> list[int]:

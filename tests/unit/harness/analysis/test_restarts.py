@@ -240,6 +240,17 @@ def test_ettr_formula_covers_every_moment_of_a_loss_but_the_outermost(lost):
     assert (measured.formula.low <= measured.ratio <= measured.formula.high) == (lost > 0)
 
 
+@pytest.mark.parametrize("lost", range(1, EVERY))
+def test_ettr_formula_covers_a_loss_with_staggered_checkpoints(lost):
+    """The second of two ranks stores the state after 40 iterations after the 45th: a loss before repeats from 30."""
+    at = 45 + lost
+    run = job(loss(at, restored_iterations=40))
+    staggered = msgspec.structs.replace(run, workload=run.workload | {"storage": {"every": EVERY, "mode": "staggered"}})
+    one = ettr(staggered, None, (), first_fault_ns=T0 + 4 * S)
+    assert one.formula.holds(one.ratio)
+    assert one.formula.predicted < ettr(run, None, (), first_fault_ns=T0 + 4 * S).formula.predicted
+
+
 def schedule(chance, losses, deviation, memory, count=160):
     """Return a job that loses hosts after random iterations, and takes 4 to 10 s each time to restore its state.
 
