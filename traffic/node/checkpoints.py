@@ -112,8 +112,8 @@ class Checkpoints:
         generation = header["generation"]
         present = self._present()
         count: dict[int, int] = {}
-        for iterations, of_generation, _ in present:
-            if of_generation == generation:
+        for iterations, of_generation, of_rank in present:
+            if of_generation == generation and of_rank < header["ranks"]:
                 count[iterations] = count.get(iterations, 0) + 1
         complete = sorted((iterations for iterations, ranks in count.items() if ranks == header["ranks"]), reverse=True)
         if len(complete) < self.keep:

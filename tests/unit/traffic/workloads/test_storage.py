@@ -344,6 +344,17 @@ def test_older_checkpoints_are_removed_and_a_new_generation_replaces_the_old_one
     assert newest_of(server)["generation"] == 1
 
 
+def test_checkpoint_of_no_rank_of_the_job_completes_no_set(server, loop):
+    """A foreign checkpoint counted as that of the missing rank, and the complete sets before it were removed."""
+    for iteration in (1, 3):
+        for rank in (0, 1):
+            stored_by(server, loop, rank, iteration, b"s")
+    for iteration in (5, 7, 9):
+        stored_by(server, loop, 7, iteration, b"x")
+        stored_by(server, loop, 0, iteration, b"s")
+    assert newest_of(server)["iterations"] == 4
+
+
 def test_rank_ahead_of_others_keeps_its_part_of_the_newest_complete_checkpoint(server, loop):
     """With `async`, one rank may store several checkpoints before another rank has stored its first."""
     for rank, iterations in ((0, (0, 1)), (1, (0, 1)), (0, (2, 3, 4, 5))):
