@@ -54,12 +54,18 @@ def foreign() -> dict[str, str]:
         ("route", "route add 10.9.0.0/16 dev up1 table 1500", "route flush table 1500"),
         ("blackhole", "route add blackhole 10.9.0.0/16 table 1001", "route flush table 1001"),
         ("next hop", "nexthop add id 1000007 dev up1", "nexthop del id 1000007"),
+        ("leftover", "rule add to 10.9.0.0/16 lookup 1001 priority 1000 protocol 251", "rule del priority 1000"),
     ):
         ip(add)
         agent = SwitchAgent(wanted)
         output[name] = agent.conflict()
         agent.close()
-        ip(remove)
+        with contextlib.suppress(subprocess.CalledProcessError):
+            ip(output[name].partition("`ip ")[2].partition("`")[0])  # as advised
+        agent = SwitchAgent(wanted)
+        output[f"{name}, removed"] = agent.conflict()
+        agent.close()
+        subprocess.run(["ip", *remove.split()], check=False, capture_output=True)
     absent = SwitchAgent({**wanted, "prefixes": {P2: ["up1", "up9"]}})
     output["port"] = absent.conflict()
     absent.close()

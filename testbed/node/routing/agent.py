@@ -92,23 +92,39 @@ class SwitchAgent:
         if missing := [port for port in ports if port not in self._index_of]:
             return f"{self.name}: no port {missing[0]}; check that the lab is provisioned (`faultbed up`)"
         conflicts = [
-            f"a rule of priority {rule.priority} (lookup {rule.table})"
+            (
+                f"a rule of priority {rule.priority} (lookup {rule.table})",
+                rule.protocol,
+                f"rule del priority {rule.priority} table {rule.table}",
+            )
             for rule in self._kernel.rules()
             if rule.priority == PRIORITY or TABLE <= rule.table <= LAST_TABLE
         ]
         conflicts += [
-            f"a route to {route.prefix} in table {route.table}"
+            (
+                f"a route to {route.prefix} in table {route.table}",
+                route.protocol,
+                f"route del {route.prefix} table {route.table}",
+            )
             for route in self._kernel.routes(every_kind=True)
             if route.table != MAIN
         ]
-        conflicts += [f"a next hop {next_hop.id}" for next_hop in self._kernel.next_hop_objects()]
+        conflicts += [
+            (f"a next hop {next_hop.id}", next_hop.protocol, f"nexthop del id {next_hop.id}")
+            for next_hop in self._kernel.next_hop_objects()
+        ]
         if self._marks and marked_packets(self._netns) is not None:
-            conflicts.append(f"an nftables table {NFT_TABLE}")
+            conflicts.append((f"an nftables table {NFT_TABLE}", PROTOCOL, ""))
         if not conflicts:
             return ""
-        return (
-            f"{self.name}: {conflicts[0]} already exists in the range reserved for routing schemes; run `faultbed heal`"
+        found, protocol, removal = conflicts[0]
+        inside = f"-n {self._netns} " if self._netns else ""
+        advice = (
+            "run `faultbed heal`"
+            if protocol == PROTOCOL
+            else f"faultbed did not make it and does not remove it: `ip {inside}{removal}` does"
         )
+        return f"{self.name}: {found} already exists in the range reserved for routing schemes; {advice}"
 
     def apply(self) -> None:
         """Install tables, then nftables marks, then rules, so that a rule never points to an incomplete table.

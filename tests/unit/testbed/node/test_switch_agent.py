@@ -173,6 +173,20 @@ def test_switch_agent_foreign_state_in_its_ranges_is_refused_by_name(recorded, k
     assert message in recorded["foreign"][kind]
 
 
+@pytest.mark.parametrize("kind", ["rule", "route", "blackhole", "next hop"])
+def test_switch_agent_foreign_state_is_gone_after_what_its_refusal_advises(recorded, kind):
+    """`faultbed heal` was advised, which leaves foreign state alone."""
+    assert "heal" not in recorded["foreign"][kind]
+    assert recorded["foreign"][f"{kind}, removed"] == ""
+
+
+def test_switch_agent_leftover_of_a_scheme_is_refused_with_the_advice_to_heal(recorded):
+    assert recorded["foreign"]["leftover"].endswith(
+        "a rule of priority 1000 (lookup 1001) already exists in the range reserved for routing schemes; "
+        "run `faultbed heal`"
+    )
+
+
 def test_switch_agent_stored_revert_removes_only_our_state():
     """After two runs the scheme's state is gone, and a foreign rule and table in the same ranges stay."""
     script = f"""
