@@ -259,7 +259,9 @@ def routing_show(session: Session, *, switches: tuple[str, ...], as_json: bool) 
         )
     elif state.held and set(state.switches) == set(known) and not left:
         session.out.print(
-            f"{', '.join(state.held)} is held, but no switch has a rule of it; run `faultbed heal`", soft_wrap=True
+            f"{', '.join(state.held)} is held, but no switch has a rule of it; if no run is in progress, run "
+            "`faultbed heal`",
+            soft_wrap=True,
         )
     else:
         session.out.print(

@@ -82,7 +82,10 @@ def test_routing_show_reports_every_part_without_a_holder_as_a_leftover(monkeypa
 
 def test_routing_show_reports_a_held_scheme_without_rules(monkeypatch):
     done = shown(monkeypatch, {})
-    assert "static-parity is held, but no switch has a rule of it; run `faultbed heal`" in done.output
+    assert (
+        "static-parity is held, but no switch has a rule of it; if no run is in progress, run `faultbed heal`"
+        in done.output
+    )
     assert "scheme: static-parity" in shown(monkeypatch, {}, "ctsw1").output, "a spine has no choice"
 
 
