@@ -32,7 +32,7 @@ has been run on rack hardware yet.** Once it has, the kind says so in the catalo
 | verbs, queue pairs, completions | real: pyverbs | real: pyverbs | not yet |
 | links, carrier | emulated: sockets between VMs, veth between switches | real | not yet |
 | eBGP, ECMP, hash | real: FRR and the Linux kernel | real: the switch's, another hash | not yet |
-| routing schemes (`[fabric]`) | real: the kernel's; E-ECMP emulated: faultbed computes its hash | refused | not yet |
+| routing schemes (`[fabric]`) | real: the kernel's; E-ECMP emulated: our hash | only planned: FRR's lines | not yet |
 | congestion: queues, ECN marks | emulated: tc and nftables in the fabric | real: the ASIC's | not yet |
 | DCQCN | none: rxe does not react to CNPs | real: the RNIC's | not yet |
 | PFC | none | real | not yet |

@@ -17,9 +17,10 @@ from click.core import ParameterSource
 from harness.analysis.links.routing_prediction import ALL_RANKS, JobTraffic, Spread, flows_of, job_traffic, predict
 from harness.cli.command_group import Commands
 from harness.cli.context import Session, json_option, pass_session
-from harness.cli.options.numbers import FiniteRange
+from harness.cli.lab.routing_plan import routing_plan
 from harness.cli.options.parsed import parsed
 from harness.cli.options.qp import ranks_per_rnic_option
+from harness.cli.options.weights import weight_option, weights_of
 from harness.cli.traffic.traffic_group import ALGORITHM_NAMES, read_size
 from harness.experiment.job_words import parse_grid, parse_phase
 from harness.experiment.toml_text import inline
@@ -53,7 +54,6 @@ _SENT_BYTES = 4 << 20
 _LEAST_FLOW_BYTES = 16 << 10
 """Mean bytes of a queue pair in an iteration, so that ACKs, which take other paths, change the MMR by under 5 %."""
 
-_SHARE = FiniteRange(0.01, 100.0)
 _STATIC = tuple(name for name, scheme in SCHEMES.items() if scheme.is_static)
 _job_options = (
     click.option("--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: one per host."),
@@ -101,13 +101,7 @@ def routing() -> None:
 )
 @_of_a_job
 @click.option("--failed", multiple=True, metavar="LINK", help="A link that carries nothing; repeatable.")
-@click.option(
-    "--weight",
-    "weights",
-    multiple=True,
-    metavar="LINK=SHARE",
-    help="weighted: share of a link (default 1); repeatable.",
-)
+@weight_option
 @click.option("--draws", default=200, show_default=True, type=click.IntRange(1, 10_000), help="For schemes that hash.")
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of the draws.")
 @json_option
@@ -133,7 +127,7 @@ def routing_predict(
     topology = inventory.topology
     placed, traffic = _job(inventory, **job)
     seeds = {switch.name: inventory.hash_seed(switch.name) for switch in topology.switches}
-    parameters = Routing(weights=_weights(topology, weights), hash_seeds=seeds)
+    parameters = Routing(weights=weights_of(topology, weights), hash_seeds=seeds)
     answers = predict(
         topology,
         placed,
@@ -435,17 +429,6 @@ def _placed(topology: Topology, ranks: tuple[str, ...], ranks_per_rnic: int) -> 
     return placed
 
 
-def _weights(topology: Topology, words: tuple[str, ...]) -> dict[str, float]:
-    weights = {}
-    names = {link.name for link in topology.uplinks}
-    for word in words:
-        name, equals, share = word.rpartition("=")
-        if not equals or name not in names:
-            raise UsageError(f"--weight {word}: want LINK=SHARE; links are {', '.join(sorted(names))}")
-        weights[name] = float(_SHARE.convert(share, None, None))
-    return weights
-
-
 def _cell(spread: Spread | None) -> str:
     if spread is None:
         return ""
@@ -453,5 +436,7 @@ def _cell(spread: Spread | None) -> str:
         return f"{spread.mean:.2f}"
     return f"{spread.mean:.2f} ({spread.p1:.2f} to {spread.p99:.2f})"
 
+
+routing.add_command(routing_plan)
 
 COMMANDS = (routing,)

@@ -16,11 +16,6 @@ from traffic.engine.engine_client import endpoint
 
 __all__ = ["fit_routing", "require_scheme"]
 
-_ON_SONIC = (
-    "public SONiC offers ECMP by 3- or 5-tuple (SWITCH_HASH) and static routes, but no hash of the destination queue "
-    "pair; neither is applied by faultbed yet (not yet run on hardware). Leave the scheme out, or use a soft lab"
-)
-
 
 def require_scheme(fabric: Fabric, topology: Topology, lab_kind: LabKind, where: str) -> None:
     """Refuse a scheme that the switches of a lab cannot have; `where` names the option or key that asks for it.
@@ -29,7 +24,10 @@ def require_scheme(fabric: Fabric, topology: Topology, lab_kind: LabKind, where:
         Unsupported: a rack lab, or switches without a choice of uplinks.
     """
     if not traits_of(lab_kind).applies_routing:
-        raise Unsupported(f"{where}: {fabric.routing} is not applied to rack switches: {_ON_SONIC}")
+        raise Unsupported(
+            f"{where}: faultbed does not configure a rack's switches. Leave the scheme out and configure it by hand: "
+            f"`faultbed routing plan --scheme {fabric.routing}` prints the lines for each switch, or why there are none"
+        )
     try:
         scheme_tables(topology, fabric.routing, fabric.as_routing)
     except Unsupported as error:

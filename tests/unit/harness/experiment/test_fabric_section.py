@@ -124,6 +124,8 @@ def test_fabric_section_looks_only_at_the_rnics_of_the_workload():
         fit(read(text.format("rxe1")), moved, "soft")
 
 
-def test_fabric_section_on_a_rack_is_rejected_with_what_public_sonic_offers():
-    with pytest.raises(FaultbedError, match=r"fabric.routing: e-ecmp is not applied to rack switches: public SONiC"):
-        fit(read(TEXT + 'routing = "e-ecmp"'), RACK, "rack")
+def test_fabric_section_on_a_rack_is_rejected_with_the_command_that_plans_it():
+    with pytest.raises(
+        FaultbedError, match=r"fabric.routing: faultbed does not .*`faultbed routing plan --scheme pinned`"
+    ):
+        fit(read(TEXT + 'routing = "pinned"'), RACK, "rack")

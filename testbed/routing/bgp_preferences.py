@@ -1,0 +1,113 @@
+"""Lines of FRR that give a rack's switches a routing scheme, and lines that remove it. Pure. Not yet run on hardware.
+
+A switch has every next hop of a prefix from BGP, and shares packets among them because their paths are equal. A static
+scheme makes one path better: a route-map for the uplink's neighbour raises the local preference (RFC 4271, 9.1.1) of
+the prefixes that the scheme sends over that uplink. The route is still BGP's: if the uplink dies, or its neighbour
+withdraws the prefix, the switch uses the other paths again. A static route would send packets into the dead one.
+
+`weighted` attaches a bandwidth to the paths of each uplink (draft-ietf-idr-link-bandwidth), by which zebra weighs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from testbed.errors import Unsupported
+from testbed.model.topology import Topology
+from testbed.routing.schemes import Routing
+from testbed.routing.switch_tables import SwitchTables, scheme_tables
+
+__all__ = ["SwitchConfiguration", "switch_configurations"]
+
+_NAME = "FAULTBED_SCHEME"
+_PREFERENCE = 200
+"""Any value above 100, the local preference of a path for which nothing is set."""
+_UNSUPPORTED = {
+    "ecmp": "it is what BGP's equal paths do by themselves, so there is nothing to configure; the playbook of the rack "
+    "selects the fields of the hash",
+    "e-ecmp": "no public release of SONiC can hash on the queue pair in the BTH",
+    "spray": "public releases of SONiC have no setting for it; some vendors' releases and NICs have their own",
+    "resilient": "SONiC's fine-grained groups (FG_NHG) name next hops by address, and sessions here are unnumbered",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchConfiguration:
+    """One switch under a scheme.
+
+    Attributes:
+        switch: its name.
+        apply: lines for `vtysh` that apply the scheme.
+        remove: lines for `vtysh` that remove it, and nothing else.
+        uplink_by_prefix: the only next hop that each prefix must have then; empty for `weighted`.
+    """
+
+    switch: str
+    apply: tuple[str, ...]
+    remove: tuple[str, ...]
+    uplink_by_prefix: Mapping[str, str]
+
+
+def switch_configurations(topology: Topology, scheme: str, routing: Routing) -> tuple[SwitchConfiguration, ...]:
+    """Return the configuration of every switch that has a choice of uplinks.
+
+    Raises:
+        UsageError: no scheme has this name.
+        Unsupported: racks' switches cannot do the scheme, or no switch has a choice.
+    """
+    tables = scheme_tables(topology, scheme, routing)
+    if scheme in _UNSUPPORTED:
+        raise Unsupported(
+            f"{scheme}: there is no plan for a rack's switches: {_UNSUPPORTED[scheme]}; choose static-parity, pinned "
+            "or weighted"
+        )
+    return tuple(
+        _configuration(name, topology.switch_by_name[name].asn, switch_tables)
+        for name, switch_tables in tables.switches.items()
+    )
+
+
+def _configuration(name: str, asn: int, tables: SwitchTables) -> SwitchConfiguration:
+    ports = tuple(tables.table_by_port)
+    prefixes = {port: [prefix for prefix, uplink in tables.static.items() if uplink == port] for port in ports}
+    if tables.static:
+        maps = [line for port in ports for line in _preferring(port, prefixes[port])]
+    else:
+        maps = [line for port in ports for line in _weighing(port, tables.weights[port])]
+    neighbors = [f"neighbor {port} route-map {_map_of(port)} in" for port in ports]
+    lists = [f"no ip prefix-list {_map_of(port)}" for port in ports if prefixes[port]]
+    return SwitchConfiguration(
+        switch=name,
+        apply=("configure terminal", *maps, *_in_bgp(asn, neighbors), "end"),
+        # Neighbours first: one that names a route-map which does not exist would refuse every prefix.
+        remove=(
+            "configure terminal",
+            *_in_bgp(asn, [f"no {line}" for line in neighbors]),
+            *(f"no route-map {_map_of(port)}" for port in ports),
+            *lists,
+            "end",
+        ),
+        uplink_by_prefix=tables.static,
+    )
+
+
+def _map_of(port: str) -> str:
+    return f"{_NAME}_{port}"
+
+
+def _preferring(port: str, prefixes: Sequence[str]) -> list[str]:
+    name = _map_of(port)
+    lines = [f"ip prefix-list {name} seq {5 * number} permit {prefix}" for number, prefix in enumerate(prefixes, 1)]
+    if prefixes:
+        lines += [f"route-map {name} permit 10", f"match ip address prefix-list {name}"]
+        lines += [f"set local-preference {_PREFERENCE}", "exit"]
+    return [*lines, f"route-map {name} permit 20", "exit"]
+
+
+def _weighing(port: str, weight: int) -> list[str]:
+    return [f"route-map {_map_of(port)} permit 10", f"set extcommunity bandwidth {weight}", "exit"]
+
+
+def _in_bgp(asn: int, lines: Sequence[str]) -> list[str]:
+    return [f"router bgp {asn}", "address-family ipv4 unicast", *lines, "exit-address-family", "exit"]
