@@ -229,6 +229,10 @@ NOT_RUN = {
         "--metric busbw.mean --metric mmr.rtsw1 --out runs/collision"
     ): "seven more VMs beside those of the session",
     (
+        "faultbed --lab soft-tapered sweep docs/sweeps/fragmented.toml --over fabric.routing=pinned,e-ecmp "
+        "--metric busbw.mean --metric mmr.rtsw1 --out runs/fragmented"
+    ): "seven more VMs beside those of the session",
+    (
         "faultbed --lab soft-tapered sweep docs/sweeps/algorithms.toml --over fabric.routing=static-parity,e-ecmp "
         "--over workload.algorithm=ring,double-binary-tree,recursive-halving --over workload.size=4KiB,64KiB,512KiB "
         "--metric busbw.mean --metric mmr.rtsw1 --out runs/algorithms"
