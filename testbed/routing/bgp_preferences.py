@@ -4,8 +4,6 @@ A switch has every next hop of a prefix from BGP, and shares packets among them 
 scheme makes one path better: a route-map for the uplink's neighbour raises the local preference (RFC 4271, 9.1.1) of
 the prefixes that the scheme sends over that uplink. The route is still BGP's: if the uplink dies, or its neighbour
 withdraws the prefix, the switch uses the other paths again. A static route would send packets into the dead one.
-
-`weighted` attaches a bandwidth to the paths of each uplink (draft-ietf-idr-link-bandwidth), by which zebra weighs them.
 """
 
 from __future__ import annotations
@@ -24,9 +22,11 @@ _NAME = "FAULTBED_SCHEME"
 _PREFERENCE = 200
 """Any value above 100, the local preference of a path for which nothing is set."""
 _UNSUPPORTED = {
-    "ecmp": "it is what BGP's equal paths do by themselves, so there is nothing to configure; the playbook of the rack "
+    "ecmp": "BGP's equal paths do it by themselves, so there is nothing to configure; the playbook of the rack "
     "selects the fields of the hash",
     "e-ecmp": "no public release of SONiC can hash on the queue pair in the BTH",
+    "weighted": "FRR weighs next hops by the bandwidth that neighbours announce, and ignores one that is set here (FRR "
+    "10.3, tried on a soft lab)",
     "spray": "public releases of SONiC have no setting for it; some vendors' releases and NICs have their own",
     "resilient": "SONiC's fine-grained groups (FG_NHG) name next hops by address, and sessions here are unnumbered",
 }
@@ -40,7 +40,7 @@ class SwitchConfiguration:
         switch: its name.
         apply: lines for `vtysh` that apply the scheme.
         remove: lines for `vtysh` that remove it, and nothing else.
-        uplink_by_prefix: the only next hop that each prefix must have then; empty for `weighted`.
+        uplink_by_prefix: the only next hop that each prefix must have then.
     """
 
     switch: str
@@ -59,8 +59,7 @@ def switch_configurations(topology: Topology, scheme: str, routing: Routing) -> 
     tables = scheme_tables(topology, scheme, routing)
     if scheme in _UNSUPPORTED:
         raise Unsupported(
-            f"{scheme}: there is no plan for a rack's switches: {_UNSUPPORTED[scheme]}; choose static-parity, pinned "
-            "or weighted"
+            f"{scheme}: there is no plan for a rack's switches: {_UNSUPPORTED[scheme]}; choose static-parity or pinned"
         )
     return tuple(
         _configuration(name, topology.switch_by_name[name].asn, switch_tables)
@@ -71,10 +70,7 @@ def switch_configurations(topology: Topology, scheme: str, routing: Routing) -> 
 def _configuration(name: str, asn: int, tables: SwitchTables) -> SwitchConfiguration:
     ports = tuple(tables.table_by_port)
     prefixes = {port: [prefix for prefix, uplink in tables.static.items() if uplink == port] for port in ports}
-    if tables.static:
-        maps = [line for port in ports for line in _preferring(port, prefixes[port])]
-    else:
-        maps = [line for port in ports for line in _weighing(port, tables.weights[port])]
+    maps = [line for port in ports for line in _preferring(port, prefixes[port])]
     neighbors = [f"neighbor {port} route-map {_map_of(port)} in" for port in ports]
     lists = [f"no ip prefix-list {_map_of(port)}" for port in ports if prefixes[port]]
     return SwitchConfiguration(
@@ -103,10 +99,6 @@ def _preferring(port: str, prefixes: Sequence[str]) -> list[str]:
         lines += [f"route-map {name} permit 10", f"match ip address prefix-list {name}"]
         lines += [f"set local-preference {_PREFERENCE}", "exit"]
     return [*lines, f"route-map {name} permit 20", "exit"]
-
-
-def _weighing(port: str, weight: int) -> list[str]:
-    return [f"route-map {_map_of(port)} permit 10", f"set extcommunity bandwidth {weight}", "exit"]
 
 
 def _in_bgp(asn: int, lines: Sequence[str]) -> list[str]:

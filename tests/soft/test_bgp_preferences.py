@@ -80,24 +80,3 @@ def test_prefixes_have_the_planned_uplink_and_move_when_it_is_dead(lab):
     until(lambda: switch.uplinks(planned) == shared, within_s=20.0)
     assert switch.vtysh(["show running-config"]) == config_before
     assert fingerprint.diff(before, fingerprint.capture(lab)) == []
-
-
-def test_weights_reach_the_kernel(lab):
-    topology = lab.topology
-    uplink = next(link for link in topology.uplinks)
-    configuration = next(
-        one
-        for one in switch_configurations(topology, "weighted", Routing(weights={uplink.name: 3.0}))
-        if one.switch in (uplink.a.node, uplink.b.node)
-    )
-    switch = Switch(lab, configuration.switch)
-    prefixes = switch_configurations(topology, "static-parity", Routing())[0].uplink_by_prefix
-    shared = switch.uplinks(prefixes)
-    heavy = uplink.end(configuration.switch).netdev
-
-    def weighs():
-        return all(dict(hops)[heavy] == 3 * min(dict(hops).values()) for hops in switch.uplinks(prefixes).values())
-
-    with configured(lab, switch, configuration):
-        until(weighs, within_s=20.0)
-    until(lambda: switch.uplinks(prefixes) == shared, within_s=20.0)

@@ -7,7 +7,6 @@ import dataclasses
 import click
 
 from harness.cli.context import Session, json_option, pass_session
-from harness.cli.options.weights import weight_option, weights_of
 from testbed.errors import UsageError
 from testbed.routing.bgp_preferences import SwitchConfiguration, switch_configurations
 from testbed.routing.schemes import SCHEMES, Routing
@@ -19,7 +18,6 @@ __all__ = ["routing_plan"]
 @click.command("plan")
 @click.argument("switches", nargs=-1)
 @click.option("--scheme", default="static-parity", show_default=True, type=click.Choice(tuple(SCHEMES)))
-@weight_option
 @click.option("--remove", is_flag=True, help="Print the lines that remove the scheme.")
 @json_option
 @pass_session
@@ -28,7 +26,6 @@ def routing_plan(
     *,
     switches: tuple[str, ...],
     scheme: str,
-    weights: tuple[str, ...],
     remove: bool,
     as_json: bool,
 ) -> None:
@@ -43,7 +40,7 @@ def routing_plan(
       faultbed --lab inventory/rack-h100.example.yml routing plan --scheme static-parity rtsw1
     """  # noqa: D301 - that is click's sign for a paragraph that keeps its lines, and must be the character itself
     topology = session.inventory().topology
-    configured = switch_configurations(topology, scheme, Routing(weights=weights_of(topology, weights)))
+    configured = switch_configurations(topology, scheme, Routing())
     known = [configuration.switch for configuration in configured]
     if unknown := [name for name in switches if name not in known]:
         raise UsageError(f"no switch {', '.join(unknown)} with a choice of uplinks; {hint(unknown[0], known)}")
@@ -59,7 +56,7 @@ def _print(session: Session, configuration: SwitchConfiguration, *, remove: bool
     session.out.print(f"! {configuration.switch}")
     for line in configuration.remove if remove else configuration.apply:
         session.out.print(line)
-    if configuration.uplink_by_prefix and not remove:
+    if not remove:
         session.out.print(
             f"! then `show ip route` has one next hop for each of these {len(configuration.uplink_by_prefix)} prefixes"
         )

@@ -12,15 +12,15 @@ from testbed.routing.switch_tables import scheme_tables
 from testbed.shipped import inventory_named
 
 LABS = ("soft", "soft-3rack", "soft-zones", "rack-h100.example")
-PLANNED = ("static-parity", "pinned", "weighted")
+PLANNED = ("static-parity", "pinned")
 
 
 def topology_of(lab):
     return lab_inventory.load(inventory_named(lab)).topology
 
 
-def configurations(lab, scheme, **parameters):
-    return {one.switch: one for one in switch_configurations(topology_of(lab), scheme, Routing(**parameters))}
+def configurations(lab, scheme):
+    return {one.switch: one for one in switch_configurations(topology_of(lab), scheme, Routing())}
 
 
 def test_odd_hosts_are_preferred_over_the_first_uplink():
@@ -33,16 +33,6 @@ def test_odd_hosts_are_preferred_over_the_first_uplink():
     assert re.search(r"ip prefix-list FAULTBED_SCHEME_ctsw2 seq \d+ permit 10\.77\.2\.4/31", text)
     assert "neighbor ctsw1 route-map FAULTBED_SCHEME_ctsw1 in" in rtsw1.apply
     assert rtsw1.uplink_by_prefix["10.77.2.4/31"] == "ctsw2"
-
-
-def test_weights_become_bandwidths_of_the_uplinks():
-    rtsw1 = configurations("soft", "weighted", weights={"rtsw1:ctsw1": 3.0})["rtsw1"]
-
-    assert rtsw1.apply[1:7] == (
-        "route-map FAULTBED_SCHEME_ctsw1 permit 10", "set extcommunity bandwidth 3", "exit",
-        "route-map FAULTBED_SCHEME_ctsw2 permit 10", "set extcommunity bandwidth 1", "exit",
-    )  # fmt: skip
-    assert not rtsw1.uplink_by_prefix
 
 
 @pytest.mark.parametrize("lab", LABS)
