@@ -97,7 +97,7 @@ ON_LAB_READING = {
     "faultbed preflight --no-burn-in": Expected(says="nothing wrong in"),
     "faultbed routing show": Expected(says="scheme: none"),
 }
-"""Seconds each. They only read the lab, so one test runs them all, and compares the lab once."""
+"""Seconds each. They only read the lab, so one test runs them all, two at a time, and compares the lab once."""
 
 ON_LAB = {
     "faultbed traffic collective all-to-all --size 1MiB --dtype bf16": Expected(says="bfloat16"),

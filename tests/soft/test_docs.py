@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from documented import FLAP, FLOW, HEAL, LONG, LOSS, ON_LAB, ON_LAB_READING, PROBE, RECORD, REPLAY
@@ -31,9 +32,13 @@ def of_lab(lab):
 
 
 def test_documented_commands_that_only_read_the_lab(lab, folder, subtests):
-    for text, expected in ON_LAB_READING.items():
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        ends = {
+            text: pool.submit(check, text, expected, folder, of_lab(lab)) for text, expected in ON_LAB_READING.items()
+        }
+    for text, end in ends.items():
         with subtests.test(command=text):
-            check(text, expected, folder, of_lab(lab))
+            end.result()
 
 
 @pytest.mark.parametrize("text", ON_LAB, ids=str)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -280,17 +281,22 @@ def test_two_labs_run_side_by_side_and_end_without_leftovers(lab):
 def test_dirty_lab_refuses_every_kind_of_work(lab):
     """Every command exits with 5 and one sentence until the lab is reset. `traffic job` used to go ahead."""
     dirty.mark(lab.state_dir, ["an address is new"], None)
+    commands = (
+        ["traffic", "flow"],
+        ["traffic", "collective"],
+        ["traffic", "job", "--grid", "tp=2,dp=2", "--phase", "dp:all-reduce:64KiB"],
+        ["inject", "link.flap", "rtsw1:ctsw1", "--for", "1s"],
+    )
+
+    def run(words):
+        return subprocess.run(
+            [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(lab.inventory), *words],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+
     try:
-        for words in (
-            ["traffic", "flow"],
-            ["traffic", "collective"],
-            ["traffic", "job", "--grid", "tp=2,dp=2", "--phase", "dp:all-reduce:64KiB"],
-            ["inject", "link.flap", "rtsw1:ctsw1", "--for", "1s"],
-        ):
-            done = subprocess.run(
-                [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(lab.inventory), *words],
-                capture_output=True, text=True, check=False, timeout=60,
-            )  # fmt: skip
-            assert (done.returncode, "is DIRTY and refuses work" in done.stderr) == (5, True), (words, done.stderr)
+        with ThreadPoolExecutor(max_workers=len(commands)) as pool:
+            for words, done in zip(commands, pool.map(run, commands), strict=True):
+                assert (done.returncode, "is DIRTY and refuses work" in done.stderr) == (5, True), (words, done.stderr)
     finally:
         dirty.clean(lab.state_dir)

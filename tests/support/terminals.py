@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,13 +81,12 @@ class Terminal:
 @contextlib.contextmanager
 def terminal(text, folder, env):
     """Start a command. At the end of the block it is interrupted, if it still runs."""
-    log = folder / f"said-{len(list(folder.glob('said-*')))}"
-    with log.open("w") as file:
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix="said-", delete=False) as file:
         process = subprocess.Popen(
             argv(text, folder), stdin=subprocess.DEVNULL, stdout=file, stderr=file, cwd=folder, env=env
         )
     try:
-        yield Terminal(process=process, log=log)
+        yield Terminal(process=process, log=Path(file.name))
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
