@@ -80,11 +80,11 @@ def planned(lab, kind, params, *, for_s=WINDOW_S, index=0) -> PlannedFault:
     )
 
 
-def receipt_of(injector: Injector, fault: PlannedFault) -> tuple[Armed, FaultReceipt]:
+def receipt_of(injector: Injector, fault: PlannedFault, *, keep_holder: bool = False) -> tuple[Armed, FaultReceipt]:
     prepared = injector.prepare(fault)
     armed = prepared.arm()
     threading.Event().wait(fault.for_s)
-    return armed, prepared.clear()
+    return armed, prepared.clear(keep_holder=keep_holder)
 
 
 @pytest.mark.slow
@@ -147,7 +147,8 @@ def test_detour_is_set_up_and_removed_without_packet_loss(lab, tmp_path, warm):
     before = counters.read(lab)
     with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
         for index in range(3):
-            _, receipt = receipt_of(injector, planned(lab, "packet.delay", {"delay": 5}, index=index))
+            fault = planned(lab, "packet.delay", {"delay": 5}, index=index)
+            _, receipt = receipt_of(injector, fault, keep_holder=True)
             assert receipt.fired.count > 0
             assert receipt.cleared.ok, receipt.cleared.error
     moved = counters.flat_deltas(before, counters.read(lab))
