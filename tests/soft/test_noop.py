@@ -16,21 +16,21 @@ seed = 1
 collective = "all-reduce"
 algorithm = "ring"
 size = "128KiB"
-duration = "9s"
+duration = "7s"
 compute_units = 2
 
 [[faults]]
 id = "flap"
 kind = "link.flap"
 target = "rtsw1:ctsw1"
-at = "3s"
+at = "2s"
 for = "1s"
 
 [[faults]]
 id = "drop"
 kind = "packet.drop"
 target = "host3:rxe0"
-at = "4500ms"
+at = "3500ms"
 for = "1s"
 set = { share = 0.05 }
 
@@ -38,7 +38,7 @@ set = { share = 0.05 }
 id = "throttle"
 kind = "gpu.throttle"
 target = "host2:gpu0"
-at = "6s"
+at = "5s"
 for = "1s"
 set = { percent = 50 }
 

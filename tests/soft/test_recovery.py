@@ -50,7 +50,7 @@ def test_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject, place, c
     # burst.
     before = counters.read(lab, ["host1", last])
     # The rule must be armed before the packet comes, however busy the machine is; afterwards it would wait in vain.
-    for lead_s in (6, 20, 60):
+    for lead_s in (3, 6, 20, 60):
         # If a fault was armed too late, try another one; the assertions at the end are about the last one.
         fault = inject("packet.drop", f"{last}:rxe0", qp="any", psn="+1", prove=False)
         fault.baseline()

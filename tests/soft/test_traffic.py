@@ -28,10 +28,11 @@ def test_lossy_unreliable_flow_delivers_only_correct_bytes(lab, inject, subtests
     with Engines.start(lab, hosts) as engines:
         fault = inject("packet.drop", dst, share=0.1)
         fault.arm()
-        for transport, verb in (("uc", "write"), ("uc", "send"), ("ud", "send")):
-            with subtests.test(transport=transport, verb=verb):
-                spec = FlowSpec(**fields, transport=transport, verb=verb, rate_bps=2e6, depth=16, check=True)
-                (one,) = flow_run.start_all(lab, [spec], engines=engines).wait(120.0).flows
+        kinds = (("uc", "write"), ("uc", "send"), ("ud", "send"))
+        more = {"rate_bps": 2e6, "depth": 16, "check": True}
+        specs = [FlowSpec(**fields, transport=transport, verb=verb, **more) for transport, verb in kinds]
+        for one in flow_run.start_all(lab, specs, engines=engines).wait(120.0).flows:
+            with subtests.test(transport=one.spec.transport, verb=one.spec.verb):
                 assert one.outcome == "completed", one.where
                 assert one.sent == 200
                 assert 120 < one.messages < 200
