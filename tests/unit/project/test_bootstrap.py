@@ -55,12 +55,18 @@ esac
 
 @pytest.fixture
 def done(tmp_path):
-    """Run bootstrap with stand-ins on a machine that has all packages; return what it has done, in order."""
+    """Run bootstrap with stand-ins on a machine that has all packages, or none; return what it has done, in order."""
     python = tmp_path / "python"
     python.write_text(STAND_IN)
     python.chmod(0o755)
-    (tmp_path / "dpkg-query").write_text("#!/bin/sh\nprintf 'install ok installed'\n")
-    (tmp_path / "dpkg-query").chmod(0o755)
+    programs = {
+        "dpkg-query": "printf '%s' \"${PACKAGES:-install ok installed}\"",
+        "apt-get": 'echo "apt-get $*" >>done.txt',
+        "id": "echo 0",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
     for name in ("bootstrap", "requirements.lock", "pyproject.toml"):
         shutil.copy(HOUSE / name, tmp_path)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": str(python)}
@@ -100,3 +106,13 @@ def test_bootstrap_builds_the_image_beside_the_environment_and_fails_if_that_fai
     assert done("--image") == ["image"], "the image's cache is consulted each time"
     assert done("--tests") == []
     assert done("--image", status=3, IMAGE_STATUS="3") == ["image"]
+
+
+@pytest.mark.process
+def test_bootstrap_without_packages_installs_the_tools_of_the_image_first(done):
+    """The build does not wait for QEMU, which is most of what apt installs."""
+    lines = done("--image", PACKAGES="deinstall ok config-files")
+    assert lines.count("apt-get update") == 1
+    tools, qemu = (line for line in lines if line.startswith("apt-get install"))
+    assert ("mmdebstrap" in tools, "qemu" in tools, "qemu-system-x86" in qemu) == (True, False, True)
+    assert lines.index(tools) < lines.index("image")
