@@ -1,8 +1,8 @@
-"""The blast radius of faults: how much of a lab they affect at once, and how much the lab's owner allows. Pure.
+"""The blast radius of faults: how much of a lab they affect at the same time, and the limits of its owner. Pure.
 
-A fault affects its target: a link (by its port or its RNIC), a host (also by its GPU), a switch. `faultbed_safety` sets
-the limits. Without them a soft lab has none. On a rack lab, faults affect one link, one host and one switch at a time,
-and never all uplinks of a rack switch, because the rack behind them may run another user's job.
+A fault affects its target: a port or RNIC counts as its link, a GPU as its host. `faultbed_safety` sets the limits. By
+default a soft lab has none. A rack lab allows faults on one link, one host and one switch at a time, and never on all
+uplinks of a rack switch, because its rack may run another user's job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ __all__ = ["BlastRadius", "blast_radius_of", "check"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlastRadius:
-    """Names of the affected parts of a lab. `uplinks` has all uplinks of a switch whose fault cuts them."""
+    """Names of the affected parts of a lab.
+
+    `uplinks` are the uplinks in `links`, and those of each switch with a fault that takes the whole switch down.
+    """
 
     links: frozenset[str] = frozenset()
     hosts: frozenset[str] = frozenset()
@@ -35,7 +38,7 @@ def blast_radius_of(planned: Collection[PlannedFault], topology: Topology) -> Bl
     """Return the parts of a lab that these faults affect together."""
     links = {fault.target.link for fault in planned if fault.target.link is not None}
     switches = {fault.target.node for fault in planned if fault.target.kind == "switch"}
-    behind = {
+    uplinks_of_switches = {
         link.name
         for fault in planned
         if fault.target.kind == "switch" and not has_trait(fault.kind, Trait.KEEPS_UPLINKS)
@@ -46,7 +49,7 @@ def blast_radius_of(planned: Collection[PlannedFault], topology: Topology) -> Bl
         links=frozenset(link.name for link in links),
         hosts=frozenset(fault.target.node for fault in planned if fault.target.kind in ("host", "gpu")),
         switches=frozenset(switches),
-        uplinks=frozenset({link.name for link in links if link.is_uplink} | behind),
+        uplinks=frozenset({link.name for link in links if link.is_uplink} | uplinks_of_switches),
     )
 
 
@@ -57,24 +60,24 @@ def check(planned: Sequence[PlannedFault], inventory: Inventory) -> None:
         Forbidden: the message names the line of the policy, the affected parts, and when.
     """
     for moment_s in sorted({fault.at_s for fault in planned}):
-        at_once = [fault for fault in planned if fault.at_s <= moment_s < fault.ends_s]
-        _check_moment(at_once, inventory, f"at {moment_s:g} s" if moment_s else "at once")
+        active = [fault for fault in planned if fault.at_s <= moment_s < fault.ends_s]
+        _check_moment(active, inventory, f"at {moment_s:g} s" if moment_s else "at once")
 
 
-def _check_moment(at_once: Sequence[PlannedFault], inventory: Inventory, when: str) -> None:
-    policy, radius = policy_of(inventory), blast_radius_of(at_once, inventory.topology)
-    faults = ", ".join(f"{fault.kind} on {fault.target.text}" for fault in at_once)
+def _check_moment(active: Sequence[PlannedFault], inventory: Inventory, when: str) -> None:
+    policy, radius = policy_of(inventory), blast_radius_of(active, inventory.topology)
+    faults = ", ".join(f"{fault.kind} on {fault.target.text}" for fault in active)
     default = math.inf if traits_of(inventory.kind).has_snapshot else 1
-    for sort, names, most in (
+    for part, names, limit in (
         ("links", radius.links, policy.most_links),
         ("hosts", radius.hosts, policy.most_hosts),
         ("switches", radius.switches, policy.most_switches),
     ):
-        allowed = default if most is None else most
+        allowed = default if limit is None else limit
         if len(names) > allowed:
             raise Forbidden(
-                f"{faults}: {len(names)} {sort} would be affected {when} ({', '.join(sorted(names))}); "
-                f"{inventory.name} allows {allowed:g} (faultbed_safety.most_{sort}); begin fewer faults at once"
+                f"{faults}: {len(names)} {part} would be affected {when} ({', '.join(sorted(names))}); "
+                f"{inventory.name} allows {allowed:g} (faultbed_safety.most_{part}); begin fewer faults at once"
             )
     if inventory.may_lose_all_uplinks:
         return
