@@ -1,1 +1,1 @@
-"""Sharing a lab: reservations, leases, the audit log, and marks of labs that are changed or DIRTY."""
+"""Sharing a lab: reservations, leases, the audit log, and marks of labs that are being changed or DIRTY."""

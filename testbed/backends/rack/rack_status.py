@@ -1,6 +1,6 @@
 """The status of a rack lab: which machines answer SSH, whose host keys are pinned, and whether the lab is DIRTY.
 
-It does not log in: it only reads the banner of each machine's SSH server.
+Nothing logs in to a machine: only the banner of its SSH server is read.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from testbed.tenancy import dirty
 __all__ = ["MachineStatus", "RackStatus", "status"]
 
 PATIENCE_S = 5.0
-_MANY = 32
+_MAX_CONNECTIONS = 32
 _SSH_PORT = 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineStatus:
-    """One machine: `ssh` says whether an SSH server answers at `at`, `pinned` whether its host key is known here.
+    """The status of one machine, whose address is `at`.
 
-    `why` is the reason if one of them is false.
+    `ssh` says whether an SSH server answers at that address, `pinned` whether this controller has its host key. If one
+    of the two is false, `why` is the reason.
     """
 
     name: str
@@ -39,7 +40,7 @@ class MachineStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RackStatus:
-    """A rack lab as seen from here. `state` is `up`, or `broken` if a machine does not answer or is not pinned.
+    """The status of a rack lab. `state` is `up`, or `broken` if a machine does not answer or is not pinned.
 
     `dirty` has the reasons of this controller's DIRTY mark; empty if there is none. `unfinished` names the commands of
     this controller that are changing the lab, or were when they were killed.
@@ -53,16 +54,16 @@ class RackStatus:
 
 
 def status(inventory: Inventory, *, patience_s: float = PATIENCE_S) -> RackStatus:
-    """Query the state of every machine. One that sends no SSH banner within `patience_s` is reported as silent."""
-    settings = dict([*inventory.management.items(), *([inventory.jump] if inventory.jump else [])])
+    """Query every machine. A machine that sends no SSH banner within `patience_s` is reported with `ssh` false."""
+    management_by_name = dict([*inventory.management.items(), *([inventory.jump] if inventory.jump else [])])
     hosts, switches = inventory.topology.host_by_name, inventory.topology.switch_by_name
 
     def query(name: str) -> MachineStatus:
         role = "host" if name in hosts else str(switches[name].role) if name in switches else "jump"
-        return _machine_status(name, role, settings[name], patience_s)
+        return _machine_status(name, role, management_by_name[name], patience_s)
 
-    with ThreadPoolExecutor(max_workers=_MANY) as pool:
-        machines = tuple(pool.map(query, settings))
+    with ThreadPoolExecutor(max_workers=_MAX_CONNECTIONS) as pool:
+        machines = tuple(pool.map(query, management_by_name))
     return RackStatus(
         name=inventory.name,
         state="up" if all(machine.ssh and machine.pinned for machine in machines) else "broken",
@@ -74,7 +75,7 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S) -> RackStatu
 
 def _machine_status(name: str, role: str, management: Management, patience_s: float) -> MachineStatus:
     host, port = management.address or name, management.port or _SSH_PORT
-    silence, unpinned = _silence(host, port, patience_s), None
+    no_answer, unpinned = _why_no_ssh(host, port, patience_s), None
     try:
         open_machine(name, management)
     except Unreachable as error:
@@ -83,14 +84,14 @@ def _machine_status(name: str, role: str, management: Management, patience_s: fl
         name=name,
         role=role,
         at=host if port == _SSH_PORT else f"{host}:{port}",
-        ssh=silence is None,
+        ssh=no_answer is None,
         pinned=unpinned is None,
-        why=silence or unpinned,
+        why=no_answer or unpinned,
     )
 
 
-def _silence(host: str, port: int, patience_s: float) -> str | None:
-    """Return why no SSH server answers there; None if one does."""
+def _why_no_ssh(host: str, port: int, patience_s: float) -> str | None:
+    """Return why no SSH server answers at an address, or None if a server answers."""
     try:
         with socket.create_connection((host, port), timeout=patience_s) as connection:
             connection.settimeout(patience_s)
