@@ -1,7 +1,7 @@
 """Selectors: names of targets that fit any lab, such as `uplink[0]`, `rnic[*]` or `host[1]:gpu[0]`.
 
     selector = step *(":" step)
-    step     = class "[" index "]"     things of a class, inside what the steps before have selected
+    step     = class "[" index "]"     members of a class, inside what the previous step has selected
              | name                    a host or a switch (first step), or an RNIC or a GPU of a host
     index    = 0, 1, ...               in the order of the inventory; 0 is the first
              | -1, -2, ...             from the end; -1 is the last
@@ -9,7 +9,7 @@
 
 Classes are `zone`, `rack`, `host`, `switch`, `rtsw`, `ctsw` (also called `spine`), `atsw`, `rnic`, `gpu`, `uplink` (a
 link between two switches) and `downlink` (a link from a rack switch to an RNIC, named from the switch). A text without
-brackets is a name, and stands for itself. Pure functions: the same topology and selector give the same names.
+brackets is the name of a target. Pure functions: the same topology and selector give the same names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scope:
-    """What one step has selected, or the whole lab. `kind` is `lab`, or the class of the thing called `name`."""
+    """Part of a lab in which the next step selects: the whole lab, or one selected thing.
+
+    `kind` is `lab`, or the class of the thing called `name`.
+    """
 
     kind: str
     name: str
@@ -40,13 +43,14 @@ class _Scope:
 
 
 def _switches(topology: Topology, scope: _Scope) -> list[Switch]:
-    inside: Mapping[str, Callable[[Switch], bool]] = {
+    is_inside_by_kind: Mapping[str, Callable[[Switch], bool]] = {
         "lab": lambda _: True,
         "zone": lambda switch: switch.zone == scope.name,
         "rack": lambda switch: switch.rack == scope.name,
         "switch": lambda switch: switch.name == scope.name,
     }
-    return [switch for switch in topology.switches if scope.kind in inside and inside[scope.kind](switch)]
+    is_inside = is_inside_by_kind.get(scope.kind)
+    return [switch for switch in topology.switches if is_inside(switch)] if is_inside is not None else []
 
 
 def _hosts(topology: Topology, scope: _Scope) -> list[str]:
@@ -81,7 +85,7 @@ def _gpus(topology: Topology, scope: _Scope) -> list[str]:
 
 
 def _uplinks(topology: Topology, scope: _Scope) -> list[str]:
-    if scope.kind == "switch":  # named from this switch, whichever end it is
+    if scope.kind == "switch":  # the link is named from this switch, even if the switch is its upper end
         ends = [link.other(scope.name).node for link in topology.links_of(scope.name) if link.is_uplink]
         return [f"{scope.name}:{end}" for end in ends]
     return [link.name for link in _links_from(topology, scope) if link.is_uplink]
@@ -101,7 +105,11 @@ def _links_from(topology: Topology, scope: _Scope) -> list[Link]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Class:
-    """A class of things: how the product calls them, where they are found, and how they are listed there."""
+    """A class of a selector's step.
+
+    `kind` is the kind of target that it selects, `inside` are the kinds of scope that have members of the class, and
+    `names` returns the members in a scope.
+    """
 
     kind: str
     inside: tuple[str, ...]
@@ -136,10 +144,10 @@ def is_selector(text: str) -> bool:
 def select(topology: Topology, text: str) -> tuple[str, ...]:
     """Return the names of the targets that a selector selects, each once, in the order of the inventory.
 
-    A text without brackets is returned as it is: whether that name exists is for `Topology.resolve` to say.
+    A text without brackets is returned unchanged. `Topology.resolve` checks whether a target of that name exists.
 
     Raises:
-        UsageError: not a selector, or it selects nothing in this lab; the message says what there is.
+        UsageError: not a selector, or it selects nothing in this lab; the message lists what the lab has.
     """
     if not is_selector(text):
         return (text,)
@@ -152,15 +160,18 @@ def select(topology: Topology, text: str) -> tuple[str, ...]:
                 "last, * means all"
             )
         word, index = match["word"], match["index"]
-        matches = _named(topology, scopes, word) if index is None else _chosen(topology, scopes, word, index, text=text)
+        if index is None:
+            matches = _select_by_name(topology, scopes, word)
+        else:
+            matches = _select_by_index(topology, scopes, word, index, text=text)
         if not matches:
             raise UsageError(
-                f'"{text}": {_listed(scopes)} has no {word}; write a class, as in rnic[0], or another name'
+                f'"{text}": {_join_or(scopes)} has no {word}; write a class, as in rnic[0], or another name'
             )
         scopes = tuple(dict.fromkeys(matches))
     if scopes[0].kind in ("zone", "rack"):
         raise UsageError(
-            f'"{text}" is a {scopes[0].kind}, not a target; continue with {_inside(scopes[0].kind)}, as in '
+            f'"{text}" is a {scopes[0].kind}, not a target; continue with {_classes_inside(scopes[0].kind)}, as in '
             f"{text}:host[0]"
         )
     return tuple(scope.name for scope in scopes)
@@ -175,7 +186,8 @@ def select_one(topology: Topology, text: str) -> str:
     names = select(topology, text)
     if len(names) > 1:
         raise UsageError(
-            f'"{text}" selects {len(names)} targets ({_some(names)}), but one is needed; write an index in place of *'
+            f'"{text}" selects {len(names)} targets ({_first_names(names)}), but one is needed; write an index in '
+            "place of *"
         )
     return names[0]
 
@@ -189,8 +201,8 @@ def resolve(topology: Topology, text: str) -> Target:
     return topology.resolve(select_one(topology, text))
 
 
-def _named(topology: Topology, scopes: Iterable[_Scope], word: str) -> list[_Scope]:
-    """Return what a step without brackets names: a host or switch of the lab, an RNIC or GPU of a host."""
+def _select_by_name(topology: Topology, scopes: Iterable[_Scope], word: str) -> list[_Scope]:
+    """Resolve a step without brackets: a host or switch of the lab, or an RNIC or GPU of a host."""
     matches = []
     for scope in scopes:
         if scope.kind == "lab" and word in topology.host_by_name:
@@ -203,42 +215,42 @@ def _named(topology: Topology, scopes: Iterable[_Scope], word: str) -> list[_Sco
     return matches
 
 
-def _chosen(topology: Topology, scopes: Iterable[_Scope], word: str, index: str, *, text: str) -> list[_Scope]:
-    """Return what a step with a class and an index selects inside each of the scopes."""
+def _select_by_index(topology: Topology, scopes: Iterable[_Scope], word: str, index: str, *, text: str) -> list[_Scope]:
+    """Resolve a step with a class and an index, inside each of the scopes."""
     if word not in _CLASSES:
         raise UsageError(f'"{text}": no class "{word}"; {hint(word, CLASSES)}')
     target_class, matches, visited = _CLASSES[word], list[_Scope](), list[_Scope]()
     for scope in scopes:
         visited.append(scope)
         if scope.kind not in target_class.inside:
-            inside = _inside(scope.kind)
-            rest = f"choose one of {inside}" if inside else "end the selector there"
-            raise UsageError(f'"{text}": no {word} belongs to a {scope.kind}; {rest}')
+            classes = _classes_inside(scope.kind)
+            advice = f"choose one of {classes}" if classes else "end the selector there"
+            raise UsageError(f'"{text}": no {word} belongs to a {scope.kind}; {advice}')
         names = list(dict.fromkeys(target_class.names(topology, scope)))
         if index != "*":
             if not -len(names) <= int(index) < len(names):
-                raise UsageError(f'"{text}" selects nothing: {scope} has {_how_many(word, names)}')
+                raise UsageError(f'"{text}" selects nothing: {scope} has {_count_and_range(word, names)}')
             names = [names[int(index)]]
         matches += [_Scope(kind=target_class.kind, name=name) for name in names]
     if not matches:
-        raise UsageError(f'"{text}" selects nothing: {_listed(visited)} has no {word}')
+        raise UsageError(f'"{text}" selects nothing: {_join_or(visited)} has no {word}')
     return matches
 
 
-def _inside(kind: str) -> str:
+def _classes_inside(kind: str) -> str:
     return ", ".join(word for word, target_class in _CLASSES.items() if kind in target_class.inside)
 
 
-def _how_many(word: str, names: list[str]) -> str:
+def _count_and_range(word: str, names: list[str]) -> str:
     if not names:
         return f"no {word}"
     last = f" to {word}[{len(names) - 1}] ({names[-1]})" if len(names) > 1 else ""
     return f"{len(names)} of the class {word}: {word}[0] ({names[0]}){last}"
 
 
-def _some(names: tuple[str, ...]) -> str:
+def _first_names(names: tuple[str, ...]) -> str:
     return ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
 
 
-def _listed(scopes: Iterable[_Scope]) -> str:
+def _join_or(scopes: Iterable[_Scope]) -> str:
     return " or ".join(map(str, scopes))
