@@ -1,8 +1,8 @@
 """Facts of a fingerprint about settings that a fault could leave changed: nftables, DCB, FRR, RDMA and GPUs.
 
-They come from the kernel, from a daemon's own socket or from the driver: a command costs an emulated machine a tenth of
-a second, and only SONiC needs one. Things that count, or that come and go by themselves, are left out (packet counters,
-learnt neighbours, PFC frames).
+They are read from the kernel, from a daemon's own socket or from the driver. Commands are run on SONiC only, because
+each costs an emulated machine a tenth of a second. Facts leave out what changes without a fault: counters of packets
+and PFC frames, and learnt neighbours.
 
 Formats: linux/netfilter/nf_tables.h, dcbnl.h, ethtool.h, neighbour.h, rdma/rdma_netlink.h; FRR's lib/vty.c.
 """
@@ -50,31 +50,31 @@ _IPTABLES = ("filter", "nat", "mangle", "raw", "security")
 _CHAIN_KEPT = (3, 4, 5, 7, 10)  # NFTA_CHAIN_NAME, HOOK, POLICY, TYPE, FLAGS; use counts and counters are left out
 _SET_KEPT = (2, 3, 4, 5, 6, 7)  # NFTA_SET_NAME to NFTA_SET_DATA_LEN
 _COUNTING = (b"counter", b"quota", b"last", b"connlimit")
-"""Expressions whose data are counts."""
+"""Expressions of nftables with data that only count."""
 _PERMANENT = 0x80  # NUD_PERMANENT
 _GETDCB, _IEEE_GET = 78, 21
 _IEEE, _ETS, _PFC, _APP, _MAXRATE = 13, 1, 2, 3, 7
 _PFC_SETTINGS = 6  # struct ieee_pfc up to its counters
 _SIOCETHTOOL = 0x8946
 _ETHTOOL = {"pause": (0x12, 3), "rings": (0x10, 8), "channels": (0x3C, 8), "fec": (0x50, 3)}
-"""Command of linux/ethtool.h, and the number of integers in its structure after the command."""
+"""By setting: the command of linux/ethtool.h, and the number of integers that follow it in its structure."""
 _INFINIBAND = "/sys/class/infiniband"
 _GIDS = 8
-"""Entries of a port's table that are read: the kernel fills it from the beginning."""
+"""Number of entries that are read of a port's GID table. The kernel fills it from the beginning."""
 _FRR = "/run/frr"
 _SONIC = "/etc/sonic"
-_ANSWER_S, _COMMAND_S = 2.0, 30.0
-_END = b"\0\0\0"
+_VTY_TIMEOUT_S, _COMMAND_TIMEOUT_S = 2.0, 30.0
+_VTY_END = b"\0\0\0"
 UNKNOWN = "unknown"
-"""Begins the text of a fact whose reading failed: it differs from every other fact, and from itself."""
-_STRUCTURE = ("!", "exit", "end", "exit-address-family", "exit-vrf")
+"""Prefix of a fact that could not be read. It differs from every other fact, even from another unknown one."""
+_STRUCTURAL_LINES = ("!", "exit", "end", "exit-address-family", "exit-vrf")
 _QP_GET, _MR_GET, _DEVICES = (5 << 10) | 10, (5 << 10) | 13, (5 << 10) | 1
 _RESOURCES = {"qp": (_QP_GET, 19), "mr": (_MR_GET, 40)}  # RDMA_NLDEV_ATTR_RES_QP, _RES_MR
 _PID = 28  # RDMA_NLDEV_ATTR_RES_PID
 
 
 def nft_facts(netfilter: Netlink) -> Facts:
-    """Yield nftables tables, each with the size and a checksum of its content."""
+    """Yield the nftables tables. The fact of a table has the size and a checksum of its content."""
     tables = [(body[0], _text(attributes(body[4:])[1])) for _, body in netfilter.dump(_GETTABLE, bytes(4))]
     content: dict[tuple[int, str], list[bytes]] = {table: [] for table in tables}
     if any(name not in _IPTABLES for _, name in tables):
@@ -98,16 +98,16 @@ def _expressions(raw: bytes) -> Iterator[bytes]:
 
 
 def _list_entries(raw: bytes) -> Iterator[bytes]:
-    """Yield the values of attributes that are entries of a list."""
-    at = 0
-    while at + 4 <= len(raw):
-        (length,) = struct.unpack_from("=H", raw, at)
-        yield raw[at + 4 : at + length]
-        at += max(4, (length + 3) & ~3)
+    """Yield the values of the attributes in a list. Their types are ignored."""
+    offset = 0
+    while offset + 4 <= len(raw):
+        (length,) = struct.unpack_from("=H", raw, offset)
+        yield raw[offset + 4 : offset + length]
+        offset += max(4, (length + 3) & ~3)
 
 
 def neighbour_facts(body: bytes, names: Mapping[int, str]) -> Facts:
-    """Yield a configured neighbour, from an RTM_NEWNEIGH body; nothing for neighbours that the kernel has learnt."""
+    """Yield the neighbour in an RTM_NEWNEIGH body if it is configured; a learnt neighbour yields nothing."""
     family, index, state = struct.unpack_from("=B3xiH", body)
     values = attributes(body[12:])
     if state & _PERMANENT and family in (socket.AF_INET, socket.AF_INET6) and 1 in values:
@@ -116,7 +116,7 @@ def neighbour_facts(body: bytes, names: Mapping[int, str]) -> Facts:
 
 
 def is_hardware(netdev: str) -> bool:
-    """Return whether an interface has DCB and ethtool settings: it is not virtual or paravirtual."""
+    """Return whether an interface is a hardware device. Only such a device has DCB and ethtool settings."""
     try:
         driver = os.readlink(f"/sys/class/net/{netdev}/device/driver")
     except OSError:
@@ -163,79 +163,92 @@ def _ethtool(control: socket.socket, netdev: str, command: int, count: int) -> t
 
 def gid_facts(device: str, port: str) -> Facts:
     """Yield the GIDs of a port. Table indexes are left out: a device that comes back may reorder them."""
-    at = f"{_INFINIBAND}/{device}/ports/{port}"
+    folder = f"{_INFINIBAND}/{device}/ports/{port}"
     for index in range(_GIDS):
         with contextlib.suppress(OSError):
-            gid = read(f"{at}/gids/{index}").strip()
+            gid = read(f"{folder}/gids/{index}").strip()
             if gid.strip("0:"):
-                yield f"gid {device}/{port} {gid}", read(f"{at}/gid_attrs/types/{index}").strip()
+                yield f"gid {device}/{port} {gid}", read(f"{folder}/gid_attrs/types/{index}").strip()
 
 
 def resource_facts(programs: Mapping[int, str]) -> Facts:
-    """Yield queue pairs and memory regions that faultbed programs hold, or processes that have ended.
+    """Yield the numbers of queue pairs and memory regions of each faultbed program, and of each process that has ended.
 
-    `programs` are the faultbed programs by process id.
+    `programs` has the names of the faultbed programs by process id.
     """
-    resources: dict[str, dict[str, int]] = {}
+    counts_by_owner: dict[str, dict[str, int]] = {}
     try:
         with contextlib.closing(Netlink(20)) as rdma:
-            devices = [attributes(body)[1] for _, body in rdma.dump(_DEVICES, b"")]
-            for kind, (request, table) in _RESOURCES.items():
-                for device in devices:
-                    with contextlib.suppress(OSError):
-                        for _, body in rdma.dump(request, attribute(1, device)):
-                            for entry in _list_entries(attributes(body).get(table, b"")):
-                                if (owner := _owner(attributes(entry), programs)) is not None:
-                                    counts = resources.setdefault(owner, {})
-                                    counts[kind] = counts.get(kind, 0) + 1
+            for kind, resource in _rdma_resources(rdma):
+                if (owner := _owner(resource, programs)) is not None:
+                    counts = counts_by_owner.setdefault(owner, {})
+                    counts[kind] = counts.get(kind, 0) + 1
     except OSError as error:
-        if os.path.isdir(_INFINIBAND) and os.listdir(_INFINIBAND):  # otherwise there is no RDMA that could be held
+        if os.path.isdir(_INFINIBAND) and os.listdir(_INFINIBAND):  # otherwise no device could have resources
             yield "rdma netlink", f"{UNKNOWN}: {error}"
-    for owner, counts in resources.items():
+    for owner, counts in counts_by_owner.items():
         yield f"rdma resources {owner}", ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
 
-def _owner(entry: Mapping[int, bytes], programs: Mapping[int, str]) -> str | None:
+def _rdma_resources(rdma: Netlink) -> Iterator[tuple[str, Mapping[int, bytes]]]:
+    """Yield the kind and the attributes of every queue pair and memory region, of all devices that list them."""
+    devices = [attributes(body)[1] for _, body in rdma.dump(_DEVICES, b"")]
+    for kind, (request, table) in _RESOURCES.items():
+        for device in devices:
+            with contextlib.suppress(OSError):
+                for _, body in rdma.dump(request, attribute(1, device)):
+                    for entry in _list_entries(attributes(body).get(table, b"")):
+                        yield kind, attributes(entry)
+
+
+def _owner(resource: Mapping[int, bytes], programs: Mapping[int, str]) -> str | None:
     """Return the owner of an RDMA resource if it is a faultbed program or an ended process; otherwise None."""
-    pid = int.from_bytes(entry.get(_PID, b""), "little")
+    pid = int.from_bytes(resource.get(_PID, b""), "little")
     if pid in programs:
         return programs[pid]
     return None if not pid or os.path.exists(f"/proc/{pid}") else f"process {pid}, which has ended"
 
 
 def frr_facts(netns: str | None) -> Facts:
-    """Yield the running configuration of a switch's routing daemons, line by line with the enclosing lines."""
+    """Yield one fact per line of the running configuration of a switch's routing daemons."""
     folder = f"{_FRR}/{netns}" if netns else _FRR
     daemons = []
     with contextlib.suppress(OSError):
         daemons = sorted(name[: -len(".vty")] for name in os.listdir(folder) if name.endswith(".vty"))
     if not daemons and netns is None and os.path.isdir(_SONIC):
-        # Its daemons run in a container; the host's vtysh connects to them.
-        try:
-            yield from config_facts("vtysh", _printed(["vtysh", "-c", "show running-config"]).splitlines()[3:])
-        except OSError as error:
-            yield "frr vtysh", f"{UNKNOWN}: {error}"
+        yield from _vtysh_facts()
     for daemon in daemons:
-        if daemon == "watchfrr":
-            continue
-        try:
-            text = _vty(f"{folder}/{daemon}.vty", "show running-config")
-        except ConnectionRefusedError:  # it has ended, which the count of its processes shows
-            continue
-        except OSError as error:
-            yield f"frr {daemon}", f"{UNKNOWN}: does not answer: {error}"
-            continue
-        yield from config_facts(daemon, text.splitlines())
+        if daemon != "watchfrr":
+            yield from _daemon_facts(daemon, f"{folder}/{daemon}.vty")
+
+
+def _vtysh_facts() -> Facts:
+    """Yield the configuration that vtysh prints: it connects to SONiC's daemons, which run in a container."""
+    try:
+        yield from config_facts("vtysh", _output_of(["vtysh", "-c", "show running-config"]).splitlines()[3:])
+    except OSError as error:
+        yield "frr vtysh", f"{UNKNOWN}: {error}"
+
+
+def _daemon_facts(daemon: str, path: str) -> Facts:
+    try:
+        text = _vty(path, "show running-config")
+    except ConnectionRefusedError:  # the daemon has ended, which another fact shows: the number of its processes
+        return
+    except OSError as error:
+        yield f"frr {daemon}", f"{UNKNOWN}: does not answer: {error}"
+        return
+    yield from config_facts(daemon, text.splitlines())
 
 
 def sonic_facts() -> Facts:
-    """Yield SONiC's running configuration, each table by its checksum: ACLs and ports that the kernel does not know.
+    """Yield a checksum of each table of SONiC's running configuration.
 
-    Not yet run on hardware.
+    It has ACLs and ports that the kernel does not know. Not yet run on hardware.
     """
     if os.path.isdir(_SONIC):
         try:
-            tables = json.loads(_printed(["sonic-cfggen", "-d", "--print-data"]))
+            tables = json.loads(_output_of(["sonic-cfggen", "-d", "--print-data"]))
         except (OSError, ValueError) as error:
             yield "config_db", f"{UNKNOWN}: {error}"
             return
@@ -244,21 +257,21 @@ def sonic_facts() -> Facts:
             yield f"config_db {table}", f"{len(rows)} rows, content {zlib.crc32(content.encode()):08x}"
 
 
-def _printed(argv: list[str]) -> str:
-    import subprocess  # noqa: PLC0415 - only for SONiC: it is a tenth of what the watcher imports
+def _output_of(argv: list[str]) -> str:
+    import subprocess  # noqa: PLC0415 - only for SONiC: a tenth of the watcher's import time
 
     try:
-        return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=_COMMAND_S).stdout
+        return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S).stdout
     except subprocess.SubprocessError as error:
         raise OSError(str(error)) from error
 
 
 def config_facts(daemon: str, lines: Iterable[str]) -> Facts:
-    """Return one fact per configuration line. A password appears only as its checksum."""
+    """Yield one fact per configuration line, with the lines that enclose it. A password is replaced by its checksum."""
     nested: list[tuple[int, str]] = []
     for line in lines:
         text, indent = line.strip(), len(line) - len(line.lstrip())
-        if not text or text in _STRUCTURE:
+        if not text or text in _STRUCTURAL_LINES:
             continue
         while nested and nested[-1][0] >= indent:
             nested.pop()
@@ -269,15 +282,15 @@ def config_facts(daemon: str, lines: Iterable[str]) -> Facts:
 
 
 def _vty(path: str, command: str) -> str:
-    """Return a daemon's answer on vtysh's socket: text, three zeros and a status (lib/vty.c)."""
+    """Run a command on a daemon's vtysh socket and return its text. Three zeros and a status follow it (lib/vty.c)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as vty:
-        vty.settimeout(_ANSWER_S)
+        vty.settimeout(_VTY_TIMEOUT_S)
         vty.connect(path)
         answer = b""
         for line in ("enable", command):
             vty.sendall(line.encode() + b"\0")
             answer = b""
-            while answer[-4:-1] != _END:
+            while answer[-4:-1] != _VTY_END:
                 part = vty.recv(65536)
                 if not part:
                     raise OSError(f"{path} closed the connection")
@@ -288,7 +301,7 @@ def _vty(path: str, command: str) -> str:
 
 
 def gpu_facts() -> Facts:
-    """Return the settings of each NVIDIA GPU: power limit, locked or application clocks, persistence mode."""
+    """Yield the settings of each NVIDIA GPU: power limit, locked or application clocks, persistence mode."""
     try:
         gpus = nvml.settings()
     except nvml.NoNvml as error:

@@ -231,7 +231,7 @@ def test_frr_facts_are_read_from_the_daemons_sockets(monkeypatch, tmp_path):
 def test_frr_facts_of_a_silent_daemon_are_unknown(monkeypatch, tmp_path):
     """A daemon that a fault has stopped accepts the connection and sends nothing."""
     monkeypatch.setattr(settings, "_FRR", str(tmp_path))
-    monkeypatch.setattr(settings, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(settings, "_VTY_TIMEOUT_S", 0.05)
     with daemon(tmp_path / "rtsw1", "bgpd", None):
         assert list(settings.frr_facts("rtsw1")) == [("frr bgpd", "unknown: does not answer: timed out")]
 
