@@ -1,4 +1,4 @@
-"""What routes packets on a lab's switches now: rules, tables, groups and marks of a scheme beside BGP's next hops."""
+"""The present routing state of a lab's switches: a scheme's rules, tables, groups and marks, and BGP's next hops."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["SwitchRouting", "read"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchRouting:
-    """State of some switches.
+    """The routing state of some switches.
 
     Attributes:
-        switches: by name, what `testbed.node.routing.agent.read_switch` returns.
-        held: schemes that holders on the switches' machines have claimed, each once.
+        switches: the state of each switch by name, as `testbed.node.routing.agent.read_switch` returns it.
+        schemes: the routing schemes that holders on the switches' machines keep applied, each once.
     """
 
     switches: dict[str, dict[str, Any]]
-    held: tuple[str, ...]
+    schemes: tuple[str, ...]
 
 
 def read(lab: Lab, switches: Iterable[str]) -> SwitchRouting:
-    """Read switches that are Linux; each machine gets one query.
+    """Return the routing state of Linux switches. Each of their machines gets one query.
 
     Raises:
-        Unsupported: a switch is no Linux machine or namespace of one.
+        Unsupported: a switch is neither a Linux machine nor a network namespace.
         LabError: a machine could not answer.
     """
     names = list(switches)
@@ -39,9 +39,9 @@ def read(lab: Lab, switches: Iterable[str]) -> SwitchRouting:
         if not lab.topology.switch_by_name[name].is_linux:
             raise Unsupported(f"{name}: its routing is not read: it runs {lab.topology.switch_by_name[name].nos}")
     states: dict[str, dict[str, Any]] = {}
-    held: dict[str, None] = {}
+    schemes: dict[str, None] = {}
     for machine, nodes in lab.carried(names).items():
         answer = lab.request(machine, {"do": "routing", "nodes": nodes})
         states |= answer["nodes"]
-        held |= dict.fromkeys(answer["held"])
-    return SwitchRouting(switches={name: states[name] for name in names}, held=tuple(held))
+        schemes |= dict.fromkeys(answer["held"])
+    return SwitchRouting(switches={name: states[name] for name in names}, schemes=tuple(schemes))

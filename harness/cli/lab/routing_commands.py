@@ -241,25 +241,25 @@ def routing_show(session: Session, *, switches: tuple[str, ...], as_json: bool) 
             raise UsageError(f"no switch {', '.join(unknown)} in {lab.name}; {hint(unknown[0], known)}")
         state = switch_routing.read(lab, switches or known)
     if as_json:
-        session.json({"schemes": state.held, "switches": state.switches})
+        session.json({"schemes": state.schemes, "switches": state.switches})
         return
     rows = [(name, *row) for name, switch_state in state.switches.items() for row in _routing_rows(switch_state)]
     session.table(("switch", "packets", "table", "next hops"), rows)
     left = [name for name, switch_state in state.switches.items() if _parts_of_scheme(switch_state)]
-    if left and not state.held:
+    if left and not state.schemes:
         parts = ", ".join(_parts_of_scheme(state.switches[left[0]]))
         session.out.print(
             f"{parts} on {', '.join(left)}, and no scheme is held: left behind; run `faultbed heal`", soft_wrap=True
         )
-    elif state.held and set(state.switches) == set(known) and not left:
+    elif state.schemes and set(state.switches) == set(known) and not left:
         session.out.print(
-            f"{', '.join(state.held)} is held, but no switch has a rule of it; if no run is in progress, run "
+            f"{', '.join(state.schemes)} is held, but no switch has a rule of it; if no run is in progress, run "
             "`faultbed heal`",
             soft_wrap=True,
         )
     else:
         session.out.print(
-            f"scheme: {', '.join(state.held) or 'none; switches route by BGP and the ECMP of the kernel'}"
+            f"scheme: {', '.join(state.schemes) or 'none; switches route by BGP and the ECMP of the kernel'}"
         )
 
 
