@@ -209,7 +209,7 @@ def _route(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]
         for rnic in host.rnics:
             port = topology.rnic_link(host.name, rnic.name).a
             wanted = (rnic.netdev, str(port.address).partition("/")[0])
-            observed = state[host.name].sends.get(rnic.ip)
+            observed = state[host.name].route_by_source.get(rnic.ip)
             if observed != wanted:
                 shown = f"by {observed[0]} to {observed[1]}" if observed else "nowhere"
                 yield f"{host.name}:{rnic.name} ({rnic.ip})", f"sends {shown}", f"by {wanted[0]} to {wanted[1]}"
@@ -296,7 +296,7 @@ def _leftovers(inventory: Inventory, state: State) -> Iterator[tuple[str, str, s
         for unit, active in facts.units.items():
             if unit.startswith(FAULT_UNIT):
                 yield name, f"{unit} ({active})", "no unit of a fault"
-        for table in facts.tables:
+        for table in facts.nft_tables:
             # Hosts of a rack have tables of other programs; a soft node has none.
             if not traits_of(inventory.kind).has_snapshot and not table.partition(" ")[2].startswith("faultbed"):
                 continue

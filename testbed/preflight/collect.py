@@ -1,7 +1,7 @@
-"""The queries of preflight to the machines of a lab, and the facts in their answers.
+"""The facts that preflight reads from the machines of a lab.
 
-There is one command per machine, which covers all switches that it carries. The watcher of a rack's host reads the
-GPUs. Everything is read from the kernel, the daemons and the drivers, independently of what provisioning reported.
+One shell script per machine reads them, also for all switches that the machine carries. GPUs are read by the watcher of
+their host. All facts come from the kernel, the daemons and the drivers, independently of what provisioning reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from testbed.remote.remote_node import Node
 __all__ = ["FAR_ADDRESS", "Facts", "Interface", "parse", "read_facts", "script"]
 
 FAR_ADDRESS = "192.0.2.1"
-"""An unused address (RFC 5737): the route to it shows the next hop of a source's own table."""
+"""An address that no machine has (RFC 5737). The route to it shows the default next hop of a source address."""
 
 _MARK = "@@"
 _SYSCTLS = "net.ipv4.ip_forward net.ipv4.fib_multipath_hash_policy net.ipv4.fib_multipath_hash_seed"
@@ -47,7 +47,7 @@ done"""
 _MLXCONFIG = "$(command -v mlxconfig || command -v mstconfig || echo mlxconfig)"
 _MLXLINK = "$(command -v mlxlink || command -v mstlink || echo mlxlink)"
 _FEC_APART_S = 2
-"""Minimum time between the two readings. A 400 Gb/s port sends 8e11 bits in it, enough to see a BER of 1e-11."""
+"""Time between the two readings of FEC counters. A 400 Gb/s port sends 8e11 bits in it: a BER of 1e-11 is visible."""
 _IN_NAMESPACE = f"""\
 echo {_MARK}ip; printf 'addr show\\nroute show table all\\n' | ip -d -j -batch -
 echo {_MARK}nft; nft -j list tables 2>/dev/null || ! command -v nft >/dev/null || echo {_MARK}failed nft
@@ -56,9 +56,9 @@ _PICK = "import json,sys; d=json.load(sys.stdin); print(json.dumps({k: d.get(k, 
 _CONFIGDB = f"""\
 echo {_MARK}raw configdb
 {{ sonic-cfggen -d --print-data | python3 -c {shlex.quote(_PICK)} PORT_QOS_MAP DSCP_TO_TC_MAP; }} 2>&1"""
-"""Prints only the tables of ConfigDB that a check reads, because others have passwords. A missing table is empty."""
+"""Prints only those tables of ConfigDB that a check reads, because others have passwords. A missing table is empty."""
 _QDISC = f"echo {_MARK}qdisc; tc -j qdisc show"
-"""Not queried on racks, where no check uses it."""
+"""Used on soft labs only: no check of racks needs the qdiscs."""
 _ON_MACHINE = f"""\
 echo {_MARK}clock; date +%s.%N
 echo {_MARK}rdma; rdma -j link show
@@ -70,7 +70,7 @@ echo {_MARK}revert; ls /run/faultbed/faults 2>/dev/null"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """A network interface as the kernel has it; `queue` is the kind of its root qdisc, `shape` its rate."""
+    """A network interface. `queue` is the kind of its root qdisc, `shape` its rate limit and delay."""
 
     up: bool
     carrier: bool
@@ -85,16 +85,21 @@ class Interface:
 class Facts:
     """The facts of one node.
 
-    `next_hops` is the number of next hops by prefix, `sends` is (device, gateway) by source address, and `raw` is the
-    output of rack tools by tool and device (`mlxlink mlx5_0`). `failed` are the tools that ended with an error, so that
-    their lists may be incomplete.
+    Attributes:
+        next_hops: number of next hops by prefix.
+        route_by_source: (device, gateway) of the default route, by source address.
+        raw: output of a rack's tools, by tool and device (`mlxlink mlx5_0`).
+        failed: tools that ended with an error, so that their facts may be incomplete.
+        wall_s: the node's clock, in seconds since 1970.
+        offset_s: offset of that clock from the controller's.
+        offset_error_s: uncertainty of `offset_s`.
     """
 
     interfaces: dict[str, Interface] = field(default_factory=dict)
     next_hops: dict[str, int] = field(default_factory=dict)
-    sends: dict[str, tuple[str, str]] = field(default_factory=dict)
+    route_by_source: dict[str, tuple[str, str]] = field(default_factory=dict)
     sysctls: dict[str, str] = field(default_factory=dict)
-    tables: list[str] = field(default_factory=list)
+    nft_tables: list[str] = field(default_factory=list)
     rdma: dict[str, tuple[str, str]] = field(default_factory=dict)
     gids: dict[str, set[str]] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)
@@ -111,51 +116,52 @@ class Facts:
 def read_facts(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = None) -> dict[str, Facts]:
     """Return the facts of every host, switch and carrier of a lab, read from all machines at once.
 
-    With `silent`, hosts that do not answer are added to it with the reason, and are missing in the result.
+    If `silent` is given, a host that does not answer is left out of the result, and its reason is added to `silent`.
 
     Raises:
         Unreachable: a machine does not answer.
         LabError: an answer is incomplete.
     """
 
-    def read_or_silent(machine: str) -> dict[str, Facts]:
+    def read_or_record(machine: str) -> dict[str, Facts]:
         try:
-            return read(machine)
+            return _read_machine(lab, machine, timeout_s=timeout_s)
         except LabError as error:
             if silent is None or machine not in lab.topology.host_by_name:
                 raise
             silent[machine] = str(error)
             return {}
 
-    def read(machine: str) -> dict[str, Facts]:
-        sent_s = time.time()
-        done = lab.node(machine).run(
-            ["sh", "-c", script(lab.inventory_model, machine)], check=False, timeout_s=timeout_s
-        )
-        received_s = time.time()
-        try:
-            nodes = parse(done.stdout)
-        except LabError as error:
-            raise LabError(f"{machine}: {error}{_stderr_note(done.stderr)}") from None
-        facts = nodes.get(machine)
-        if facts is None or facts.wall_s is None:
-            raise LabError(f"{machine}: preflight printed no facts; run it again{_stderr_note(done.stderr)}")
-        offsets = [_offset(facts.wall_s, sent_s, received_s)]
-        if not traits_of(lab.inventory_model.kind).is_emulated:  # rack tools take seconds, too long for a small skew
-            offsets += _clock_offsets(lab.node(machine))
-        facts.offset_s, facts.offset_error_s = min(offsets, key=lambda offset_and_error: offset_and_error[1])
-        host = lab.topology.host_by_name.get(machine)
-        if host is not None and host.gpus:
-            facts.raw["gpu"] = _gpus(lab, machine, timeout_s=timeout_s)
-        return nodes
-
     machines = lab.nodes()
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        return {name: facts for part in pool.map(read_or_silent, machines) for name, facts in part.items()}
+        return {name: facts for of_machine in pool.map(read_or_record, machines) for name, facts in of_machine.items()}
 
 
-def _gpus(lab: Lab, machine: str, *, timeout_s: float) -> str:
-    """Return NVML's facts of a host's GPUs (of soft GPUs the synthetic ones), as JSON. Not yet run on hardware."""
+def _read_machine(lab: Lab, machine: str, *, timeout_s: float) -> dict[str, Facts]:
+    """Return the facts of a machine and of the switches that it carries, by name."""
+    sent_s = time.time()
+    done = lab.node(machine).run(["sh", "-c", script(lab.inventory_model, machine)], check=False, timeout_s=timeout_s)
+    received_s = time.time()
+    try:
+        nodes = parse(done.stdout)
+    except LabError as error:
+        raise LabError(f"{machine}: {error}{_stderr_note(done.stderr)}") from None
+    facts = nodes.get(machine)
+    if facts is None or facts.wall_s is None:
+        raise LabError(f"{machine}: preflight printed no facts; run it again{_stderr_note(done.stderr)}")
+    offsets = [_offset(facts.wall_s, sent_s, received_s)]
+    if not traits_of(lab.inventory_model.kind).is_emulated:
+        # The tools of a rack take seconds, so that the script alone cannot show a small offset.
+        offsets += _clock_offsets(lab.node(machine))
+    facts.offset_s, facts.offset_error_s = min(offsets, key=lambda offset_and_error: offset_and_error[1])
+    host = lab.topology.host_by_name.get(machine)
+    if host is not None and host.gpus:
+        facts.raw["gpu"] = _gpus_as_json(lab, machine, timeout_s=timeout_s)
+    return nodes
+
+
+def _gpus_as_json(lab: Lab, machine: str, *, timeout_s: float) -> str:
+    """Return the facts of a host's GPUs: from NVML, or the synthetic ones of soft GPUs. Not yet run on hardware."""
     try:
         answer = lab.request(machine, {"do": "gpus"}, timeout_s=timeout_s)
     except LabError as error:
@@ -166,13 +172,13 @@ def _gpus(lab: Lab, machine: str, *, timeout_s: float) -> str:
 def _offset(wall_s: float, sent_s: float, received_s: float) -> tuple[float, float]:
     """Return the offset of a clock, and its uncertainty, in seconds.
 
-    The clock had that value at some time between request and answer (Cristian 1989).
+    The clock showed `wall_s` at an unknown time between request and answer (Cristian 1989).
     """
     return wall_s - (sent_s + received_s) / 2, (received_s - sent_s) / 2
 
 
 def _clock_offsets(node: Node) -> list[tuple[float, float]]:
-    """Measure a machine's clock offset several times; the quickest exchange is the most precise."""
+    """Return several (offset, uncertainty) of a machine's clock, in seconds. The quickest exchange is most precise."""
     offsets = []
     for _ in range(_CLOCK_EXCHANGES):
         sent_s = time.time()
@@ -184,7 +190,7 @@ def _clock_offsets(node: Node) -> list[tuple[float, float]]:
 
 
 def _stderr_note(stderr: str) -> str:
-    """Return the end of stderr for a message, such as that sudo needs a password."""
+    """Return the end of stderr for an error message. It may be the cause, for example that sudo needs a password."""
     return f"; its stderr: {stderr.strip()[-200:]}" if stderr.strip() else ""
 
 
@@ -213,10 +219,11 @@ def script(inventory: Inventory, machine: str) -> str:
 
 
 def _rack_lines(host: Host) -> list[str]:
-    """Return the lines for hardware only. A missing tool prints the shell's error. Not yet run on hardware.
+    """Return the lines of the script for hardware. Not yet run on hardware.
 
-    FEC's counters are read twice, because only their growth matters. mlxlink gets the PCI address: it accepts only
-    names like mlx5_N (mstflint, mtcr_ul_com.c), and current hosts have names like rocep24s0.
+    If a tool is missing, its output is the error of the shell.
+    FEC counters are read twice, because only their growth matters. mlxlink gets the PCI address instead of the RNIC's
+    name: it accepts only names like mlx5_N (mstflint, mtcr_ul_com.c), and current hosts have names like rocep24s0.
     """
     lines = [
         _PYTHON,
@@ -246,7 +253,7 @@ def _rack_lines(host: Host) -> list[str]:
 
 
 def _keep_up(rnic: Rnic) -> str:
-    """Return the firmware setting that keeps a port up: P2 for a card's second port, which is its second function."""
+    """Return the name of the firmware setting that keeps a port up. A card's second port is its second PCI function."""
     function = (rnic.pcie or "").rpartition(".")[2]
     return f"KEEP_ETH_LINK_UP_P{int(function) + 1 if function.isdigit() else 1}"
 
@@ -262,15 +269,15 @@ def _fec_lines(host: Host, reading: str) -> list[str]:
     ]
 
 
-def _bgp(space: str) -> str:
-    return f"echo {_MARK}bgp; vtysh {space}-d bgpd -c 'show bgp ipv4 unicast summary json' 2>/dev/null"
+def _bgp(vtysh_options: str) -> str:
+    return f"echo {_MARK}bgp; vtysh {vtysh_options}-d bgpd -c 'show bgp ipv4 unicast summary json' 2>/dev/null"
 
 
 def parse(text: str) -> dict[str, Facts]:
     """Parse the output of `script`, by node.
 
     Raises:
-        LabError: it is incomplete, or a part of it does not have the format of its tool.
+        LabError: the output is incomplete, or a section does not have the format of its tool.
     """
     nodes: dict[str, Facts] = {}
     facts, section, name, body = Facts(), "", "", list[str]()
@@ -283,7 +290,7 @@ def parse(text: str) -> dict[str, Facts]:
         if section == "failed":
             facts.failed.append(name)
         try:
-            _READERS.get(section, _nothing)(facts, "\n".join(body))
+            _READERS.get(section, _read_nothing)(facts, "\n".join(body))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             output = "\n".join(body)[:200]
             raise LabError(f"the answer to {section!r} cannot be parsed ({error}): {output!r}") from None
@@ -296,20 +303,20 @@ def parse(text: str) -> dict[str, Facts]:
     return nodes
 
 
-def _nothing(_facts: Facts, _body: str) -> None:
+def _read_nothing(_facts: Facts, _body: str) -> None:
     return
 
 
-def _items(body: str) -> Iterator[Mapping[str, Any]]:
-    """Yield every object of the lists that `ip -j -batch` prints one after the other."""
-    decoder, text, at = json.JSONDecoder(), body.strip(), 0
-    while (at := text.find("[", at)) >= 0:
-        objects, at = decoder.raw_decode(text, at)
+def _json_objects(body: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of all JSON lists in an output: `ip -j -batch` prints one list per command."""
+    decoder, text, offset = json.JSONDecoder(), body.strip(), 0
+    while (offset := text.find("[", offset)) >= 0:
+        objects, offset = decoder.raw_decode(text, offset)
         yield from objects
 
 
 def _read_ip(facts: Facts, body: str) -> None:
-    for item in _items(body):
+    for item in _json_objects(body):
         if "ifname" in item:
             facts.interfaces[item["ifname"]] = Interface(
                 up="UP" in item["flags"],
@@ -328,12 +335,12 @@ def _read_ip(facts: Facts, body: str) -> None:
 
 
 def _read_qdisc(facts: Facts, body: str) -> None:
-    for item in _items(body):
-        old = facts.interfaces.get(item["dev"])
-        if old is None:
+    for item in _json_objects(body):
+        interface = facts.interfaces.get(item["dev"])
+        if interface is None:
             continue
         if item.get("root"):
-            facts.interfaces[item["dev"]] = replace(old, queue=item["kind"])
+            facts.interfaces[item["dev"]] = replace(interface, queue=item["kind"])
         elif item["kind"] == "netem" and item.get("parent") == "1:2":  # playbooks/module_utils/faultbed_shapes.py
             options = item["options"]
             shape = Shape(
@@ -341,17 +348,17 @@ def _read_qdisc(facts: Facts, body: str) -> None:
                 packets=options["limit"],
                 delay_us=round(options.get("delay", {}).get("delay", 0) * 1e6),
             )
-            facts.interfaces[item["dev"]] = replace(old, shape=shape)
+            facts.interfaces[item["dev"]] = replace(interface, shape=shape)
 
 
 def _read_nft(facts: Facts, body: str) -> None:
     for item in json.loads(body or "{}").get("nftables", ()):
         if "table" in item:
-            facts.tables.append(f"{item['table']['family']} {item['table']['name']}")
+            facts.nft_tables.append(f"{item['table']['family']} {item['table']['name']}")
 
 
 def _read_sysctl(facts: Facts, body: str) -> None:
-    facts.sysctls.update({name: " ".join(value.split()) for name, _, value in _fields(body, " = ")})
+    facts.sysctls.update({name: " ".join(value.split()) for name, _, value in _split_lines(body, " = ")})
 
 
 def _read_clock(facts: Facts, body: str) -> None:
@@ -359,21 +366,21 @@ def _read_clock(facts: Facts, body: str) -> None:
 
 
 def _read_rdma(facts: Facts, body: str) -> None:
-    for item in _items(body):
+    for item in _json_objects(body):
         name = item["ifname"].partition("/")[0]  # up to 2018 iproute2 printed mlx5_0/1 (rdma/link.c)
         facts.rdma[name] = (str(item.get("state")), str(item.get("netdev")))
 
 
 def _read_gid(facts: Facts, body: str) -> None:
-    for path, _, gid in _fields(body, ":"):
+    for path, _, gid in _split_lines(body, ":"):
         if gid.strip("0:"):
             facts.gids.setdefault(path.split("/")[4], set()).add(gid)
 
 
 def _read_sends(facts: Facts, body: str) -> None:
-    for item in _items(body):
+    for item in _json_objects(body):
         source = str(item.get("from") or item.get("prefsrc") or "")
-        facts.sends[source] = (str(item.get("dev")), str(item.get("gateway")))
+        facts.route_by_source[source] = (str(item.get("dev")), str(item.get("gateway")))
 
 
 def _read_bgp(facts: Facts, body: str) -> None:
@@ -385,7 +392,7 @@ def _read_bgp(facts: Facts, body: str) -> None:
 
 
 def _read_cpu_max(facts: Facts, body: str) -> None:
-    facts.cpu_max.update({path.split("/")[-2]: value for path, _, value in _fields(body, ":")})
+    facts.cpu_max.update({path.split("/")[-2]: value for path, _, value in _split_lines(body, ":")})
 
 
 def _read_unit(facts: Facts, body: str) -> None:
@@ -396,8 +403,8 @@ def _read_revert(facts: Facts, body: str) -> None:
     facts.reverts += body.split()
 
 
-def _fields(body: str, mark: str) -> Iterator[tuple[str, str, str]]:
-    yield from (line.partition(mark) for line in body.splitlines() if line.strip())
+def _split_lines(body: str, separator: str) -> Iterator[tuple[str, str, str]]:
+    yield from (line.partition(separator) for line in body.splitlines() if line.strip())
 
 
 _READERS = {

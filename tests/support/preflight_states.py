@@ -36,7 +36,7 @@ def healthy(inventory=INVENTORY):
             facts.rdma[rnic.name] = ("ACTIVE", rnic.netdev)
             facts.gids[rnic.name] = {ipaddress.IPv6Address(f"::ffff:{rnic.ip}").exploded}
             gateway = topology.rnic_link(host.name, rnic.name).a.address.partition("/")[0]
-            facts.sends[rnic.ip] = (rnic.netdev, gateway)
+            facts.route_by_source[rnic.ip] = (rnic.netdev, gateway)
         facts.raw["gpu"] = json.dumps(health.look([gpu.name for gpu in host.gpus]))
         for gpu in host.gpus:
             facts.units[f"faultbed-{gpu.name}.service"] = "active"
@@ -84,14 +84,15 @@ PLANTED = {
         lambda s: s["ctsw1"].sysctls.update({"net.ipv4.fib_multipath_hash_seed": "1"}), "hash", "ctsw1",
     ),
     "wrong route": (
-        lambda s: s["host1"].sends.update({"10.77.1.1": ("be1", "10.77.1.2")}), "route", "host1:rxe0 (10.77.1.1)",
+        lambda s: s["host1"].route_by_source.update({"10.77.1.1": ("be1", "10.77.1.2")}),
+        "route", "host1:rxe0 (10.77.1.1)",
     ),
     "session down": (lambda s: s["rtsw1"].sessions.update(ctsw1="Active"), "bgp", "rtsw1:ctsw1"),
-    "one way of two": (lambda s: s["rtsw1"].next_hops.update({"10.77.2.0/31": 1}), "ecmp", "rtsw1"),
+    "one next hop of two": (lambda s: s["rtsw1"].next_hops.update({"10.77.2.0/31": 1}), "ecmp", "rtsw1"),
     "clock skew": (lambda s: setattr(s["host2"], "offset_s", -600.0), "clock", "host2"),
     "stored revert": (lambda s: s["fabric"].reverts.append("link.flap-1.json"), "leftovers", "fabric"),
     "fault's unit": (lambda s: s["host1"].units.update({"faultbed-fault-x.service": "failed"}), "leftovers", "host1"),
-    "nft table": (lambda s: s["rtsw1"].tables.append("netdev faultbed"), "leftovers", "rtsw1"),
+    "nft table": (lambda s: s["rtsw1"].nft_tables.append("netdev faultbed"), "leftovers", "rtsw1"),
     "GPU throttled": (
         lambda s: s["host1"].cpu_max.update({"faultbed-gpu0.service": "50000 100000"}), "soft-gpu", "host1:gpu0",
     ),

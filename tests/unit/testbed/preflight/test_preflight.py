@@ -155,7 +155,7 @@ def test_preflight_answer_is_decoded():
     )
     assert not host.interfaces["be1"].up
     assert host.next_hops == {"10.77.2.0/31": 2, "10.77.3.0/31": 1}
-    assert host.tables == ["netdev hop"]
+    assert host.nft_tables == ["netdev hop"]
     assert host.sysctls == {"net.ipv4.ip_forward": "1"}
     assert host.wall_s == 1763728000.25
     assert host.rdma == {"rxe0": ("ACTIVE", "be0")}
@@ -164,7 +164,7 @@ def test_preflight_answer_is_decoded():
     assert host.cpu_max == {"faultbed-gpu0.service": "max 100000"}
     assert host.units == {"faultbed-gpu0.service": "active"}
     assert host.reverts == ["flap-1.json"]
-    assert host.sends == {"10.77.1.1": ("be0", "10.77.1.0")}
+    assert host.route_by_source == {"10.77.1.1": ("be0", "10.77.1.0")}
     assert result["rtsw1"].sessions == {"ctsw1": "Established"}
 
 
