@@ -24,7 +24,8 @@ RXE_PACKETS = 64
 class QueueWait:
     """Queue for the link to an RNIC: the bytes that may be queued, and how long the last of them waits.
 
-    `timeout` is the smallest exponent of the flows' ACK timeouts, `enough` the smallest one that exceeds the wait.
+    `timeout` is the smallest exponent of the flows' ACK timeouts. `sufficient_timeout` is the smallest exponent whose
+    timeout exceeds the wait.
     """
 
     rnic: str
@@ -32,7 +33,7 @@ class QueueWait:
     queued_bytes: int
     wait_ns: int
     timeout: int
-    enough: int
+    sufficient_timeout: int
 
 
 def longest_wait(inventory: Inventory, specs: Iterable[FlowSpec]) -> QueueWait | None:
@@ -52,7 +53,9 @@ def longest_wait(inventory: Inventory, specs: Iterable[FlowSpec]) -> QueueWait |
         for rnic in queued
         if (rate_bps := _rate_bps(inventory, rnic)) is not None
     ]
-    return max((wait for wait in waits if wait.enough > wait.timeout), key=lambda wait: wait.wait_ns, default=None)
+    return max(
+        (wait for wait in waits if wait.sufficient_timeout > wait.timeout), key=lambda wait: wait.wait_ns, default=None
+    )
 
 
 def describe_wait(wait: QueueWait) -> str:
@@ -61,15 +64,20 @@ def describe_wait(wait: QueueWait) -> str:
     return (
         f"up to {format_bytes(wait.queued_bytes)} wait for the {format_rate(wait.rate_bps / 8)} of {wait.rnic}, the "
         f"last of it for {format_duration(wait.wait_ns)}: longer than the ACK timeout of {timeout}, so senders "
-        f"retransmit packets that are only queued; use --qp timeout={wait.enough} or a smaller --depth"
+        f"retransmit packets that are only queued; use --qp timeout={wait.sufficient_timeout} or a smaller --depth"
     )
 
 
 def _wait(rnic: str, rate_bps: int, queued_bytes: int, timeout: int) -> QueueWait:
     wait_ns = round(queued_bytes * 8e9 / rate_bps)
-    enough = next(step for step in range(1, 32) if step == 31 or timeout_ns(step) > wait_ns)  # noqa: PLR2004 - 5 bits
+    sufficient_timeout = next(step for step in range(1, 32) if step == 31 or timeout_ns(step) > wait_ns)  # noqa: PLR2004 - 5 bits
     return QueueWait(
-        rnic=rnic, rate_bps=rate_bps, queued_bytes=queued_bytes, wait_ns=wait_ns, timeout=timeout, enough=enough
+        rnic=rnic,
+        rate_bps=rate_bps,
+        queued_bytes=queued_bytes,
+        wait_ns=wait_ns,
+        timeout=timeout,
+        sufficient_timeout=sufficient_timeout,
     )
 
 

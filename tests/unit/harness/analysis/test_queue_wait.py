@@ -1,4 +1,4 @@
-"""The wait for a slow link is compared with the ACK timeouts of the flows that use it."""
+"""`longest_wait` warns of a queue at a slow link that takes longer than the ACK timeout of a flow."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from traffic.flows.flow_run import FlowSpec
 
 ZONES, SOFT = (lab_inventory.load(inventory_named(name)) for name in ("soft-zones", "soft"))
 RATE_BPS = 6_250_000
-"""400 Gb/s by the preset's scale of 64,000."""
+"""Rate of an RNIC in the preset soft-zones: 400 Gb/s divided by its scale of 64,000."""
 
 
 def flow(src="host1:rxe0", dst="host3:rxe0", **change):
     return FlowSpec(**{"src": src, "dst": dst, "message_bytes": 65536, **change})
 
 
-def test_one_flow_waits_for_its_window_of_64_packets():
-    """262,144 bytes at 6.25 Mb/s are 336 ms; the default timeout is 67 ms, and 4.096 us x 2^17 are 537 ms."""
+def test_longest_wait_of_one_flow_is_that_of_its_window_of_64_packets():
+    """262,144 bytes take 336 ms at 6.25 Mb/s. The default ACK timeout is 67 ms; exponent 17 means 537 ms."""
     wait = longest_wait(ZONES, [flow()])
     assert (wait.rnic, wait.rate_bps, wait.queued_bytes) == ("host3:rxe0", RATE_BPS, 64 * 4096)
     assert wait.wait_ns == pytest.approx(64 * 4096 * 8e9 / RATE_BPS)
-    assert (wait.timeout, wait.enough) == (14, 17)
+    assert (wait.timeout, wait.sufficient_timeout) == (14, 17)
     text = describe_wait(wait)
     assert "256 KiB wait for the 6.25 Mb/s of host3:rxe0" in text
     assert "--qp timeout=17 or a smaller --depth" in text
 
 
-def test_all_flows_to_an_rnic_share_its_link():
+def test_longest_wait_adds_up_all_flows_to_an_rnic():
     specs = [flow(src, qps=2, depth=1) for src in ("host1:rxe0", "host2:rxe0")]
     assert longest_wait(ZONES, specs).queued_bytes == 4 * 65536
 
@@ -43,11 +43,11 @@ def test_all_flows_to_an_rnic_share_its_link():
         (ZONES, {"depth": 1, "message_bytes": 32768}),
         (ZONES, {"transport": "uc"}),
     ],
-    ids=["no rates", "patient", "little", "no ACKs"],
+    ids=["lab without rates", "longer timeout", "small window", "no ACKs"],
 )
-def test_flows_that_wait_for_less_than_their_timeout_are_not_warned_of(inventory, change):
+def test_longest_wait_is_none_if_no_flow_can_time_out(inventory, change):
     assert longest_wait(inventory, [flow(**change)]) is None
 
 
-def test_data_of_a_read_waits_for_the_reader():
+def test_longest_wait_of_a_read_is_at_the_reader():
     assert longest_wait(ZONES, [flow(verb="read")]).rnic == "host1:rxe0"
