@@ -1,4 +1,4 @@
-"""Traffic matrices: the pairs of RNICs that form a pattern. Pure."""
+"""Traffic patterns, such as incast or a permutation, as (source, destination) pairs of RNICs. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["PATTERNS", "ZONE_PATTERNS", "first_rnics", "pairs", "pairs_in"]
 
 PATTERNS = ("incast", "outcast", "permutation", "all-pairs")
 ZONE_PATTERNS = ("in-zone", "across-zones")
-"""Patterns of all RNICs, which can fill the links above the racks. The others use only the first RNIC of each host."""
+"""Patterns of all RNICs, to fill the links above the racks. All other patterns use the first RNIC of each host."""
 MIN_ENDS = 2
 
 
 def pairs(pattern: str, ends: Sequence[str], *, shift: int = 0) -> tuple[tuple[str, str], ...]:
-    """Return the (src, dst) of every flow.
+    """Return (src, dst) of every flow of a pattern among the RNICs `ends`.
 
-    incast: all RNICs send to the first of `ends`. outcast: the first one sends to all others. permutation: each RNIC
-    sends to the one `shift` positions further on, and receives from one. Shift 0 means half of the list, which is
-    another rack if there are two. all-pairs: each RNIC sends to every other one.
+    incast: all RNICs send to the first RNIC. outcast: the first RNIC sends to all others. permutation: each RNIC sends
+    to the RNIC that is `shift` positions further in the list; shift 0 means half of the list, which leads to the other
+    rack if there are two. all-pairs: each RNIC sends to every other RNIC.
 
     Raises:
         UsageError: the pattern is unknown, there are too few ends, or the shift maps each RNIC to itself.
@@ -54,24 +54,26 @@ def first_rnics(topology: Topology) -> list[str]:
 def pairs_in(topology: Topology, pattern: str) -> tuple[tuple[str, str], ...]:
     """Return (src, dst) of every flow of a pattern in a lab.
 
-    in-zone: a permutation of the RNICs of each zone, with shift 0. across-zones: every RNIC sends to the RNIC at the
-    same position in the next zone. Other patterns: `pairs` of the first RNICs of all hosts.
+    in-zone: a permutation within each zone, with shift 0. across-zones: each RNIC sends to the RNIC at the same
+    position in the next zone. Any other pattern: `pairs` among the first RNICs of all hosts.
 
     Raises:
         UsageError: as `pairs`; or the lab has no zones that fit the pattern.
     """
     if pattern not in ZONE_PATTERNS:
         return pairs(pattern, first_rnics(topology))
-    zones: dict[str, list[str]] = {}
+    rnics_by_zone: dict[str, list[str]] = {}
     for host in topology.hosts:
-        zones.setdefault(host.zone, []).extend(f"{host.name}:{rnic.name}" for rnic in host.rnics)
-    members = [zones[name] for name in sorted(zones)]
+        rnics_by_zone.setdefault(host.zone, []).extend(f"{host.name}:{rnic.name}" for rnic in host.rnics)
+    zones = [rnics_by_zone[name] for name in sorted(rnics_by_zone)]
     if pattern == "in-zone":
-        return tuple(pair for ends in members for pair in pairs("permutation", ends))
-    if len(members) < MIN_ENDS or len({len(ends) for ends in members}) > 1:
-        sizes = ", ".join(f"{name} has {len(zones[name])} RNICs" for name in sorted(zones))
+        return tuple(pair for rnics in zones for pair in pairs("permutation", rnics))
+    if len(zones) < MIN_ENDS or len({len(rnics) for rnics in zones}) > 1:
+        sizes = ", ".join(f"{name} has {len(rnics_by_zone[name])} RNICs" for name in sorted(rnics_by_zone))
         raise UsageError(f"across-zones needs at least two zones with the same number of RNICs; {sizes}")
-    after = [*members[1:], members[0]]
+    next_zones = [*zones[1:], zones[0]]
     return tuple(
-        pair for ends, next_ends in zip(members, after, strict=True) for pair in zip(ends, next_ends, strict=True)
+        pair
+        for rnics, next_rnics in zip(zones, next_zones, strict=True)
+        for pair in zip(rnics, next_rnics, strict=True)
     )

@@ -1,8 +1,9 @@
-"""Random permutations of a lab's RNICs whose flows all cross the same tier. Pure.
+"""Random permutations of a lab's RNICs in which every flow crosses the same tier. Pure.
 
-rack     to another host of the same rack: no link between switches
-zone     to another rack of the same zone: the uplinks of rack switches
-fabric   to another zone: the uplinks of spines, too
+tier     a flow goes                            and crosses
+rack     to another host of the same rack       no link between switches
+zone     to another rack of the same zone       uplinks of rack switches
+fabric   to another zone                        uplinks of rack switches and of spines
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ _TRIES = 200
 def tiers_of(topology: Topology) -> tuple[Tier, ...]:
     """Return the tiers of a lab that a permutation of all RNICs can cross.
 
-    For example, if one rack has more RNICs than all others of its zone together, some of its RNICs have no partner in
-    another rack.
+    A tier can be missing: if one rack has more RNICs than all other racks of its zone together, some of its RNICs have
+    no partner in another rack.
     """
     return tuple(tier for tier in TIERS if _is_possible(topology, tier))
 
 
 def permutation(topology: Topology, tier: Tier, *, seed: int, number: int) -> tuple[tuple[str, str], ...]:
-    """Return one random permutation: every RNIC sends to one and receives from one, across that tier.
+    """Return (src, dst) of each flow of a random permutation across a tier.
+
+    Each RNIC sends to one RNIC, and receives from one.
 
     Args:
         topology: the lab.
-        tier: what every flow has to cross.
-        seed: decides all permutations; the same seed gives the same ones.
-        number: which of them.
+        tier: the tier that every flow crosses.
+        seed: seed of the sequence of permutations.
+        number: position in that sequence.
 
     Raises:
         UsageError: the lab has no permutation of all RNICs across this tier.
@@ -49,14 +52,17 @@ def permutation(topology: Topology, tier: Tier, *, seed: int, number: int) -> tu
     host_of = {f"{host.name}:{rnic.name}": host for host in topology.hosts for rnic in host.rnics}
     draw = random.Random(f"{seed}/{tier}/{number}")  # noqa: S311 (a permutation, not a secret)
     for _ in range(_TRIES):
-        sinks = _drawn(list(host_of), host_of, tier, draw)
+        sinks = _draw_sinks(list(host_of), host_of, tier, draw)
         if sinks is not None:
             return tuple(zip(host_of, sinks, strict=True))
     raise AssertionError(f"no permutation was drawn in {_TRIES} tries")
 
 
-def _drawn(ends: Sequence[str], host_of: Mapping[str, Host], tier: Tier, draw: random.Random) -> list[str] | None:
-    """Return a random sink for each end: shuffle all, then swap those that do not cross the tier; None: none fits."""
+def _draw_sinks(ends: Sequence[str], host_of: Mapping[str, Host], tier: Tier, draw: random.Random) -> list[str] | None:
+    """Draw a sink for each end: shuffle all ends, then swap sinks whose flow does not cross the tier.
+
+    Returns None if this does not end with a permutation across the tier; then draw again.
+    """
     sinks = list(ends)
     draw.shuffle(sinks)
 
@@ -87,9 +93,10 @@ def _crosses(source: Host, sink: Host, tier: Tier) -> bool:
 
 
 def _is_possible(topology: Topology, tier: Tier) -> bool:
-    """Return whether such permutations exist (Hall's theorem).
+    """Return whether a permutation of all RNICs across a tier exists (Hall's theorem).
 
-    In each group that flows stay in, no part that they must leave may have more than half of the RNICs.
+    A flow leaves its part (host, rack or zone) but stays in its group (rack, zone or fabric). Such a permutation exists
+    if no part has more than half of the RNICs of its group.
     """
     groups: dict[str, dict[str, int]] = {}
     for host in topology.hosts:

@@ -1,4 +1,4 @@
-"""Load and save traces: detect the format and the rank of each file in a folder."""
+"""Load and save traces. The name of a file gives its format and its rank."""
 
 from __future__ import annotations
 
@@ -18,14 +18,25 @@ __all__ = ["FORMATS", "digest", "files_of", "load", "save"]
 
 FORMATS = ("param", "chakra")
 ENDINGS = {"json": "param", "json.gz": "param", "et": "chakra", "et.gz": "chakra"}
-NAMED = re.compile(r"(?:.*?[._-])?(?:rank)?(?P<rank>[0-9]+)\.(?P<ending>json|json\.gz|et|et\.gz)")
+FILE_NAME = re.compile(r"(?:.*?[._-])?(?:rank)?(?P<rank>[0-9]+)\.(?P<ending>json|json\.gz|et|et\.gz)")
 
 
 def load(path: Path, *, form: str | None = None, ranks: int | None = None, groups: Path | None = None) -> Trace:
-    """Load a trace: a folder with one file per rank (`3.json`, `name.3.et`), or one PARAM file for all ranks."""
+    """Load a trace: a folder with one file per rank (`3.json`, `name.3.et`), or one PARAM file for all ranks.
+
+    Args:
+        path: the folder or the file.
+        form: the format, one of `FORMATS`; None: the format of the files, which must all have the same.
+        ranks: number of ranks of a single PARAM file.
+        groups: JSON file with the ranks of each process group of a Chakra trace.
+
+    Raises:
+        UsageError: a file is missing, or the files have two formats.
+        ConfigError: a file is truncated or is not a trace.
+    """
     if form is not None and form not in FORMATS:
         raise UsageError(f'no trace format "{form}"; choose one of {", ".join(FORMATS)}')
-    files = _files(path)
+    files = _file_by_rank(path)
     formats = {ENDINGS[_ending(file)] for file in files.values()}
     form = form or formats.pop()
     if formats - {form}:
@@ -35,32 +46,33 @@ def load(path: Path, *, form: str | None = None, ranks: int | None = None, group
     if form == "param":
         is_single_file = path.is_file()
         world = ranks if is_single_file else len(files)
-        read = [
+        parts = [
             param.read(str(file), contents[rank], rank=None if is_single_file else rank, world=world)
             for rank, file in sorted(files.items())
         ]
     else:
-        known = _groups(groups) if groups is not None else {}
-        read = [
-            chakra.read(str(file), contents[rank], rank=rank, world=len(files), groups=known)
+        ranks_by_group = _ranks_by_group(groups) if groups is not None else {}
+        parts = [
+            chakra.read(str(file), contents[rank], rank=rank, world=len(files), groups=ranks_by_group)
             for rank, file in sorted(files.items())
         ]
-    return joined(str(path), form, read)
+    return joined(str(path), form, parts)
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """Return the files of a trace, by rank.
+    """Return the files of a trace, in the order of their ranks.
 
     Raises:
-        UsageError: there are no such files.
+        UsageError: the path is not a trace.
     """
-    return tuple(file for _, file in sorted(_files(path).items()))
+    return tuple(file for _, file in sorted(_file_by_rank(path).items()))
 
 
 def digest(path: Path, *, groups: Path | None = None) -> str:
-    """Return the SHA-256 (hex) of a trace: of its single file, or of its files' names and digests as in sha256sum.
+    """Return the SHA-256 (hex) of a trace.
 
-    The file `groups` is included, if given.
+    For a single file it is that of the file. For several files, also if `groups` is given, it is that of the lines
+    that sha256sum prints for them.
 
     Raises:
         UsageError: a file does not exist or cannot be read.
@@ -79,7 +91,7 @@ def _ending(file: Path) -> str:
     return ".".join(file.name.split(".")[-2:]) if file.suffix == ".gz" else file.suffix.lstrip(".")
 
 
-def _files(path: Path) -> dict[int, Path]:
+def _file_by_rank(path: Path) -> dict[int, Path]:
     if path.is_file():
         if _ending(path) not in ENDINGS:
             raise UsageError(f"{path}: the name of a trace ends with {' or '.join(ENDINGS)}; rename the file")
@@ -90,7 +102,7 @@ def _files(path: Path) -> dict[int, Path]:
         raise UsageError(f"{path}: no such trace; name a file, or a folder with one file per rank")
     files: dict[int, Path] = {}
     for file in sorted(path.iterdir()):
-        if match := NAMED.fullmatch(file.name):
+        if match := FILE_NAME.fullmatch(file.name):
             rank = int(match["rank"])
             if rank in files:
                 raise UsageError(f"{path}: {files[rank].name} and {file.name} both belong to rank {rank}")
@@ -110,7 +122,7 @@ def _content(file: Path) -> bytes:
         raise UsageError(f"{file}: {error.strerror or error}") from error
 
 
-def _groups(file: Path) -> dict[str, list[int]]:
+def _ranks_by_group(file: Path) -> dict[str, list[int]]:
     try:
         raw = json.loads(file.read_bytes())
         return {str(name): [int(rank) for rank in ranks] for name, ranks in raw.items()}
@@ -130,10 +142,10 @@ def save(trace: Trace, folder: Path, *, form: str) -> tuple[Path, ...]:
         raise UsageError(f'no trace format "{form}"; choose one of {", ".join(FORMATS)}')
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: exists and is not an empty folder; name another one")
-    content_for, name = (param.content_for, "{}.json") if form == "param" else (chakra.content_for, "rank.{}.et")
+    content_for, name_format = (param.content_for, "{}.json") if form == "param" else (chakra.content_for, "rank.{}.et")
     contents = [content_for(trace, rank) for rank in range(trace.ranks)]
     folder.mkdir(parents=True, exist_ok=True)
-    paths = tuple(folder / name.format(rank) for rank in range(trace.ranks))
+    paths = tuple(folder / name_format.format(rank) for rank in range(trace.ranks))
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content)
     return paths
