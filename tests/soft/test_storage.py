@@ -17,20 +17,20 @@ CASES = (("storage.stall", 3.0, {}), ("storage.slow", 4.0, {"percent": 5}), ("st
 
 
 @pytest.fixture
-def busy(lab):
+def job(lab):
     """Run a job that is long enough for every case."""
     with stored_job(lab) as running:
         yield running
 
 
 def longest_wait_s(running):
-    waits = [event.message for event in running.events if event.name == "iteration"]
-    return max(max(one["ingest_ns"], one["checkpoint_ns"]) for one in waits) / 1e9
+    iterations = [event.message for event in running.events if event.name == "iteration"]
+    return max(max(iteration["ingest_ns"], iteration["checkpoint_ns"]) for iteration in iterations) / 1e9
 
 
 @pytest.mark.parametrize("mutate", [None, "noop"])
-def test_storage_stall_and_slowdown_are_proved_and_delay_the_job(lab, tmp_path, busy, mutate):
-    """With the action replaced by a no-op neither fault is proved."""
+def test_storage_stall_and_slowdown_are_proved_and_delay_the_job(lab, tmp_path, job, mutate):
+    """Each fault is proved. If its action is replaced by a no-op, none is."""
     proved = {}
     with Journal(tmp_path / "j") as journal, Injector(lab, journal, mutate=mutate) as injector:
         for index, (kind, for_s, params) in enumerate(CASES):
@@ -40,9 +40,9 @@ def test_storage_stall_and_slowdown_are_proved_and_delay_the_job(lab, tmp_path, 
             threading.Event().wait(for_s)
             receipt = prepared.clear()
             assert receipt.cleared.ok, receipt.cleared.error
-            print(kind, receipt.fired.count, receipt.fired.witness, receipt.doubts, longest_wait_s(busy))
+            print(kind, receipt.fired.count, receipt.fired.witness, receipt.doubts, longest_wait_s(job))
             proved[kind] = receipt.proved
-        assert not busy.is_over, busy.failure
+        assert not job.is_over, job.failure
     assert proved == {kind: mutate is None for kind, _, _ in CASES}
     if mutate is None:
-        assert longest_wait_s(busy) > 2.0, "it stood still for 3 s"
+        assert longest_wait_s(job) > 2.0, "storage.stall lasts 3 s"

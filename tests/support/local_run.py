@@ -1,6 +1,6 @@
-"""Run an experiment on the lab of `local_lab` with real injector, holders, threads and marks.
+"""Run an experiment on the lab of `local_lab`, with the real injector, holders, threads and DIRTY mark.
 
-The workload only lasts. Usage: python local_run.py FOLDER
+The workload sends nothing. Usage: python local_run.py FOLDER
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from inject.fault_plan import FaultSpec, plan
 from inject.injector import longest_lease_s
 from inject.journal import Journal
 
-LASTS_S = 1.6
+WORKLOAD_S = 1.6
 FAULT_AT_S, FAULT_S = 0.3, 0.8
 
 
 class Workload:
-    """Nothing, for a while."""
+    """A workload that sends nothing, and ends after `WORKLOAD_S`."""
 
     def __init__(self) -> None:
         self.began_ns = self.started_ns = time.monotonic_ns()
         self.ended_ns, self.standstills = 0, ()
         self._is_over = threading.Event()
-        self._timer = threading.Timer(LASTS_S, self.stop)
+        self._timer = threading.Timer(WORKLOAD_S, self.stop)
         self._timer.daemon = True
         self._timer.start()
 
@@ -57,20 +57,20 @@ class Workload:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        time.sleep(0.2)  # the end of a real one takes a while, too
+        time.sleep(0.2)  # the end of a real workload takes time, too
 
 
 @contextlib.contextmanager
-def following(*_, **__):
+def fake_telemetry(*_, **__):
     yield SimpleNamespace(heard_ns=dict, stop=lambda: None)
 
 
 def run(folder: Path) -> int:
-    """Run one experiment with one fault; the exit code."""
+    """Run an experiment with one fault, and return its exit code."""
     lab = lab_at(folder)
     loop._to_known_state = lambda *_: None
     loop.wants_twin = lambda _: False
-    loop.telemetry.start = following
+    loop.telemetry.start = fake_telemetry
     loop.workload.start = lambda *_: Workload()
     loop.workload.paths_of = lambda *_: {}
     loop.workload.patience_s = lambda *_: 60.0
@@ -78,13 +78,13 @@ def run(folder: Path) -> int:
     drive_faults.LEAD_S = 0.3
     spec = FaultSpec(kind="link.down", target="host1:rxe0", for_s=FAULT_S)
     planned = plan(spec, SOFT.topology, lab_kind="soft")
-    times = SimpleNamespace(
+    planned_fault = SimpleNamespace(
         id=planned.id, kind=planned.kind, target=planned.target.text,
         at_ns=int(FAULT_AT_S * 1e9), duration_ns=int(FAULT_S * 1e9),
     )  # fmt: skip
     decided = SimpleNamespace(
         experiment=SimpleNamespace(capture=(), probe=None, fabric=None, workload=SimpleNamespace(ranks=())),
-        plan=SimpleNamespace(workload="nothing", faults=(times,)), faults=(replace(planned, at_s=FAULT_AT_S),),
+        plan=SimpleNamespace(workload="nothing", faults=(planned_fault,)), faults=(replace(planned, at_s=FAULT_AT_S),),
     )  # fmt: skip
     result = RunData(lease_s=longest_lease_s([planned]))
     with Here(folder).progress() as progress, Journal(folder / "run" / "journal.jsonl") as journal:
@@ -101,5 +101,5 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes with SIGINT ignored
     ending.end_with(main, "faultbed")

@@ -1,4 +1,4 @@
-"""Waiting in tests: for what is to happen, with a deadline; for time to pass only where that is the subject."""
+"""Waiting in tests: for a condition with a deadline, or for a fixed time if elapsed time is what the test is about."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 
 def until(condition: Callable[[], object], *, within_s: float = 20.0, every_s: float = 0.02) -> float:
-    """Wait for a condition; how long it took in seconds.
+    """Wait for a condition. Return the seconds that it took.
 
     Raises:
-        AssertionError: it did not become true in time.
+        AssertionError: the condition did not become true within `within_s`.
     """
     begin = time.monotonic()
     while not condition():
@@ -21,5 +21,5 @@ def until(condition: Callable[[], object], *, within_s: float = 20.0, every_s: f
 
 
 def wait_s(seconds: float) -> None:
-    """Let time pass."""
+    """Wait for a fixed time."""
     threading.Event().wait(seconds)

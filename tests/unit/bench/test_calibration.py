@@ -1,7 +1,7 @@
-"""Intervals exclude the true value as rarely as their level says: a part of `python -m bench calibration`.
+"""Confidence intervals rarely exclude the true value: a small part of `python -m bench calibration`.
 
-Seeds are fixed. A correct interval exceeds the limit of each test with a probability below 1e-6. An interval that
-treats dependent values as independent exceeds it many times over.
+Seeds are fixed. With a correct method for intervals, a test fails with a probability below 1e-6. A method that treats
+dependent values as independent has many times more errors than the tests allow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CASES = [(n, memory) for n in (16, 100, 300) for memory in (0.0, 0.8, 0.95)]
 
 @pytest.mark.parametrize("shape", some_of(calibration.SHAPES, 2))
 @pytest.mark.parametrize("metric", calibration.METRICS)
-def test_metric_at_its_true_value_is_rarely_decided(metric, shape):
+def test_interval_excludes_the_true_value_rarely(metric, shape):
     cells = [calibration.cell(metric, shape, n, memory, series=SERIES, seed=7) for n, memory in CASES]
     series = SERIES * len(CASES)
     for side in ("above", "below"):
@@ -28,35 +28,33 @@ def test_metric_at_its_true_value_is_rarely_decided(metric, shape):
 
 
 @pytest.mark.parametrize("metric", calibration.METRICS)
-def test_metric_of_few_values_is_never_decided(metric):
+def test_interval_of_few_values_is_refused(metric):
     assert calibration.cell(metric, "normal", 8, 0.0, series=50).refused == 50
 
 
 @pytest.mark.parametrize("metric", calibration.METRICS)
-def test_metric_of_many_independent_values_has_an_interval(metric):
-    """An interval that is never computed would never be wrong, and useless."""
+def test_interval_of_many_independent_values_is_rarely_refused(metric):
+    """A method that refuses every interval would pass all other tests."""
     assert calibration.cell(metric, "normal", 300, 0.0, series=50).refused < 10
 
 
-def test_errors_beyond_chance_miss_the_goal():
+def test_calibration_cell_with_more_errors_than_chance_misses_the_goal():
     assert calibration.Cell(series=2000, above=14, below=0, refused=0).is_calibrated
     assert not calibration.Cell(series=2000, above=0, below=40, refused=0).is_calibrated
     assert calibration.worst("x", [calibration.Cell(series=2000, above=0, below=40, refused=0)])[-1] == "missed"
 
 
-def test_run_of_four_noisy_checks_fails_wrongly_in_one_percent_at_most():
-    """All four values equal their bounds, the worst case. With four intervals of 99 % each, twice as many runs would
-    fail."""
+def test_run_with_four_noisy_checks_fails_wrongly_in_at_most_one_percent():
+    """The worst case: all four values equal their bounds. With four intervals of 99 %, twice as many would fail."""
     level, runs = confidence.level_for(4), 600
     rng = np.random.default_rng(5)
-    failed = sum(
-        any(
-            interval is not None and interval.low > 1
-            for _ in range(4)
-            for interval in [confidence.mean_interval(1 + 0.1 * rng.normal(size=100), level=level)]
-        )
-        for _ in range(runs)
-    )
+
+    def has_wrong_fail():
+        values = [1 + 0.1 * rng.normal(size=100) for _ in range(4)]
+        intervals = [confidence.mean_interval(of_check, level=level) for of_check in values]
+        return any(interval is not None and interval.low > 1 for interval in intervals)
+
+    failed = sum(has_wrong_fail() for _ in range(runs))
     assert failed <= most_errors(runs, confidence.RUN_RISK)
 
 

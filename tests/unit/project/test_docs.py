@@ -1,4 +1,4 @@
-"""The documentation: every command in it can be parsed, and every file and page that it names exists."""
+"""Every command on the pages of the documentation can be parsed, and every file that a page names exists."""
 
 import re
 import shlex
@@ -20,11 +20,11 @@ from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))
-TYPED = HOUSE / "tests" / "soft" / "test_docs.py"
+LAB_TESTS = HOUSE / "tests" / "soft" / "test_docs.py"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_documented_commands_would_parse(path, monkeypatch):
+def test_documented_commands_can_be_parsed(path, monkeypatch):
     monkeypatch.chdir(HOUSE)
     for command in commands(path):
         words = [NAMED.get(word, word) for word in shlex.split(command)]
@@ -48,15 +48,15 @@ def test_documented_files_exist(path):
 
 
 def test_documented_commands_are_run_or_have_a_reason():
-    """Each is in exactly one table, and no table has a command that no page shows."""
+    """Each command is in exactly one table, and each table has only commands that a page shows."""
     tabled = Counter(text for table in TABLES for text in table)
     assert [text for text, count in tabled.items() if count > 1] == []
-    actual = {command for path in PAGES for command in commands(path)}
-    assert actual - set(tabled) == set(), "tests/soft/documented.py says where each command is run"
-    assert set(tabled) - actual == set(), "no page has it any more"
+    shown = {command for path in PAGES for command in commands(path)}
+    assert shown - set(tabled) == set(), "tests/soft/documented.py says where each command is run"
+    assert set(tabled) - shown == set(), "tests/soft/documented.py has a command that no page shows"
 
 
-def test_documented_deviations_have_a_reason():
+def test_documented_commands_with_an_unusual_result_have_a_reason():
     assert all(NOT_RUN.values())
     for table in (NO_LAB, ON_LAB_READING, ON_LAB, LONG):
         for text, expected in table.items():
@@ -64,7 +64,7 @@ def test_documented_deviations_have_a_reason():
 
 
 def test_documented_command_sequences_have_a_test():
-    assert set(TOGETHER.values()) <= set(re.findall(r"^def (\w+)", TYPED.read_text(), re.MULTILINE))
+    assert set(TOGETHER.values()) <= set(re.findall(r"^def (\w+)", LAB_TESTS.read_text(), re.MULTILINE))
 
 
 @pytest.mark.parametrize(
@@ -79,23 +79,23 @@ def test_documented_command_sequences_have_a_test():
     ],
 )
 def test_commands_are_found_only_in_shell_and_text_blocks(page, expected, tmp_path):
-    """A block of another language used to hide every block behind it."""
+    """A block in another language used to hide all blocks after it."""
     path = tmp_path / "page.md"
     path.write_text(page)
     assert list(commands(path)) == expected
 
 
-WHOLE = {
+REQUIRED_SECTIONS = {
     "[workload]": '[workload]\ncollective = "all-reduce"\nsize = "1MiB"\niterations = 9\ncompute_units = 8\n',
     "[[faults]]": '[[faults]]\nkind = "link.flap"\ntarget = "rtsw1:ctsw1"\nat = "5s"\nfor = "10s"\n',
 }
 
 
 def experiments():
-    """Return the parts of experiments on the pages, each completed to a whole experiment."""
+    """Yield each part of an experiment on a page, completed with the sections that every experiment needs."""
     for path in PAGES:
         for number, part in enumerate(blocks(path, "toml")):
-            rest = [text for name, text in WHOLE.items() if name not in part]
+            rest = [text for name, text in REQUIRED_SECTIONS.items() if name not in part]
             yield pytest.param("\n".join(['name = "x"\nseed = 1', part, *rest]), id=f"{path.stem}-{number}")
 
 
@@ -121,15 +121,16 @@ def test_documented_experiment_parts_are_accepted(text, tmp_path):
 
 
 def test_pages_contain_experiment_parts():
-    """Without them the test above would check nothing."""
-    assert {one.id.rpartition("-")[0] for one in EXPERIMENTS} == {"replay-a-trace", "write-an-experiment"}
+    """Without such parts, `test_documented_experiment_parts_are_accepted` would check nothing."""
+    assert {experiment.id.rpartition("-")[0] for experiment in EXPERIMENTS} == {"replay-a-trace", "write-an-experiment"}
 
 
 @pytest.mark.process
 def test_command_reference_is_up_to_date():
     """Regenerate it with `python -m harness.cli.document > docs/commands.md`.
 
-    In a process of its own: click keeps the help option of a command that a test has called without its group.
+    It runs in its own process, because click caches the help option of a command that another test has called without
+    its group.
     """
     argv = [sys.executable, "-m", "harness.cli.document"]
     printed = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=HOUSE).stdout

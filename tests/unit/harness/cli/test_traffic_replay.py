@@ -1,4 +1,4 @@
-"""`faultbed traffic replay`: what is not replayed is listed, also where a program reads the result."""
+"""`faultbed traffic replay --json` lists the records of a trace that were not replayed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def test_replay_json_lists_records_that_were_not_replayed(tmp_path, monkeypatch)
     for rank in range(2):
         (tmp_path / f"{rank}.json").write_text(json.dumps(RECORDS))
 
-    def replayed(_session, _inventory, spec, trace):
+    def fake_replay(_session, _inventory, spec, trace):
         return ReplayResult(
             spec=spec, source=trace.source, outcome="completed", where=None, ranks=spec.ranks, operations=(),
             wrong_elements=0, time_ns=1, qp_errors=(), rebuilds=(),
         )  # fmt: skip
 
-    monkeypatch.setattr(replays, "_replay", replayed)
+    monkeypatch.setattr(replays, "_replay", fake_replay)
     result = CliRunner().invoke(cli, ["traffic", "replay", str(tmp_path), "--skip-unsupported", "--json"])
     assert result.exit_code == 0, result.output
     (first, second) = json.loads(result.stdout)["not_replayed"]

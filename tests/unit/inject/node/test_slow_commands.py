@@ -1,4 +1,4 @@
-"""A holder whose commands take seconds on a busy target is not taken for dead. Holders and guardians are real."""
+"""A guardian does not revert the fault of a holder that waits for a slow command. Holders and guardians are real."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from held import send_request
 from inject.leases.channels import LocalChannel
 
 WATCHDOG_S = 1.5
-"""Of the guardian here; a command takes longer than that in these tests."""
+"""Time without a heartbeat after which the guardian reverts. The commands in these tests take longer."""
 
 VTYSH = """#!/bin/sh
 state=$(dirname "$0")/state
@@ -23,7 +23,7 @@ case "$*" in
 *) echo '{"peers": {"10.0.0.1": {"state": "Established", "connectionsDropped": '$dropped'}}}' ;;
 esac
 """
-LOOK = ["sh", "-c", "cat $0 2>/dev/null || echo up", "STATE"]
+READ_STATE = ["sh", "-c", "cat $0 2>/dev/null || echo up", "STATE"]
 
 
 @pytest.fixture
@@ -40,12 +40,12 @@ def holder(tmp_path, monkeypatch):
 
 
 def commands(tmp_path):
-    """Return commands that are quick one by one, but slow together."""
+    """Return arguments with commands that together, but not alone, take longer than `WATCHDOG_S`."""
     state = str(tmp_path / "state")
     return {
         "on": [["sleep", "0.8"]] * 4 + [["sh", "-c", f"echo down > {state}"]],
         "off": [["rm", "-f", state]],
-        "look": [*LOOK[:-1], state],
+        "look": [*READ_STATE[:-1], state],
         "applied": "^down$", "normal": "^up$", "needs": [], "able": [], "remember": {}, "guard": None, "count": None,
         "settle_s": 0.0, "shows": {},
     }  # fmt: skip
@@ -60,10 +60,10 @@ def commands(tmp_path):
     ],
     ids=["bgp-reset", "frr", "commands"],
 )
-def test_holder_with_a_slow_command_is_not_treated_as_dead(holder, tmp_path, actuator, args):
-    made = args(tmp_path) if callable(args) else args
+def test_guardian_does_not_revert_while_a_holder_waits_for_a_slow_command(holder, tmp_path, actuator, args):
+    args = args(tmp_path) if callable(args) else args
     prepared = send_request(
-        holder, "prepare", id="slow", actuator=actuator, args=made, edges=[[0.0, True]], window_s=60.0, ttl_s=30.0,
+        holder, "prepare", id="slow", actuator=actuator, args=args, edges=[[0.0, True]], window_s=60.0, ttl_s=30.0,
         revert_dir=str(tmp_path),
     )  # fmt: skip
     assert prepared["event"] == "prepared", prepared

@@ -1,4 +1,4 @@
-"""The soft GPU replies to work with the time it took, and survives invalid and vanishing clients."""
+"""The soft GPU answers each request with its time, and survives invalid requests and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ def connect(path):
     return client
 
 
-def ask(client, line):
+def request(client, line):
     client.sendall(line.encode() + b"\n")
     return json.loads(client.makefile().readline())
 
 
 def test_softgpu_work_takes_time_and_bad_requests_get_an_error(gpu):
     with connect(gpu) as client:
-        assert ask(client, '{"units": 3}')["ns"] > 0
-        assert "not a request" in ask(client, "nonsense")["error"]
-        assert "whole number" in ask(client, '{"units": -1}')["error"]
-        assert ask(client, '{"units": 0}')["units"] == 0
+        assert request(client, '{"units": 3}')["ns"] > 0
+        assert "not a request" in request(client, "nonsense")["error"]
+        assert "whole number" in request(client, '{"units": -1}')["error"]
+        assert request(client, '{"units": 0}')["units"] == 0
 
 
 def test_softgpu_survives_a_client_that_disconnects_in_the_middle(gpu):
     with connect(gpu) as client:
         client.sendall(b'{"units": 500}\n{"units": 500}\n')
     with connect(gpu) as client:
-        assert ask(client, '{"units": 1}')["units"] == 1
+        assert request(client, '{"units": 1}')["units"] == 1
 
 
 def test_softgpu_serves_clients_in_turn(gpu):
     """The GPU used to serve only its first client, and two ranks of one host waited for each other for ever."""
-    with connect(gpu) as one, connect(gpu) as two:
+    with connect(gpu) as first, connect(gpu) as second:
         for _ in range(3):
-            assert ask(one, '{"units": 1}')["units"] == 1
-            assert ask(two, '{"units": 2}')["units"] == 2
+            assert request(first, '{"units": 1}')["units"] == 1
+            assert request(second, '{"units": 2}')["units"] == 2

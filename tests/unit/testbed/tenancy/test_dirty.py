@@ -15,7 +15,8 @@ BEFORE = Fingerprint(nodes={"rtsw1": {"link ctsw1": "UP"}})
 AFTER = Fingerprint(nodes={"rtsw1": {"link ctsw1": "down"}})
 
 
-def lab_that_looks(monkeypatch, folder, now):
+def lab_with_fingerprint(monkeypatch, folder, now):
+    """Return a lab whose present fingerprint is `now`. It is read only once, without waiting for the lab to settle."""
     monkeypatch.setattr(fingerprint, "capture", lambda _: now)
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
     monkeypatch.setattr(fingerprint.settle, "__kwdefaults__", {"within_s": 0.0})
@@ -36,36 +37,36 @@ def test_dirty_marked_lab_refuses_work_with_the_remedy(tmp_path):
     assert all(word in str(caught.value) for word in ("link ctsw1", "1 more", "faultbed heal", "faultbed reset"))
 
 
-def test_dirty_mark_ends_when_the_lab_looks_as_before(tmp_path, monkeypatch):
-    """While the lab differs, the mark stays with the difference."""
+def test_dirty_mark_is_removed_when_the_lab_equals_its_baseline(tmp_path, monkeypatch):
+    """While the lab differs from its baseline, the mark stays and `settle` returns the differences."""
     dirty.mark(tmp_path, ["x"], BEFORE)
-    assert dirty.settle(lab_that_looks(monkeypatch, tmp_path, AFTER)) != []
+    assert dirty.settle(lab_with_fingerprint(monkeypatch, tmp_path, AFTER)) != []
     assert dirty.is_marked(tmp_path)
-    assert dirty.settle(lab_that_looks(monkeypatch, tmp_path, BEFORE)) == []
+    assert dirty.settle(lab_with_fingerprint(monkeypatch, tmp_path, BEFORE)) == []
     assert not dirty.is_marked(tmp_path)
 
 
 def test_dirty_lab_whose_state_cannot_be_read_is_not_changed(tmp_path, monkeypatch):
-    """Two unknown states must not count as equal, so the command is refused before it begins."""
+    """Two unknown states never count as equal, so that a command is refused before it begins."""
     unread = Fingerprint(nodes={"rtsw1": {"config_db": "unknown: sonic-cfggen ended with 1"}})
     assert fingerprint.diff(unread, unread) == ["rtsw1: config_db is unknown: sonic-cfggen ended with 1"]
     with pytest.raises(LabError, match=r"config_db is unknown.*nothing was changed"):
-        dirty.begin(lab_that_looks(monkeypatch, tmp_path, unread), "run")
+        dirty.begin(lab_with_fingerprint(monkeypatch, tmp_path, unread), "run")
     assert not dirty.is_marked(tmp_path)
 
 
 def test_dirty_first_mark_is_kept(tmp_path, monkeypatch):
-    """The first mark holds the lab's state before the first fault, to which heal must return."""
+    """The first mark has the lab's state before the first fault. `heal` must restore that state."""
     dirty.mark(tmp_path, ["first"], BEFORE)
     dirty.mark(tmp_path, ["second"], AFTER)
-    assert dirty.settle(lab_that_looks(monkeypatch, tmp_path, AFTER)) != []
+    assert dirty.settle(lab_with_fingerprint(monkeypatch, tmp_path, AFTER)) != []
     with pytest.raises(DirtyLab, match="first"):
         dirty.refuse(tmp_path, "soft")
 
 
 def test_dirty_lab_without_a_baseline_needs_a_reset(tmp_path, monkeypatch):
-    """Without a fingerprint from before there is no known state to heal to; the same holds for a truncated mark."""
-    lab = lab_that_looks(monkeypatch, tmp_path, BEFORE)
+    """Without a baseline, and with a truncated mark, `heal` has no known state to restore."""
+    lab = lab_with_fingerprint(monkeypatch, tmp_path, BEFORE)
     dirty.mark(tmp_path, ["x"], None)
     assert "reset" in dirty.settle(lab)[0]
     (tmp_path / "dirty.json").write_text('{"rea')

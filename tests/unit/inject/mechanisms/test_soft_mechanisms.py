@@ -1,4 +1,4 @@
-"""Targets of congestion, switch and data faults: hosts, prefixes and packets."""
+"""Mechanisms of congestion, switch, data and link faults on a soft lab: requests to actuators, and witnesses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def soft(kind, target, *, for_s=1.0, topology=SOFT, **params):
 
 
 def test_background_elephants_come_from_another_rack():
-    """The flows cross uplinks if the lab has any; a tenth of their packets must arrive, marked as the fault's."""
+    """The flows cross uplinks if the lab has any. A tenth of their packets, marked with ECT(1), must arrive."""
     planned = soft("congestion.background", "host1:rxe1", for_s=4.0, rate=16)
     sender = SOFT.host_by_name[planned.place.node]
     assert sender.rack != SOFT.host_by_name["host1"].rack
@@ -46,36 +46,36 @@ def test_incast_comes_from_all_other_switches_in_bursts():
         soft("congestion.incast", "host1:rxe0", topology=MINI)
 
 
-def test_hash_collision_covers_the_prefixes_of_other_racks():
-    """No prefix of the own rack is listed; the readback must name this uplink and no other."""
+def test_hash_collision_covers_only_the_prefixes_of_other_racks():
+    """The readback must name the target uplink and no other uplink."""
     planned = soft("congestion.hash-collision", "rtsw1:ctsw2")
     assert planned.request["args"]["prefixes"] == ["10.77.2.0/31", "10.77.2.2/31", "10.77.2.4/31", "10.77.2.6/31"]
     assert planned.shows == {"netns": "rtsw1", "uplinks": "ctsw2"}
     assert planned.must_move[0].any_of == ("rtsw1/ctsw2.tx_packets",)
 
 
-def test_hash_collisions_of_one_switch_contradict_each_other():
-    both = [FaultSpec(kind="congestion.hash-collision", target=f"rtsw1:{to}", for_s=1.0) for to in ("ctsw1", "ctsw2")]
+def test_hash_collisions_of_one_switch_at_the_same_time_are_rejected():
+    specs = [FaultSpec(kind="congestion.hash-collision", target=f"rtsw1:{to}", for_s=1.0) for to in ("ctsw1", "ctsw2")]
     with pytest.raises(UsageError, match="overlaps"):
-        plan_all(both, SOFT, lab_kind="soft")
+        plan_all(specs, SOFT, lab_kind="soft")
 
 
-def test_shallow_queue_drops_and_declares_its_drain_time():
-    """The drain time is that of 8 packets at 20 Mbit/s."""
+def test_shallow_queue_counts_drops_and_declares_its_drain_time():
+    """The queue of 8 packets drains at 20 Mbit/s."""
     args = soft("congestion.shallow-queue", "host1:rxe0").request["args"]
     assert args["queue"] == "netem limit 8 rate 20000000bit"
     assert args["count"] == "drops"
     assert args["drain_s"] == pytest.approx(8 * 4200 * 8 / 20e6)
 
 
-def test_slow_receiver_gets_a_share_of_a_cpu():
-    """The quota is per 20 ms, with longer periods where the kernel's minimum quota of 1 ms would be more."""
+def test_slow_receiver_limits_the_cpu_share_of_the_host():
+    """The period is 20 ms. It is longer if the quota would be less than 1 ms, which the kernel refuses."""
     for percent, value in ((10, "2000 20000"), (50, "10000 20000"), (1, "1000 100000")):
         planned = soft("congestion.slow-receiver", "host1", percent=percent)
         assert planned.request["args"]["value"] == value
         assert planned.while_on == (("host1/ranks.quota_us", int(value.split()[0])),)
         assert planned.restored == (("host1/ranks.quota_us", None),)
-    # `testbed.observe.counters` derives the name `ranks` from this folder and suffix.
+    # `testbed.observe.counters` derives the counter name `ranks` from this folder and this suffix.
     assert Path(RANKS_CGROUP).parent.name == "faultbed.slice"
     assert Path(RANKS_CGROUP).name == "faultbed-ranks.service"
 
@@ -85,10 +85,10 @@ def test_drain_moves_traffic_to_other_uplinks_without_a_black_hole():
     assert planned.must_move[0].any_of == ("rtsw1/ctsw2.tx_packets", "rtsw2/ctsw2.tx_packets")
     assert planned.while_on == (("rtsw1/ctsw1.multipath", 0), ("rtsw2/ctsw1.multipath", 0))
     assert {f"{switch.name}/ip.InNoRoutes" for switch in SOFT.switches} < set(planned.must_not_move)
-    added = FrrActuator(**planned.request["args"]).revert_script()
-    assert "'no bgp graceful-shutdown'" in added
-    taken = FrrActuator(**soft("switch.withdraw", "rtsw1").request["args"]).revert_script()
-    assert "'redistribute connected'" in taken
+    drain_revert = FrrActuator(**planned.request["args"]).revert_script()
+    assert "'no bgp graceful-shutdown'" in drain_revert
+    withdraw_revert = FrrActuator(**soft("switch.withdraw", "rtsw1").request["args"]).revert_script()
+    assert "'redistribute connected'" in withdraw_revert
 
 
 def test_switch_reboot_takes_every_port_down():
@@ -101,14 +101,14 @@ def test_switch_reboot_takes_every_port_down():
     }
 
 
-def test_payload_change_takes_each_packet_once():
-    """Only data packets without the fault's mark are forwarded to the fault's own device."""
+def test_data_corruption_changes_each_packet_only_once():
+    """The rule forwards only data packets that do not yet have the fault's mark to the fault's device."""
     rules = soft("data.corrupt", "host1:rxe0", every=50).request["args"]["ruleset"]
     match = 'ip ecn != ect1 udp dport 4791 @th,64,8 { 0x00-0x0b, 0x16-0x17 } counter name "passed" numgen inc mod 50 49'
     assert match in rules
     assert 'fwd to "fbvia' in rules
-    learned = soft("data.corrupt", "host1:rxe0", psn="+100", qp="any").late_binding
-    assert (learned.host, learned.rnic, learned.psn_ahead) == ("host1", "rxe0", 100)
+    binding = soft("data.corrupt", "host1:rxe0", psn="+100", qp="any").late_binding
+    assert (binding.host, binding.rnic, binding.psn_ahead) == ("host1", "rxe0", 100)
 
 
 def test_hash_collision_needs_more_than_one_uplink():
@@ -118,7 +118,7 @@ def test_hash_collision_needs_more_than_one_uplink():
 
 @pytest.mark.parametrize("kind", ["link.down", "link.flap"])
 def test_link_fault_of_an_rnic_may_move_only_its_own_send_errors(kind):
-    """A packet sent while the carrier drops has no route. Because of that, two of eight such faults were unproven."""
-    every = {f"{host.name}/{rnic.name}.send_err" for host in SOFT.hosts for rnic in host.rnics}
-    assert set(soft(kind, "host1:rxe0").must_not_move) == every - {"host1/rxe0.send_err"}
-    assert set(soft(kind, "rtsw1:host1:rxe0").must_not_move) == every
+    """A packet that is sent while the carrier drops has no route. Two of eight such faults used to be unproven."""
+    send_errors = {f"{host.name}/{rnic.name}.send_err" for host in SOFT.hosts for rnic in host.rnics}
+    assert set(soft(kind, "host1:rxe0").must_not_move) == send_errors - {"host1/rxe0.send_err"}
+    assert set(soft(kind, "rtsw1:host1:rxe0").must_not_move) == send_errors
