@@ -1,9 +1,9 @@
 """Parts `restart-*` of the bench: whether a restarted job has the state of a job without a loss, and phase times.
 
-A loss is an engine that is killed after a random iteration, on a host that continues to run. Each job has one loss, so
-that the result of every loss is compared. With `shrink`, the state depends on the ranks before the loss and on the
-fewer ranks after it. Each rank compares it element by element with the closed form (`traffic.node.ranks.rank_state`),
-and all ranks must have the same state.
+For a loss, the traffic engine of a host is killed after a random iteration; the host continues to run. Each job has one
+loss, and its final state is compared with that of a job without a loss. With `shrink` that is not possible, because the
+state depends on the number of ranks. Instead, each rank compares its state with the closed form element by element
+(`traffic.node.ranks.rank_state`), and all ranks must have the same state.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ __all__ = ["LOSSES", "PARTS", "JobEnd", "end_of", "ettr_rows", "measure", "measu
 
 LOSSES = 20
 PARTS = (*(f"restart-{mode}" for mode in MODES), "restart-ettr")
-EVERY, ITERATIONS = 5, 36
-LONG_EVERY, LONG_ITERATIONS = 50, 400
-"""Long enough that ETTR depends on the times of the losses rather than on the noise of the iterations."""
-FIRST, LAST = 6, 26
-"""Iterations after which an engine is killed: a checkpoint is complete, and enough iterations are left to catch up."""
+CHECKPOINT_EVERY, ITERATIONS = 5, 36
+LONG_CHECKPOINT_EVERY, LONG_ITERATIONS = 50, 400
+"""For ETTR: such a long job makes the times of the losses matter more than the noise of the iterations."""
+FIRST_LOSS, LAST_LOSS = 6, 26
+"""Range of iterations after which an engine is killed. A checkpoint is complete, and the job has time to catch up."""
 PATIENCE_S = 180.0
 _KILL = ("pkill", "-KILL", "-f", "traffic[.]node[.]engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """Result of a job with a loss. `wrong` says how it differs from a job without a loss; None: it does not."""
+    """Result of a job with a loss. `wrong` says how it differs from a job without a loss; None: no difference."""
 
     wrong: str | None
     phases_ns: dict[str, int]
@@ -58,14 +58,14 @@ def measure(lab: Lab, mode: Mode, progress: Callable[[str], None], *, losses: in
         LabError: the job without a loss failed.
     """
     *ranks, spare = _rnics(lab)
-    spec = _spec(ranks, host_of(spare), ITERATIONS, EVERY)
+    spec = _spec(ranks, host_of(spare), ITERATIONS, CHECKPOINT_EVERY)
     resilience = Resilience(policy=Policy(restart=mode), spares=(spare,) if mode == "spare" else ())
-    quiet = _quiet(lab, spec, resilience)
+    without_loss = _run_without_loss(lab, spec, resilience)
     choice = random.Random(f"{mode} {losses}")  # noqa: S311
     ends = []
     for number in range(losses):
-        loss = host_of(choice.choice(ranks)), choice.randrange(FIRST, LAST)
-        ends.append(end_of(lab, _with_losses(lab, spec, resilience, [loss]), quiet, mode=mode))
+        loss = host_of(choice.choice(ranks)), choice.randrange(FIRST_LOSS, LAST_LOSS)
+        ends.append(end_of(lab, _run_with_losses(lab, spec, resilience, [loss]), without_loss, mode=mode))
         times = ", ".join(f"{name} {took_ns / 1e9:.2f} s" for name, took_ns in ends[-1].phases_ns.items())
         outcome = ends[-1].wrong or f"as without a loss: {times}"
         progress(f"{mode}, loss {number + 1} of {losses}: {loss[0]} after {loss[1]} iterations: {outcome}")
@@ -73,21 +73,26 @@ def measure(lab: Lab, mode: Mode, progress: Callable[[str], None], *, losses: in
 
 
 def measure_ettr(lab: Lab, progress: Callable[[str], None], *, schedules: int) -> Iterator[Row]:
-    """Run jobs that lose engines one to three times each at random; yield their ETTR beside the published formula's.
+    """Run jobs that lose an engine one to three times, at random; yield rows that compare their ETTR with the formula.
 
     Raises:
         LabError: the job without a loss failed.
     """
     *ranks, other = _rnics(lab)
-    spec = _spec(ranks, host_of(other), LONG_ITERATIONS, LONG_EVERY)
+    spec = _spec(ranks, host_of(other), LONG_ITERATIONS, LONG_CHECKPOINT_EVERY)
     resilience = Resilience(policy=Policy(restart="same"))
-    quiet = _quiet(lab, spec, resilience)
+    without_loss = _run_without_loss(lab, spec, resilience)
     choice = random.Random(f"ettr {schedules}")  # noqa: S311
     ends = []
     for number in range(schedules):
-        moments = sorted(choice.sample(range(2 * LONG_EVERY, LONG_ITERATIONS - LONG_EVERY), choice.randint(1, 3)))
+        possible = range(2 * LONG_CHECKPOINT_EVERY, LONG_ITERATIONS - LONG_CHECKPOINT_EVERY)
+        moments = sorted(choice.sample(possible, choice.randint(1, 3)))
         losses = [(host_of(choice.choice(ranks)), moment) for moment in moments]
-        ends.append(end_of(lab, _with_losses(lab, spec, resilience, losses), quiet, mode="same", restarts=len(losses)))
+        ends.append(
+            end_of(
+                lab, _run_with_losses(lab, spec, resilience, losses), without_loss, mode="same", restarts=len(losses)
+            )
+        )
         progress(f"schedule {number + 1} of {schedules}: {moments}: {ends[-1].wrong or _ettr_line(ends[-1].ettr)}")
     yield from ettr_rows(ends)
 
@@ -102,7 +107,7 @@ def _spec(ranks: Sequence[str], storage: str, iterations: int, every: int) -> Jo
     )
 
 
-def _quiet(lab: Lab, spec: JobSpec, resilience: Resilience) -> ElasticResult:
+def _run_without_loss(lab: Lab, spec: JobSpec, resilience: Resilience) -> ElasticResult:
     result = driver.start(lab, spec, resilience).wait(PATIENCE_S)
     if result.outcome == "failed" or result.restarts or any(state.wrong for state in result.states):
         raise LabError(f"a job without a loss ended as {result.outcome}, {result.where}; its states: {result.states}")
@@ -121,7 +126,9 @@ def _rnics(lab: Lab) -> tuple[str, ...]:
     return rnics
 
 
-def _with_losses(lab: Lab, spec: JobSpec, resilience: Resilience, losses: Sequence[tuple[str, int]]) -> ElasticResult:
+def _run_with_losses(
+    lab: Lab, spec: JobSpec, resilience: Resilience, losses: Sequence[tuple[str, int]]
+) -> ElasticResult:
     """Run a job, and kill the engines of some hosts, each after a given number of iterations."""
     running = driver.start(lab, spec, resilience)
     with running:
@@ -136,21 +143,23 @@ def _with_losses(lab: Lab, spec: JobSpec, resilience: Resilience, losses: Sequen
         return running.wait(PATIENCE_S)
 
 
-def end_of(lab: Lab, result: ElasticResult, quiet: ElasticResult, *, mode: Mode, restarts: int = 1) -> JobEnd:
-    """Compare a job with losses with a job without. Each loss must cause one restart."""
+def end_of(lab: Lab, result: ElasticResult, without_loss: ElasticResult, *, mode: Mode, restarts: int = 1) -> JobEnd:
+    """Compare a job with losses with a job without a loss. Each loss must cause one restart."""
     every = result.spec.storage.every if result.spec.storage is not None else 0
     digests = {state.sha256 for state in result.states}
-    wanted = digests if mode == "shrink" else {state.sha256 for state in quiet.states}
-    size = len(quiet.ranks) - (mode == "shrink")
+    expected = digests if mode == "shrink" else {state.sha256 for state in without_loss.states}
+    rank_count = len(without_loss.ranks) - (mode == "shrink")
     problems = {
         f"it ended as {result.outcome}: {result.where}": result.outcome != "recovered",
         f"it restarted {len(result.restarts)} times": len(result.restarts) != restarts,
-        f"{len(result.ranks)} ranks, {len(result.states)} states": not len(result.ranks) == len(result.states) == size,
+        f"{len(result.ranks)} ranks, {len(result.states)} states": not len(result.ranks)
+        == len(result.states)
+        == rank_count,
         "wrong elements": result.wrong_elements or any(state.wrong for state in result.states),
         "a rank did not finish all iterations": any(
             state.iterations != result.spec.iterations for state in result.states
         ),
-        "state differs from the job without a loss": len(digests) != 1 or digests != wanted,
+        "state differs from the job without a loss": len(digests) != 1 or digests != expected,
         "more iterations lost than a checkpoint covers": any(
             restart.lost_iterations is None or restart.lost_iterations > every for restart in result.restarts
         ),
@@ -170,7 +179,7 @@ def end_of(lab: Lab, result: ElasticResult, quiet: ElasticResult, *, mode: Mode,
         lab_state="CLEAN",
     )
     return JobEnd(
-        wrong="; ".join(problem for problem, is_so in problems.items() if is_so) or None,
+        wrong="; ".join(problem for problem, is_present in problems.items() if is_present) or None,
         phases_ns={phase.name: phase.length_ns for timed in timed_restarts(resilience, {}) for phase in timed.phases},
         lost_iterations=max((restart.lost_iterations or 0 for restart in result.restarts), default=0),
         ettr=ettr(run, None, (), first_fault_ns=run.end_ns),
@@ -186,12 +195,12 @@ def rows_of(mode: str, ends: list[JobEnd]) -> Iterator[Row]:
     if not right:
         return
     lost = [end.lost_iterations for end in right]
-    within = mark(reached=max(lost) <= EVERY)
+    within = mark(reached=max(lost) <= CHECKPOINT_EVERY)
     yield (
         f"{mode}: iterations lost",
         f"{statistics.median(lost):g}",
         f"{min(lost)}..{max(lost)}",
-        f"<= {EVERY}",
+        f"<= {CHECKPOINT_EVERY}",
         within,
     )
     totals = [sum(end.phases_ns.values()) for end in right]
@@ -201,7 +210,7 @@ def rows_of(mode: str, ends: list[JobEnd]) -> Iterator[Row]:
 
 
 def ettr_rows(ends: list[JobEnd]) -> Iterator[Row]:
-    """Yield in how many schedules the measured ETTR is in the formula's interval."""
+    """Yield the number of schedules with the measured ETTR inside the formula's interval, and the ratio of the two."""
     known = [(end.ettr, end.ettr.formula) for end in ends if end.wrong is None and end.ettr and end.ettr.formula]
     ratios = sorted(measured.ratio / formula.predicted for measured, formula in known if formula.predicted)
     inside = [holds for measured, formula in known if (holds := formula.holds(measured.ratio)) is not None]
@@ -218,8 +227,8 @@ def _ettr_line(measured: Ettr | None) -> str:
     if measured is None or measured.formula is None:
         return "no ETTR: too few iterations before the first loss"
     noise = measured.interval()
-    own = "none" if noise is None else f"{noise.low:.3f} to {noise.high:.3f}"
-    return f"measured {measured.ratio:.3f} ({own}), formula {measured.formula}"
+    measured_interval = "none" if noise is None else f"{noise.low:.3f} to {noise.high:.3f}"
+    return f"measured {measured.ratio:.3f} ({measured_interval}), formula {measured.formula}"
 
 
 def _seconds(title: str, times_ns: list[int]) -> Row:
