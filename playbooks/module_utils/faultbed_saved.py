@@ -1,8 +1,8 @@
 """Saves the state of a host before a role changes it, so that teardown can restore it.
 
-Each value is saved before its first change only: a second run would read the value that the role itself has set. Each
-role has a record file. Teardown removes every restored value from the record, so that a teardown that was interrupted
-or failed in part can be run again.
+A value is saved only before its first change, because a second run of the role would read the value that the first run
+has set. Each role has a record file. Teardown removes each restored value from the record. Therefore a teardown that
+was interrupted, or failed in part, can be run again.
 """
 
 import contextlib
@@ -15,13 +15,17 @@ from faultbed_state import StateError
 __all__ = ["SavedState"]
 
 FOLDER = "/var/lib/faultbed/found"
-PATIENCE_S = 900  # the longest command is the installation of packages
+TIMEOUT_S = 900  # the longest command is the installation of packages
 
 
 def run(argv):
-    """Run a command to its end."""
+    """Run a command, and wait until it ends.
+
+    Raises:
+        StateError: it ended with an error.
+    """
     done = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
     )
     if done.returncode:
         output = " | ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
@@ -32,8 +36,8 @@ def _private(path, flags):
     return os.open(path, flags, 0o600)
 
 
-def _mode(path):
-    """Return mode, user and group of a file, or those for a new file if it does not exist."""
+def _mode_and_owner(path):
+    """Return mode, user and group of a file. If it does not exist, return the defaults for a new file."""
     with contextlib.suppress(FileNotFoundError):
         status = os.stat(path)
         return [status.st_mode & 0o7777, status.st_uid, status.st_gid]
@@ -50,9 +54,10 @@ class SavedState:
         folders: folders that were created for files; teardown removes the empty ones.
         values: path of a file of sysfs or configfs -> value.
         undo: key -> command that restores a setting of a tool.
-        told: settings of tools that cannot report them: key -> the value that the role set, and the boot it holds for.
-        unread: daemons that have not read a changed file: key -> the boot in which it was written, and a command.
-        after: key -> command that makes a daemon read its file again, run after everything else is restored.
+        told: settings that their tool cannot report: key -> the value that the role set, and the boot in which it did.
+        unread: daemons that have not read a changed file: key -> the boot in which the file was written, and a command
+            that makes the daemon read it.
+        after: key -> command that makes a daemon read its file again. Teardown runs it after it has restored all files.
     """
 
     def __init__(self, role, changes, *, folder=FOLDER, root="/"):
@@ -125,8 +130,8 @@ class SavedState:
         last = self.record["told"].get(key, {})
         if last == entry or (not desired and last.get("boot") != entry["boot"]):
             return False
-        since = (last["value"] if last.get("boot") == entry["boot"] else "") or "nothing"
-        if not self.changes.really(f"{key}: {desired or 'as it was'} ({since} was set in this boot)"):
+        set_before = (last["value"] if last.get("boot") == entry["boot"] else "") or "nothing"
+        if not self.changes.really(f"{key}: {desired or 'as it was'} ({set_before} was set in this boot)"):
             return False
         self._save_once("undo", key, undo)
         run(do if desired else undo)
@@ -135,16 +140,16 @@ class SavedState:
         return True
 
     def unread(self, key, argv=None):
-        """Save, before a change, that a daemon has not read it yet. After a reboot the daemon has read it.
+        """Record, before a file is changed, that a daemon has not read the new file. A reboot makes the daemon read it.
 
-        A teardown after that reboot runs `argv`, if given, even if no role has run it.
+        If `argv` is given, a teardown after that reboot runs it: the daemon must then read the restored file.
         """
         self.record["unread"][key] = {"boot": self._boot(), "argv": argv}
         if not self.changes.check:
             self._save()
 
     def after(self, key, argv, *, again=True):
-        """Run `argv` to make a daemon read a changed file, if it has not; with `again` also after a teardown."""
+        """Run `argv` to make a daemon read a changed file, unless it has. With `again`, teardown runs `argv`, too."""
         if self.has_unread(key) and self.changes.really(f"{key}: {' '.join(argv)}"):
             if again:
                 self._save_once("after", key, argv)
@@ -156,7 +161,7 @@ class SavedState:
         return self.record["unread"].get(key, {}).get("boot") == self._boot()
 
     def has_read(self, key):
-        """Save that a daemon has read all changes."""
+        """Record that a daemon has read all changes."""
         if self.record["unread"].pop(key, None):
             self._save()
 
@@ -173,7 +178,7 @@ class SavedState:
         if not self.changes.really(f"{path} {'removed' if text is None else 'written'}"):
             return False
         if old_text is not None:
-            self._save_once("modes", path, _mode(os.path.join(self.root, path.lstrip("/"))))
+            self._save_once("modes", path, _mode_and_owner(os.path.join(self.root, path.lstrip("/"))))
         self._save_once("files", path, old_text)
         for folder in self._missing_folders(path):
             self._save_once("folders", folder, "made")
@@ -183,22 +188,25 @@ class SavedState:
     def restore(self):
         """Restore everything that is saved; return the number of saved values.
 
-        A value that cannot be restored stays in the record. Only earlier changes of the same thing (the first word of a
-        key) are skipped because of it.
+        A value that cannot be restored stays in the record. Earlier changes of the same thing (the first word of a key)
+        are then skipped; all other values are restored.
+
+        Raises:
+            StateError: a value could not be restored.
         """
         count = sum(len(self.record[kind]) for kind in ("sysctls", "files", "values", "undo"))
         failed = []
         self._restore_tools(failed)
-        for kind, path, text, do, args in self._changes_to_restore():
-            if self.changes.really(text) and self._tried(failed, text, do, *args):
+        for kind, path, description, do, args in self._changes_to_restore():
+            if self.changes.really(description) and self._succeeds(failed, description, do, *args):
                 del self.record[kind][path]
         for key, argv in self._readers().items():
             if self.changes.really(f"{key}: {' '.join(argv)}"):
-                self._tried(failed, key, run, argv)
+                self._succeeds(failed, key, run, argv)
         if failed:
             self._save()
             raise StateError(
-                f"not restored: {'; '.join(failed)}. What is left is saved in {self.path}; run the teardown again"
+                f"not restored: {'; '.join(failed)}. They are still saved in {self.path}; run the teardown again"
             )
         if not self.changes.check:
             self._remove_record()
@@ -211,7 +219,7 @@ class SavedState:
             thing = key.split()[0]
             if thing in stuck or not self.changes.really(f"{key}: as it was"):
                 continue
-            if self._tried(failed, key, run, argv):
+            if self._succeeds(failed, key, run, argv):
                 del self.record["undo"][key]
                 self._save()
             else:
@@ -219,7 +227,7 @@ class SavedState:
 
     def _changes_to_restore(self):
         """Yield (kind in the record, path, description, function, arguments) for every saved value, sysctl and file."""
-        # The last one first: writing a value may have changed one that was saved before it.
+        # In reverse order, because a write may also have changed a value that was saved before it.
         for path, value in reversed(list(self.record["values"].items())):
             yield "values", path, f"{path}={value}", self._put_value, (path.lstrip("/"), value)
         for path, value in list(self.record["sysctls"].items()):
@@ -228,19 +236,19 @@ class SavedState:
         for path, text in list(self.record["files"].items()):
             yield "files", path, f"{path} {'removed' if text is None else 'as it was'}", self._write, (path, text)
 
-    def _tried(self, failed, what, do, *args):
-        """Call `do`; return whether it succeeded. The reason of a failure is added to `failed`."""
+    def _succeeds(self, failed, description, do, *args):
+        """Call `do`, and return whether it succeeded. If it fails, add the reason to `failed`."""
         try:
             do(*args)
         except (StateError, OSError, subprocess.SubprocessError) as error:
-            failed.append(f"{what}: {error}")
+            failed.append(f"{description}: {error}")
             return False
         return True
 
     def _readers(self):
-        """Return the commands for daemons that must read restored files: key -> argv.
+        """Return the commands that make daemons read the restored files: key -> argv.
 
-        A daemon runs with a role's files if a role made it read them, or if it started in a later boot.
+        Such a daemon has read a role's file, because the role made it do so or because the machine has booted since.
         """
         restarted = {
             key: entry["argv"]
@@ -250,7 +258,7 @@ class SavedState:
         return restarted | self.record["after"]
 
     def _put_value(self, path, value):
-        """Write a saved value. A missing file needs none: it vanished with its device or at a reboot."""
+        """Write a saved value, unless the file is missing: then it vanished with its device or at a reboot."""
         real = os.path.join(self.root, path)
         if os.path.exists(real):
             with open(real, "w", encoding="ascii") as file:
@@ -259,11 +267,11 @@ class SavedState:
     def _remove_record(self):
         """Remove empty folders that were created for files, and then the record."""
         for folder in sorted(self.record["folders"], key=len, reverse=True):
-            with contextlib.suppress(OSError):  # not empty: other programs use it by now
+            with contextlib.suppress(OSError):  # not empty: another program uses the folder
                 os.rmdir(os.path.join(self.root, folder.lstrip("/")))
         with contextlib.suppress(FileNotFoundError):
             os.remove(self.path)
-        with contextlib.suppress(OSError):  # the records of other roles
+        with contextlib.suppress(OSError):  # not empty: other roles have records
             os.rmdir(os.path.dirname(self.path))
 
     def _save_once(self, kind, path, value):
@@ -307,7 +315,7 @@ class SavedState:
         os.makedirs(os.path.dirname(real), exist_ok=True)
         with open(f"{real}.new", "w", encoding="utf-8", opener=_private) as file:
             file.write(text)
-            mode, *owner = self.record["modes"].get(path) or _mode(real)
+            mode, *owner = self.record["modes"].get(path) or _mode_and_owner(real)
             os.fchown(file.fileno(), *owner)  # so that a daemon can still read its file
             os.fchmod(file.fileno(), mode)
         os.replace(f"{real}.new", real)
