@@ -27,7 +27,7 @@ class Reads:
     """Times of reads in ns, those of each rank or reader in their order.
 
     `beside`: while a checkpoint was being stored; `alone`: the others. `readers` are the hosts of the readers; none:
-    the ranks read. `late` counts the reads that waited longer for a free connection than for their data. `failure` is
+    the ranks read. `late` counts the others that waited longer for a free connection than for their data. `failure` is
     why reads are missing; None: none is.
     """
 
@@ -41,12 +41,16 @@ class Reads:
     def p99_ratio(self) -> float | None:
         """99th percentile of reads beside checkpoints over that of the others.
 
-        None: there are none of one kind, or some are missing.
+        None: there are none of one kind, some are missing, or a backlog is what the others' percentile shows.
         """
         beside, alone = _joined(self.beside), _joined(self.alone)
-        if not beside or not alone or self.failure is not None:
+        if not beside or not alone or self.failure is not None or self._fell_behind:
             return None
         return float(np.percentile(beside, _PERCENT) / np.percentile(alone, _PERCENT))
+
+    @property
+    def _fell_behind(self) -> bool:
+        return self.late * 100 > len(_joined(self.alone)) * (100 - _PERCENT)
 
     def interval(self, level: float = LEVEL) -> Interval | None:
         """Return the interval of `p99_ratio`: the two percentiles share its risk. None: too few reads, or no ratio."""
@@ -75,8 +79,12 @@ class Reads:
             return f"each of {beside} reads{by} was beside a checkpoint, so there is nothing to compare with"
         if not beside:
             return f"none of {alone} reads{by} was beside a checkpoint"
-        late = f"; {self.late} began late, as the storage fell behind (read_every)" if self.late else ""
-        return f"of {beside} reads beside checkpoints and {alone} others{by}{late}"
+        if self._fell_behind:
+            return (
+                f"{self.late} of {alone} reads{by} without a checkpoint beside them began late: the storage had fallen "
+                "behind, and they show its backlog; plan fewer (read_every)"
+            )
+        return f"of {beside} reads beside checkpoints and {alone} others{by}"
 
 
 def reads_of(series: Sequence[RankSeries], readers: Sequence[ReaderRun] = ()) -> Reads:
@@ -84,14 +92,17 @@ def reads_of(series: Sequence[RankSeries], readers: Sequence[ReaderRun] = ()) ->
     stored = [span for rank in series for span in rank.stored_ns]
     starts = np.array([start_ns for start_ns, _ in stored], dtype=np.int64)
     ends = np.array([end_ns for _, end_ns in stored], dtype=np.int64)
+
+    def is_beside(start_ns: int, end_ns: int) -> bool:
+        return bool(((starts < end_ns) & (ends > start_ns)).any())
+
     spans = [[(planned_ns, end_ns) for planned_ns, _, end_ns in reader.reads_ns] for reader in readers]
     beside: list[tuple[int, ...]] = []
     alone: list[tuple[int, ...]] = []
     for reads in spans if readers else [_of_rank(rank) for rank in series]:
         sorted_ns: tuple[list[int], list[int]] = ([], [])
         for start_ns, end_ns in reads:
-            is_beside = bool(((starts < end_ns) & (ends > start_ns)).any())
-            sorted_ns[is_beside].append(end_ns - start_ns)
+            sorted_ns[is_beside(start_ns, end_ns)].append(end_ns - start_ns)
         alone.append(tuple(sorted_ns[False]))
         beside.append(tuple(sorted_ns[True]))
     failed = [f"{reader.host}: {reader.failure}" for reader in readers if reader.failure is not None]
@@ -100,7 +111,7 @@ def reads_of(series: Sequence[RankSeries], readers: Sequence[ReaderRun] = ()) ->
         alone=tuple(alone),
         readers=tuple(reader.host for reader in readers),
         late=sum(
-            begin_ns - planned_ns > end_ns - begin_ns
+            begin_ns - planned_ns > end_ns - begin_ns and not is_beside(planned_ns, end_ns)
             for reader in readers
             for planned_ns, begin_ns, end_ns in reader.reads_ns
         ),
