@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from inject.fault_plan import FaultSpec, PlannedFault, plan
-from inject.injector import Injector
-from inject.prepared_fault import PreparedFault
 from testbed.lab import Lab
 from testbed.observe import counters
 from traffic.engine.running_traffic import Running
@@ -62,12 +59,6 @@ def case(lab: Lab, name: str, *, for_s: float = 3.0) -> Case:
         "reboot": FaultSpec(kind="host.reboot", target=hosts[-1].name, for_s=for_s),
     }[name]
     return Case(name=name, planned=plan(spec, lab.topology, lab_kind="soft"))
-
-
-def all_prepared(injector: Injector, planned: Sequence[PlannedFault]) -> list[PreparedFault]:
-    """Prepare faults at the same time: to start a holder takes an emulated machine seconds."""
-    with ThreadPoolExecutor(max_workers=len(planned)) as pool:
-        return list(pool.map(injector.prepare, planned))
 
 
 @contextlib.contextmanager

@@ -26,8 +26,8 @@ def test_probes_name_only_the_lossy_link(lab, inject, traffic):
     assert healthy.uncovered == ()
     fault = inject("packet.drop", "host3:rxe1", share=0.2)
     fault.arm()
-    flow = traffic.flow("host1:rxe1", "host3:rxe1", message_bytes=1024, messages=100, qp=QpParams(timeout=16))
     hurt = prober.run(lab, SPEC)
+    flow = traffic.flow("host1:rxe1", "host3:rxe1", message_bytes=1024, messages=100, qp=QpParams(timeout=16))
     assert flow.wait(60.0).outcome == "completed"
     (result,) = hurt.suspects
     assert "rtsw2 -> host3:rxe1" in result.names

@@ -7,9 +7,10 @@ fault of a soft lab, whose holder is killed too, is beside it.
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from faults import all_prepared, case
+from faults import case
 from waiting import until
 
 from inject.fault_plan import FaultSpec, plan
@@ -57,7 +58,8 @@ def test_commands_and_throttle_are_undone_whichever_process_dies(lab, tmp_path, 
 
     with Journal(tmp_path / "j") as journal, Injector(lab, journal, ttl_s=TTL_S) as injector:
         planned = [made_of_commands(lab, host, index) for index, host in enumerate(hosts, 1)]
-        throttled, *faults = all_prepared(injector, [limit.planned, *planned])
+        with ThreadPoolExecutor(max_workers=1 + len(hosts)) as pool:
+            throttled, *faults = pool.map(injector.prepare, [limit.planned, *planned])
         for how, host, prepared in zip(HOWS, hosts, faults, strict=True):
             with subtests.test(how=how):
                 assert is_gone(host), "to prepare changes nothing"
