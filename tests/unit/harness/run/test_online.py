@@ -222,7 +222,7 @@ def test_online_watches_a_run_without_faults(tmp_path, monkeypatch):
     experiment = fit(decode(HEALTHY.encode(), source="x.toml"), ComputingLab.topology, "soft")
     decided = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload={}), faults=())
     lab, lines, result = ComputingLab(None), [], RunData()
-    lab.heartbeat = lambda: None
+    lab.heartbeat, lab.state_dir = lambda: None, tmp_path
     with Journal(tmp_path / "journal") as journal:
         run_module._with_faults(decided, lab, journal, result, lines.append, None, lambda _: None)
     assert result.result.outcome == "completed"
