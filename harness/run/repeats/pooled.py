@@ -1,23 +1,24 @@
-"""Several runs of one experiment, decided once. Pure.
+"""Several runs of one experiment, decided together. Pure.
 
-    run --repeat N                 N runs, and one decision
-    run --until-decided --most N   one after every run from the third on, until it decides
-    (`harness.run.repeats.alpha_spending`)
+    run --repeat N                 decides once, after N runs
+    run --until-decided --most N   decides after every run from the third on, until no pooled check is open
+                                   (`harness.run.repeats.alpha_spending`)
 
-Runs are independent of each other: a lab starts each from the same state. The run is therefore what is replicated, and
-noise within a run only adds to what runs differ by.
+Runs are independent, because a lab starts each run from the same state. Therefore the pool compares the values of runs.
+Noise within a run only adds to the differences between runs.
 
-* A time or a rate (`UNBIASED`, and what links carry) is pooled by the logarithms of the runs' values, with Student's t;
-  by the values themselves if one of them is 0.
-* A percentile, a share or a minimum of one run is not where the truth lies on average. Its pooled interval holds both
-  that of the runs' values and the mean of the runs' own intervals, so that it never decides more boldly than they do.
-* Every other check counts in each run by the bound that it has there, and the worst one stands.
+* A time or a rate (`UNBIASED`, and link utilisation) is pooled by the logarithms of the runs' values, with Student's t.
+  If one of the values is 0, the values themselves are used.
+* A percentile, a share or a minimum of a single run is biased. Its pooled interval covers two intervals: that of the
+  runs' values, and the mean of the runs' own intervals. So the pool never decides more boldly than its runs.
+* Every other check counts in each run with the bound that it has in that run, and the worst run decides.
 
-A run with an error of the harness, with a fault or routing scheme that is not proven, or with more load than the
-emulation forwards, is left out, with the reason. At least `FIRST` runs, and half of all, must remain. Where no check is
-pooled, all runs must: each of them has to show it. A pooled check is no PASS where one of the runs that remain has no
-value of it. A run that was faster than its twin stays in: to drop it would raise the mean. Where all runs together are
-faster than their twins, the machine was disturbed, and the pool decides nothing either.
+A run is left out, with the reason, if the harness had an error, if a fault or the routing scheme is not proven, or if
+its load was more than the emulation forwards. At least `FIRST` runs, and half of all, must remain. If no check is
+pooled, all runs must remain. A pooled check is no PASS if one of the remaining runs has no value.
+
+A run that was faster than its twin is kept, because leaving it out would raise the mean. If all runs together are
+faster than their twins, the machine was disturbed, and the check is INCONCLUSIVE.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Trial:
 
 
 class PooledRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in `pooled.json`; `left_out` says why its values do not count. None: they do."""
+    """One run in `pooled.json`. `left_out` is the reason why its values do not count; None: they count."""
 
     seed: int
     run_dir: str
@@ -81,7 +82,7 @@ class PooledRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PooledFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`pooled.json`. `most` are the runs of the last look where the pool was looked at after every run; None: once."""
+    """`pooled.json`. `most` is the maximum number of runs if the pool was decided after every run; None: only once."""
 
     schema: Literal[1] = 1
     experiment: str
@@ -108,14 +109,14 @@ def decode(content: bytes) -> PooledFile:
 
 
 def pool(trials: Sequence[Trial], expectations: Sequence[Expectation], *, most: int | None = None) -> PooledFile:
-    """Decide over all runs.
+    """Decide an experiment by all runs.
 
-    `most` None: this is the only look. A number: runs are looked at after each one, and `most` of them at the end.
+    `most` is the maximum number of runs if the pool is decided after every run; None: it is decided only once.
 
     Raises:
-        UsageError: a run is of another experiment or lab, or was judged by another bound than `expectations` have.
+        UsageError: a run is of another experiment or lab, or was judged by a bound that `expectations` do not have.
     """
-    _refuse_others(trials, expectations)
+    _require_same_experiment_and_bounds(trials, expectations)
     left_out = {trial.run_dir: why_left_out(trial.verdict) for trial in trials}
     kept = [trial for trial in trials if left_out[trial.run_dir] is None]
     noisy = noisy_checks(expectations)
@@ -126,7 +127,7 @@ def pool(trials: Sequence[Trial], expectations: Sequence[Expectation], *, most: 
         if is_noisy(expectation.metric, sign, bound) and not isinstance(bound, str)
     ]
     by_interval = {(check.name, comparison_of(check), check.bound) for check in checks}
-    checks = [_enough(trials, kept, noisy), *_exact_checks(trials, left_out, by_interval), *checks]
+    checks = [_enough_runs(trials, kept, noisy), *_exact_checks(trials, left_out, by_interval), *checks]
     dirty = any(trial.verdict.lab_state == "DIRTY" for trial in trials)
     return PooledFile(
         experiment=trials[0].verdict.experiment,
@@ -149,20 +150,21 @@ def pool(trials: Sequence[Trial], expectations: Sequence[Expectation], *, most: 
 
 
 def undecided(pooled: PooledFile) -> bool:
-    """Return whether another run could still decide something: no error, no FAIL, no DIRTY lab, a check left open."""
+    """Return whether another run could change the verdict: nothing has failed, and a pooled check is open."""
     if pooled.lab_state == "DIRTY" or pooled.verdict in (Verdict.FAIL, Verdict.ERROR):
         return False
     return any(check.verdict is Verdict.INCONCLUSIVE for check in pooled.checks if "pooled" in check.rule)
 
 
-def _enough(trials: Sequence[Trial], kept: Sequence[Trial], noisy: int) -> Check:
-    least = max(FIRST, -(-len(trials) // 2)) if noisy else len(trials)
-    good = len(kept) >= least
+def _enough_runs(trials: Sequence[Trial], kept: Sequence[Trial], noisy: int) -> Check:
+    half_rounded_up = -(-len(trials) // 2)
+    required = max(FIRST, half_rounded_up) if noisy else len(trials)
+    is_enough = len(kept) >= required
     return Check(
         name="pooled_runs",
-        verdict=Verdict.PASS if good else Verdict.INCONCLUSIVE,
+        verdict=Verdict.PASS if is_enough else Verdict.INCONCLUSIVE,
         observed=len(kept),
-        bound=least,
+        bound=required,
         unit="count",
         rule="observed >= bound. Runs in the pooled decision. A run with an error of the harness, with a fault or "
         "routing scheme that is not proven, or with more load than the emulation forwards, is left out, with the "
@@ -176,7 +178,10 @@ def _exact_checks(
     left_out: Mapping[str, str | None],
     by_interval: set[tuple[str, str, float | int | str | None]],
 ) -> tuple[Check, ...]:
-    """Return the worst of each check that no interval decides; of a run that is left out, only what is wrong counts."""
+    """Return the worst result of each check that no interval decides.
+
+    Of a run that is left out, only FAIL and ERROR count.
+    """
     by_place: dict[Place, list[tuple[Trial, Check]]] = {}
     for trial in trials:
         for place, check in places(trial.verdict.checks):
@@ -197,7 +202,7 @@ def _exact_checks(
     return tuple(checks)
 
 
-def _refuse_others(trials: Sequence[Trial], expectations: Sequence[Expectation]) -> None:
+def _require_same_experiment_and_bounds(trials: Sequence[Trial], expectations: Sequence[Expectation]) -> None:
     first = trials[0].verdict
     expected = {
         (expectation.metric.name, COMPARISONS[sign], bound)
@@ -240,7 +245,7 @@ def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial],
         if (reason := disturbed(metric.name, pooled)) is not None:
             verdict, detail = Verdict.INCONCLUSIVE, f"{detail}; {reason}"
     if missing:
-        # A value may be missing just where it would have been bad.
+        # A value may be missing because it would have been bad.
         verdict = Verdict.INCONCLUSIVE if verdict is Verdict.PASS else verdict
         detail = f"{detail}; {missing} runs have no value, so it is no PASS"
     looks = f"; looked at after every run, at most {most} (alpha spending)" if most else ""
@@ -256,7 +261,7 @@ def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial],
 
 
 def _decided_by(metric: Metric, observations: Sequence[Observation], most: int | None, tail: float) -> Interval | None:
-    """Return the interval of this look, or what all looks until now have in common; None: there is none."""
+    """Return the interval that decides a metric, or None. With `most`, it is the intersection of those of all looks."""
     if len(observations) < FIRST:
         return None
     if most is None:
@@ -283,11 +288,11 @@ def _interval(metric: Metric, observations: Sequence[Observation], tail: float) 
         low, high = (math.exp(low), math.exp(high)) if by_log else (max(0.0, low), high)
         return Interval(low=low, high=high, method=f"Student's t of {len(values)} runs")
     own = [observation.interval for observation in observations]
-    # An end that is no number would be dropped by min and max.
+    # min and max would ignore an end that is NaN.
     known = [interval for interval in own if interval is not None and not math.isnan(interval.low + interval.high)]
     if len(known) < len(own):
         return None
-    if min(interval.low for interval in known) >= 0:  # Student's t of few runs reaches below what a ratio can be
+    if min(interval.low for interval in known) >= 0:  # Student's t of few runs can reach below 0, where no ratio is
         low = max(low, 0.0)
     low = min(low, float(np.mean([interval.low for interval in known])))
     high = max(high, float(np.mean([interval.high for interval in known])))
@@ -297,7 +302,7 @@ def _interval(metric: Metric, observations: Sequence[Observation], tail: float) 
 
 
 def is_unbiased(metric: Metric) -> bool:
-    """Return whether the values of a metric scatter around the truth: no run needs an interval of its own."""
+    """Return whether the values of a metric scatter around the truth. The pool then needs no intervals of the runs."""
     return metric.name in UNBIASED or metric.name.startswith(_UNBIASED_PREFIX)
 
 
