@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, flap_edges, holder_request, on_host
@@ -150,42 +151,60 @@ def _row_remap(request: Request) -> Mechanism:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeatEffect:
+    """What the heat of a GPU does, in addition to a higher reported temperature. All fields are as in `Mechanism`."""
+
+    steps: tuple[Step, ...] = ()
+    must_move: tuple[Witness, ...] = ()
+    must_not_move: tuple[str, ...] = ()
+    while_on: tuple[tuple[str, int | None], ...]
+
+
 def _overheat(request: Request) -> Mechanism:
     name, cgroup = _gpu(request)
     gpu, celsius = name.partition("/")[2], int(request.params["celsius"])
-    unit = cgroup.rpartition("/")[2]
     slow = f"{THROTTLE_PERIOD_US // HEAT_DIVISOR} {THROTTLE_PERIOD_US}"
-    steps = [_registers(gpu, "heat", f"temp_c {celsius}")]
-    must_move: tuple[Witness, ...] = ()
-    while_on: tuple[tuple[str, int | None], ...] = ((f"{name}.temp_c", celsius),)
-    own_must_not_move: tuple[str, ...] = ()
-    if celsius >= SHUTDOWN_C:
-        steps.append(Step(do=f"systemctl kill -s KILL {unit}", undo=f"systemctl start {unit}"))
-        must_move, while_on = (Witness(any_of=(f"{name}.xids",)),), ((f"{name}.quota_us", None),)
-    elif celsius >= SLOWDOWN_C:
-        steps.append(Step(do=f"echo {slow} > {cgroup}/cpu.max", undo=f"echo max 100000 > {cgroup}/cpu.max"))
-        slowed_us = round(request.for_s * _MIN_SLOWED_SHARE * 1e6)
-        must_move = (
-            Witness(any_of=(f"{name}.nr_throttled",)),
-            Witness(any_of=(f"{name}.thermal_slowdown_us",), at_least=slowed_us),
-        )
-    else:
-        own_must_not_move = (f"{name}.nr_throttled", f"{name}.thermal_slowdown_us")
-    args = {"gpu": gpu, "celsius": celsius, "unit": unit, "cgroup": cgroup, "slow": slow}
+    effect = _heat_effect(request, celsius, slow)
+    args = {"gpu": gpu, "celsius": celsius, "unit": cgroup.rpartition("/")[2], "cgroup": cgroup, "slow": slow}
     return Mechanism(
         place=on_host(request),
         request=holder_request(request, "gpu_heat", args, claims=cgroup),
-        steps=tuple(steps),
-        must_move=must_move,
+        steps=(_registers(gpu, "heat", f"temp_c {celsius}"), *effect.steps),
+        must_move=effect.must_move,
         must_not_move=(
-            *own_must_not_move,
+            *effect.must_not_move,
             *_other_gpus(request, "nr_throttled"),
             *_other_gpus(request, "thermal_slowdown_us"),
         ),
-        while_on=while_on,
+        while_on=effect.while_on,
         restored=((f"{name}.temp_c", IDLE_C), (f"{name}.quota_us", -1)),
         shows={"gpu": gpu},
     )
+
+
+def _heat_effect(request: Request, celsius: int, slow: str) -> _HeatEffect:
+    """Return the effect of a temperature: the GPU is lost, slowed down to the quota `slow`, or not affected."""
+    name, cgroup = _gpu(request)
+    if celsius >= SHUTDOWN_C:
+        unit = cgroup.rpartition("/")[2]
+        return _HeatEffect(
+            steps=(Step(do=f"systemctl kill -s KILL {unit}", undo=f"systemctl start {unit}"),),
+            must_move=(Witness(any_of=(f"{name}.xids",)),),
+            while_on=((f"{name}.quota_us", None),),
+        )
+    temperature = ((f"{name}.temp_c", celsius),)
+    if celsius >= SLOWDOWN_C:
+        slowed_us = round(request.for_s * _MIN_SLOWED_SHARE * 1e6)
+        return _HeatEffect(
+            steps=(Step(do=f"echo {slow} > {cgroup}/cpu.max", undo=f"echo max 100000 > {cgroup}/cpu.max"),),
+            must_move=(
+                Witness(any_of=(f"{name}.nr_throttled",)),
+                Witness(any_of=(f"{name}.thermal_slowdown_us",), at_least=slowed_us),
+            ),
+            while_on=temperature,
+        )
+    return _HeatEffect(must_not_move=(f"{name}.nr_throttled", f"{name}.thermal_slowdown_us"), while_on=temperature)
 
 
 def _registers(gpu: str, part: str, values: str) -> Step:
