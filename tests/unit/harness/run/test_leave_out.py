@@ -107,7 +107,7 @@ def test_outlying_pairs_name_their_common_host():
     assert [one.host for one in hosts_of_outliers(slow, ())] == ["host2"]
     assert hosts_of_outliers(slow, [HOST2]) == ()
     lone = hosts_of_outliers([*slow, outlier("host1", "host4")], ())
-    assert sorted(one.host for one in lone) == ["host1", "host2", "host4"], "nobody can tell which end it is"
+    assert sorted(one.host for one in lone) == ["host1", "host2", "host4"], "the faulty end is ambiguous"
 
 
 class FakeLab:
