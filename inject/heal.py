@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inject import reprovision
-from inject.leases.channels import REJOIN, healed_file, revert_dir
+from inject.leases.channels import REPROVISION, healed_file, revert_dir
 from inject.node.holder import REVERT_DIR
 from inject.node.machine.cgroup import UNLIMITED
 from inject.node.machine.hog import NAME as HOG
@@ -307,7 +307,7 @@ def _heal_local_holder(stored: Path, most_s: float | None) -> list[str]:
         if end_holder(str(claim)):
             fault_text = f"{fields.get('kind')} on {fields.get('target')}" if fields else stored.stem
             lines = [f"here: {_MARK} ended the holder of {fault_text}"]
-        patience_s = most_s or (_BACK_S if stored.exists() and REJOIN in stored.read_text() else _REVERT_S)
+        patience_s = most_s or (_BACK_S if stored.exists() and REPROVISION in stored.read_text() else _REVERT_S)
         with locked(str(claim), within_s=patience_s):
             if stored.exists():
                 ran = subprocess.run(["/bin/sh", str(stored)], check=False, capture_output=True, timeout=patience_s)

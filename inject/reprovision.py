@@ -1,11 +1,11 @@
-"""Bring a rebooted host back into its lab: wait until it answers, then provision it.
+"""Provision a host of a soft lab again after a reboot, as soon as it answers.
 
-    python -m inject.reprovision INVENTORY HOST --look            print the id of its boot, after a `sync`
-    python -m inject.reprovision INVENTORY HOST --unless BOOT     do nothing if it is still in that boot
+    python -m inject.reprovision INVENTORY HOST --print-boot      sync the disk, and print the id of the present boot
+    python -m inject.reprovision INVENTORY HOST --unless BOOT     provision the host, unless it is still in that boot
 
-A soft host that boots has its identity and the node code on its disk, and nothing else: provisioning makes RDMA
-devices, addresses, routes, queues and soft GPUs. The holder, the guardian or `heal` of a reboot starts this program. It
-may run any number of times, one after the other.
+After a boot, a soft host has only its identity and the node code on its disk. Provisioning makes its RDMA devices,
+addresses, routes, queues and soft GPUs. The holder of a reboot, its guardian or `heal` starts this program. It may run
+any number of times, one after the other.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from testbed.lab import Lab, open_lab
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["boot_before_reset", "main", "provision_machines", "rejoin"]
+__all__ = ["boot_before_reset", "main", "provision_after_reboot", "provision_machines"]
 
 _TRY_EVERY_S = 0.5
 
 
 def boot_before_reset(lab: Lab, host: str, *, own: str) -> str:
-    """Return the id of the boot that a host is in, once its disk is synced.
+    """Sync the disk of a host, and return the id of its present boot.
 
-    A reset loses what is not on the disk, and nothing would restore what provisioning wrote.
+    A reset loses data that is not on the disk. Nothing would restore the files that provisioning wrote.
 
     Raises:
-        UsageError: it is the controller's own machine, whose boot is `own`.
-        Unreachable: it does not answer.
+        UsageError: the host is the machine of the controller, whose boot is `own`.
+        Unreachable: the host does not answer.
     """
     boot_id = boot_of(lab.node(host)).id
     if boot_id == own:
@@ -49,15 +49,17 @@ def boot_before_reset(lab: Lab, host: str, *, own: str) -> str:
     return boot_id
 
 
-def rejoin(lab: Lab, host: str, *, unless: str, provision_it: Callable[[Lab, Sequence[str]], None]) -> bool:
+def provision_after_reboot(
+    lab: Lab, host: str, *, unless: str, provision_it: Callable[[Lab, Sequence[str]], None]
+) -> bool:
     """Wait until a host answers, and provision it unless it is still in the boot `unless`.
 
     Returns:
-        Whether it had to be provisioned.
+        Whether the host was provisioned.
 
     Raises:
-        RevertFailed: it does not come back.
-        LabError: it came back, and provisioning failed.
+        RevertFailed: the host does not answer after its reboot.
+        LabError: provisioning failed.
     """
     deadline_s = BOOT_DEADLINE_S[lab.accelerator or "kvm"]
     deadline = time.monotonic() + deadline_s
@@ -78,7 +80,7 @@ def rejoin(lab: Lab, host: str, *, unless: str, provision_it: Callable[[Lab, Seq
 
 
 def provision_machines(lab: Lab, machines: Sequence[str]) -> None:
-    """Provision some machines of a soft lab; callers take turns, because they share Ansible's connections.
+    """Provision some machines of a soft lab. Callers do so in turn, because they share Ansible's connections.
 
     Raises:
         LabError: a task failed or a machine did not answer.
@@ -91,21 +93,21 @@ def provision_machines(lab: Lab, machines: Sequence[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; the exit status is 0 if the host is back in its lab."""
+    """Run the command line. The exit status is 0 if the host is provisioned, or if it still is in the given boot."""
     parser = argparse.ArgumentParser(prog="inject.reprovision")
     parser.add_argument("inventory", type=Path)
     parser.add_argument("host")
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--look", action="store_true")
+    action.add_argument("--print-boot", action="store_true")
     action.add_argument("--unless", metavar="BOOT")
     args = parser.parse_args(argv)
     try:
         with open_lab(load(args.inventory)) as lab:
-            if args.look:
+            if args.print_boot:
                 own = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
                 sys.stdout.write(f"{boot_before_reset(lab, args.host, own=own)}\n")
             else:
-                rejoin(lab, args.host, unless=args.unless, provision_it=provision_machines)
+                provision_after_reboot(lab, args.host, unless=args.unless, provision_it=provision_machines)
     except FaultbedError as error:
         sys.stderr.write(f"{args.host}: {error}\n")
         return 1

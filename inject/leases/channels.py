@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 from testbed.remote.remote_node import Channel
 
 __all__ = [
-    "REJOIN",
+    "REPROVISION",
     "UNIT_PREFIX",
     "LocalChannel",
     "healed_file",
@@ -48,7 +48,7 @@ __all__ = [
 
 MODULE = "inject.node.holder"
 _ROOT = Path(__file__).resolve().parents[2]
-REJOIN = "inject.reprovision"
+REPROVISION = "inject.reprovision"
 """The program that brings a rebooted host back into its lab."""
 # Longest life of a unit beyond its fault's window: preparing, waiting until it is due, clearing.
 SLACK_S = 600.0
@@ -142,8 +142,8 @@ def local_args(lab: Lab, request: Mapping[str, Any]) -> dict[str, Any]:
     if request["actuator"] == "vm_reset":
         # Any user may run this command, from any folder.
         home = f"FAULTBED_HOME={home_dir().resolve()}"
-        rejoin = ["env", home, *local_python(), "-m", REJOIN, str(lab.inventory.resolve()), args["host"]]
-        return {"socket": str(lab.qmp_socket(args["host"])), "rejoin": rejoin}
+        reprovision = ["env", home, *local_python(), "-m", REPROVISION, str(lab.inventory.resolve()), args["host"]]
+        return {"socket": str(lab.qmp_socket(args["host"])), "reprovision": reprovision}
     return {
         "socket": str(lab.qmp_socket(args["host"])),
         "nic": lab.nic_id(args["host"], args["netdev"]),

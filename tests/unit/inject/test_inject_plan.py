@@ -193,7 +193,7 @@ def test_plan_of_every_kind_makes_its_actuator(kind):
     if planned.request["actuator"] == "qmp":
         args |= {"socket": "/none", "nic": "nic-be0", "python": ["python3"]}
     if planned.request["actuator"] == "vm_reset":
-        args |= {"socket": "/none", "rejoin": ["python3", "-m", "inject.reprovision", "soft.yml", "host1"]}
+        args |= {"socket": "/none", "reprovision": ["python3", "-m", "inject.reprovision", "soft.yml", "host1"]}
     actuator = make(planned.request["actuator"], args)
     assert planned.target.kind in CATALOGUE[kind].targets
     assert actuator.hits() in (None, 0)

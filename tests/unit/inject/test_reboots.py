@@ -23,7 +23,7 @@ from inject.fault_plan import FaultSpec, plan
 from inject.leases.channels import local_args, patience_s
 from inject.policy.safety import Forbidden, check
 from inject.prepared_fault import PreparedFault
-from inject.reprovision import boot_before_reset, rejoin
+from inject.reprovision import boot_before_reset, provision_after_reboot
 from testbed.errors import CommandFailed, RevertFailed, Unreachable, UsageError
 from testbed.inventory import lab_inventory as inventory
 from testbed.inventory.schema import SafetyVars
@@ -36,17 +36,17 @@ SOFT = inventory.load(inventories() / "soft.yml")
 
 def prepare(channel, tmp_path, *, back="true", **rest):
     """`back` is the shell command that brings the host back; each of its runs is recorded."""
-    done = shlex.quote(str(tmp_path / "rejoined"))
-    script = f'case "$1" in --look) echo "boot-1";; *) {back} && echo "$@" >>{done};; esac'
-    args = {"host": "host1", "socket": str(tmp_path / "qmp"), "rejoin": ["sh", "-c", script, "rejoin"]}
+    done = shlex.quote(str(tmp_path / "reprovisioned"))
+    script = f'case "$1" in --print-boot) echo "boot-1";; *) {back} && echo "$@" >>{done};; esac'
+    args = {"host": "host1", "socket": str(tmp_path / "qmp"), "reprovision": ["sh", "-c", script, "reprovision"]}
     return send_request(
         channel, "prepare", id="t", actuator="vm_reset", args=args, edges=[[0.0, True]], window_s=60.0, ttl_s=1.5,
         revert_dir=str(tmp_path), **rest,
     )  # fmt: skip
 
 
-def rejoined(tmp_path):
-    path = tmp_path / "rejoined"
+def reprovisioned(tmp_path):
+    path = tmp_path / "reprovisioned"
     return path.read_text().splitlines() if path.exists() else []
 
 
@@ -61,7 +61,7 @@ def test_reboot_is_armed_by_qemus_event_and_over_when_the_host_is_back(held, qem
     assert cleared["ok"]
     assert cleared["observed"]["count"] == 1
     assert not (tmp_path / "t.revert").exists()
-    assert rejoined(tmp_path) == ["--unless boot-1"]
+    assert reprovisioned(tmp_path) == ["--unless boot-1"]
 
 
 @pytest.mark.parametrize("how", ["SIGKILL of the holder", "end of the controller"])
@@ -69,15 +69,15 @@ def test_reboot_host_is_brought_back_whichever_process_dies(held, qemu, tmp_path
     """The stored revert runs once, and does nothing if the host is still in its old boot."""
     prepare(held, tmp_path)
     send_request(held, "arm")
-    assert (qemu.resets, rejoined(tmp_path)) == (1, [])
+    assert (qemu.resets, reprovisioned(tmp_path)) == (1, [])
     assert (tmp_path / "t.revert").exists()
     if how == "end of the controller":
         held.close()
     else:
         os.kill(holder_pid(held), signal.SIGKILL)
-    until(lambda: rejoined(tmp_path) and not (tmp_path / "t.revert").exists(), within_s=5)
+    until(lambda: reprovisioned(tmp_path) and not (tmp_path / "t.revert").exists(), within_s=5)
     held.close()
-    assert rejoined(tmp_path) == ["--unless boot-1"]
+    assert reprovisioned(tmp_path) == ["--unless boot-1"]
     assert qemu.resets == 1
 
 
@@ -102,7 +102,7 @@ def test_reboot_without_qemus_reset_event_is_not_armed(held, qemu, tmp_path):
     qemu.tells = False
     prepare(held, tmp_path)
     assert send_request(held, "arm")["event"] == "error"
-    assert rejoined(tmp_path) == ["--unless boot-1"]
+    assert reprovisioned(tmp_path) == ["--unless boot-1"]
 
 
 @pytest.mark.parametrize(("how", "applied"), [("noop", False), ("lie", True)])
@@ -181,24 +181,28 @@ def test_boot_of_rejects_invalid_output():
         boot_of(Machine("nothing"))
 
 
-def test_rejoin_waits_for_the_host_and_provisions_it_once():
+def test_reprovision_waits_for_the_host_and_provisions_it_once():
     machine = Machine(Unreachable("no answer"), Unreachable("no answer"), "b\n1.0 1.0\n")
     lab, done = lab_of(machine), []
-    assert rejoin(lab, "host1", unless="a", provision_it=lambda _, hosts: done.extend(hosts))
+    assert provision_after_reboot(lab, "host1", unless="a", provision_it=lambda _, hosts: done.extend(hosts))
     assert done == ["host1"]
     assert lab.forgotten == ["host1", "host1"]
 
 
-def test_rejoin_leaves_a_host_alone_that_never_rebooted():
+def test_reprovision_does_nothing_to_a_host_that_has_not_rebooted():
     done = []
-    assert not rejoin(lab_of(Machine("a\n1.0 1.0\n")), "host1", unless="a", provision_it=lambda *_: done.append(1))
+    assert not provision_after_reboot(
+        lab_of(Machine("a\n1.0 1.0\n")), "host1", unless="a", provision_it=lambda *_: done.append(1)
+    )
     assert done == []
 
 
-def test_rejoin_reports_a_host_that_does_not_come_back(monkeypatch):
+def test_reprovision_reports_a_host_that_does_not_come_back(monkeypatch):
     monkeypatch.setattr("inject.reprovision.BOOT_DEADLINE_S", {"kvm": 0.0})
     with pytest.raises(RevertFailed, match="host1 did not answer within 0 s after its reboot: no answer"):
-        rejoin(lab_of(Machine(Unreachable("no answer"))), "host1", unless="a", provision_it=lambda *_: None)
+        provision_after_reboot(
+            lab_of(Machine(Unreachable("no answer"))), "host1", unless="a", provision_it=lambda *_: None
+        )
 
 
 def test_reboot_syncs_disks_and_rejects_the_controllers_own_machine():
@@ -210,7 +214,7 @@ def test_reboot_syncs_disks_and_rejects_the_controllers_own_machine():
 
 
 @pytest.mark.process
-def test_rejoin_program_runs_from_any_directory_and_environment(tmp_path, monkeypatch):
+def test_reprovision_program_runs_from_any_directory_and_environment(tmp_path, monkeypatch):
     """`heal` runs it later without our folder or environment; here the lab is not up, and the program says so."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     planned = plan(FaultSpec(kind="host.reboot", target="host2", for_s=1.0), SOFT.topology, lab_kind="soft")
@@ -218,7 +222,7 @@ def test_rejoin_program_runs_from_any_directory_and_environment(tmp_path, monkey
     args = local_args(lab, planned.request)
     assert args["socket"] == str(tmp_path / "qmp")
     monkeypatch.delenv("FAULTBED_HOME")
-    done = subprocess.run([*args["rejoin"], "--look"], cwd="/", capture_output=True, text=True, check=False)
+    done = subprocess.run([*args["reprovision"], "--print-boot"], cwd="/", capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("host2: soft is not up")
 
