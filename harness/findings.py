@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, get_args, Literal
 
 import msgspec
 
@@ -52,7 +52,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause
     place: Place
     name: str
-    confidence: float
+    confidence: Annotated[float, msgspec.Meta(ge=0, le=1)]
     evidence: tuple[str, ...]
 
     @property

@@ -126,6 +126,8 @@ def offenders_command(
             session.json(lines)
         else:
             click.echo("\n".join(lines))
+            if not lines and hand_over == "hostfile":
+                session.err.print("no host is left for the file: each has to be drained")
         return
     if as_json:
         session.json({**counts, "rehearsal": rehearse, "offenders": [_plain(offender) for offender in ranking]})

@@ -113,7 +113,8 @@ def test_flaps_cleared_midway_are_proven_only_if_their_kind_ends_by_clearing(lab
             actual[until_cleared] = prepared.clear()
     assert "was on 3 of 100 planned times" in actual[False].unproven[-1]
     assert actual[True].on_time.planned_ns < 2 * S
-    assert not [reason for reason in actual[True].unproven if "was o" in reason]
+    # On a busy machine a flap may begin late, and is then shorter than planned: that is another reason.
+    assert not [reason for reason in actual[True].unproven if "planned times" in reason]
 
 
 def test_late_fault_reports_its_delay(lab, injecting):
