@@ -365,6 +365,15 @@ def test_offenders_hands_over_to_schedulers(runs):
     assert "faultbed.io/offender=drain:NoSchedule" in command("--runs", runs, "--hand-over", "kubernetes").stdout
 
 
+def test_offenders_say_why_a_hostfile_is_empty(runs, tmp_path):
+    file = tmp_path / "preflight.json"
+    file.write_text(json.dumps({"wrong": [{"check": "gpu", "where": f"host{number}:gpu0"} for number in range(1, 5)]}))
+    words = ("--runs", runs, "--preflight", file, "--drain", "0.1", "--hand-over", "hostfile")
+    answer = command(*words)
+    assert answer.stdout.strip() == ""
+    assert "no host is left for the file" in answer.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
