@@ -241,6 +241,10 @@ NOT_RUN = {
         "--metric busbw.mean --metric mmr.rtsw1 --out runs/fragmented"
     ): "seven more VMs beside those of the session",
     (
+        "faultbed sweep docs/sweeps/entropy.toml --over fabric.routing=ecmp,e-ecmp,static-parity,pinned,spray,weighted,"
+        "resilient --over workload.entropy=1,16 --metric mmr.rtsw1 --metric mmr.rtsw2 --out runs/entropy"
+    ): "14 runs, ten minutes",
+    (
         "faultbed --lab soft-tapered sweep docs/sweeps/algorithms.toml --over fabric.routing=static-parity,e-ecmp "
         "--over workload.algorithm=ring,double-binary-tree,recursive-halving --over workload.size=4KiB,64KiB,512KiB "
         "--metric busbw.mean --metric mmr.rtsw1 --out runs/algorithms"
