@@ -449,7 +449,8 @@ READY = sorted((house.HOUSE / "docs" / "sweeps").glob("*.toml"))
 
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
 def test_ready_sweep_fits_a_lab(path):
-    name = {"taper": "soft-zones", "collision": "soft-tapered", "algorithms": "soft-tapered"}.get(path.stem, "soft")
+    tapered = dict.fromkeys(("collision", "algorithms", "fragmented"), "soft-tapered")
+    name = {"taper": "soft-zones", **tapered}.get(path.stem, "soft")
     lab = lab_inventory.load(house.HOUSE / "inventory" / f"{name}.yml")
     made = points_of(
         path.read_bytes(), [parse("workload.qp.timeout=15,16")], lab, source=path.name, seed=None, repeat=1
