@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
