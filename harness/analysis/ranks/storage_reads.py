@@ -1,9 +1,10 @@
 """Whether checkpoints delay the reads of storage: the 99th percentile of both kinds of reads. Pure.
 
-A read counts as one beside checkpoints if any rank was storing one during a part of it. With readers beside the job
-only their reads count, from the time for which each was planned: ranks that wait for their checkpoint read nothing, so
-that their own reads would not show a burst of checkpoints. Without readers the reads are those of the ranks. The data
-of the next iteration are read while the ranks work on this one, so a read may be slow although no rank waits for it.
+A read is beside a checkpoint if any rank was storing one during a part of it. If the job has readers beside it, only
+their reads count, and each from the time for which it was planned. The ranks' own reads would not show a burst of
+checkpoints, because ranks that wait for their checkpoint read nothing. Without readers the reads are those of the
+ranks. A rank reads the data of the next iteration while it works on this one, so a read may be slow although no rank
+waits for it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Reads:
     def p99_ratio(self) -> float | None:
         """99th percentile of reads beside checkpoints over that of the others.
 
-        None: there are none of one kind, some are missing, or a backlog is what the others' percentile shows.
+        None: there are no reads of one kind, reads are missing, or the percentile of the others shows a backlog.
         """
         beside, alone = _joined(self.beside), _joined(self.alone)
         if not beside or not alone or self.failure is not None or self._fell_behind:

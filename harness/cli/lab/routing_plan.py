@@ -21,14 +21,7 @@ __all__ = ["routing_plan"]
 @click.option("--remove", is_flag=True, help="Print the lines that remove the scheme.")
 @json_option
 @pass_session
-def routing_plan(
-    session: Session,
-    *,
-    switches: tuple[str, ...],
-    scheme: str,
-    remove: bool,
-    as_json: bool,
-) -> None:
+def routing_plan(session: Session, *, switches: tuple[str, ...], scheme: str, remove: bool, as_json: bool) -> None:
     """Print the lines by which SWITCHES (default: all) route by a scheme, for the console of FRR (vtysh).
 
     Nothing is configured: on a rack only you do that. (On a soft lab, [fabric] of an experiment applies a scheme.)

@@ -112,10 +112,10 @@ def missing_rules(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[st
 
 
 def wrong_routes(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one sentence for each switch whose scheme tables are not those that follow from BGP's present next hops.
+    """Return one sentence for each switch whose scheme tables do not follow from the next hops that BGP has now.
 
-    A packet whose route is missing takes BGP's. A route that another program has replaced stays replaced, because the
-    agent follows the main table only.
+    A packet whose route is missing takes BGP's route. If another program replaces a route, it stays replaced, because
+    the agent follows the main table only.
     """
     wrong = []
     for switch, switch_tables in tables.switches.items():
@@ -140,9 +140,8 @@ def wrong_routes(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str
 def wrong_marks(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return one sentence for each switch whose nftables statements draw marks otherwise than the scheme.
 
-    A switch without statements has none here.
-
-    The kernels' decisions do not show that: they are queried with a mark.
+    The kernels' decisions do not show this, because they are queried with a mark. A switch without any statement is
+    left out: that its marks are gone is reported by itself.
     """
     wrong = []
     for switch in tables.switches:
@@ -297,13 +296,9 @@ def _wrong_weights(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[s
     """Return one sentence for each route with other weights: shares of samples do not tell 4:3 from 1:1."""
     wrong = []
     for switch, switch_tables in tables.switches.items():
-        routes = state_by_switch[switch]["tables"].get(str(SHARED_TABLE), {})
         for prefix, ports in switch_tables.hops.items():
             expected = {port: switch_tables.weights[port] for port in ports}
-            installed = {
-                name: int(weight or 1)
-                for name, _, weight in (hop.partition(" weight ") for hop in routes.get(prefix, ()))
-            }
+            _, installed = _installed_route(state_by_switch[switch], SHARED_TABLE, prefix) or (0, {})
             if installed != expected:
                 wrong.append(
                     f"{switch} to {prefix}: its next hops have the weights {installed}; the scheme expects {expected}"

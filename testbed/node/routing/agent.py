@@ -372,7 +372,10 @@ def marked_packets(namespace: str | None) -> list[int] | None:
 
 
 def _marks(namespace: str | None) -> list[tuple[int, list[int | None]]] | None:
-    """Return (packets marked, [modulus, seed or None] of the draw) of each nftables statement; None: no such table."""
+    """Return what each nftables statement has marked, and how it draws the mark; None: there is no such table.
+
+    That is the number of packets, and [modulus, seed or None].
+    """
     try:
         listed = json.loads(_nft(namespace, ["-j", "list", "table", "ip", NFT_TABLE]))["nftables"]
     except TimeoutError:  # this says nothing about the table
