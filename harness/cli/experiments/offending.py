@@ -30,10 +30,11 @@ from harness.record.measurements import Measurements
 from harness.record.rundir import RunDir, open_run
 from harness.verdict import Verdict, VerdictFile
 from testbed.errors import UsageError
+from testbed.inventory.lab_inventory import Inventory
 from testbed.model.topology import Topology
 from testbed.suggestions import first_of
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "drained_hosts"]
 
 _COLOURS = {"RMA": "red", "drain": "yellow", "watch": "dim"}
 _PROGRESS_S = 2.0
@@ -138,6 +139,18 @@ def offenders_command(
         session.out.print(Text(warning, style="yellow"), soft_wrap=True)
 
 
+def drained_hosts(session: Session, inventory: Inventory, runs: Path) -> dict[str, Offender]:
+    """Return the hosts that `faultbed offenders --runs RUNS` lists for drain or RMA, with the severest offender."""
+    strikes: list[Strike] = []
+    readings: list[GpuReading] = []
+    counts = dict.fromkeys(("runs", "drills", "errors", "other_labs", "copies"), 0)
+    for directory, verdict, measured in _runs_of(session, inventory.name, runs, counts):
+        at, name = directory.started, directory.path.name
+        strikes += strikes_of_run(measured, verdict, origin=name, at=at)
+        readings += readings_of_run(measured, origin=name, at=at)
+    return _to_drain(offenders(strikes, inventory.topology, Thresholds(), now=datetime.now(UTC), readings=readings))
+
+
 def _runs_of(
     session: Session, lab: str, runs: Path, counts: dict[str, int]
 ) -> Iterator[tuple[RunDir, VerdictFile, Measurements]]:
@@ -222,10 +235,7 @@ def _duration(text: str) -> timedelta:
 
 def _handed_over(form: str, ranking: Sequence[Offender], topology: Topology) -> Iterator[str]:
     """Yield the lines for a scheduler: drained hosts, or the hosts that remain."""
-    drained: dict[str, Offender] = {}
-    for offender in ranking:
-        if offender.action != "watch" and offender.host:
-            drained.setdefault(offender.host, offender)
+    drained = _to_drain(ranking)
     if form == "hostfile":
         yield from (host.name for host in topology.hosts if host.name not in drained)
         return
@@ -235,6 +245,15 @@ def _handed_over(form: str, ranking: Sequence[Offender], topology: Topology) -> 
             yield shlex.join(["scontrol", "update", f"NodeName={host}", "State=DRAIN", f"Reason={why}"])
         else:
             yield shlex.join(["kubectl", "taint", "nodes", host, f"faultbed.io/offender={offender.action}:NoSchedule"])
+
+
+def _to_drain(ranking: Sequence[Offender]) -> dict[str, Offender]:
+    """Return the hosts to drain, each with its severest offender."""
+    drained: dict[str, Offender] = {}
+    for offender in ranking:
+        if offender.action != "watch" and offender.host:
+            drained.setdefault(offender.host, offender)
+    return drained
 
 
 def _plain(offender: Offender) -> dict[str, object]:

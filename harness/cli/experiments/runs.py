@@ -12,11 +12,13 @@ from rich.text import Text
 from harness.analysis.observe import observe
 from harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from harness.cli.experiments.histories import PAIR, show_comparison
+from harness.cli.experiments.offending import drained_hosts
 from harness.cli.options.numbers import SEED
 from harness.confidence import Interval
 from harness.experiment import experiment_file as experiment_module
 from harness.experiment import run_plan as plan_module
 from harness.experiment.experiment_file import Experiment
+from harness.experiment.workload_file import Job
 from harness.judge import noisy_checks
 from harness.record import rundir
 from harness.report import summary
@@ -29,7 +31,7 @@ from harness.run.repeats import alpha_spending, pooled, repeated
 from harness.run.repeats.trials import trial_of
 from harness.verdict import Check, ExcludedHost, Verdict, exit_code
 from testbed.backends.lab_backend import backend_of
-from testbed.errors import Unsupported, UsageError
+from testbed.errors import ConfigError, Unsupported, UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.model.lab_kind import traits_of
 from testbed.tenancy.lab_lease import LabLease, hold
@@ -106,6 +108,7 @@ def run(
     most = _most(loaded, repeat, until_decided=until_decided, most=most)
     left_out = exclusions.named_by_user(inventory, without)
     (decided,) = _decide(loaded, source, inventory, [seed], left_out)
+    _refuse_drained_spares(session, decided, inventory, out)
     if only_plan:
         if leave_out:
             raise UsageError("--plan touches nothing, and --leave-out has to look; name hosts by --without")
@@ -172,6 +175,29 @@ def _decide(
         without = ", ".join(f"{exclusion.host} ({exclusion.why})" for exclusion in left_out)
         kind = Unsupported if isinstance(error, Unsupported) else UsageError
         raise kind(f"{error}; left out: {without}") from None
+
+
+def _refuse_drained_spares(session: Session, decided: Decided, inventory: Inventory, runs: Path) -> None:
+    """Refuse a job whose spare is on a host that the offenders of earlier runs list for drain or RMA.
+
+    A lab with a snapshot is exempt: every run starts from it, so an earlier run says nothing about a host.
+
+    Raises:
+        ConfigError: a restart would move a rank to such a host.
+    """
+    workload = decided.experiment.workload
+    resilience = workload.resilience if isinstance(workload, Job) else None
+    if resilience is None or not resilience.spares or traits_of(inventory.kind).has_snapshot:
+        return
+    drained = drained_hosts(session, inventory, runs)
+    for spare in resilience.spares:
+        if (offender := drained.get(spare.partition(":")[0])) is not None:
+            raise ConfigError(
+                f"{decided.experiment.source}: workload.resilience.spares: {spare} is on a host to drain "
+                f"({offender.action}: {offender.causes[0]} at {offender.name}); name another spare or, "
+                f"if the host was repaired, move the runs from before the repair out of {runs} "
+                f"(`faultbed offenders --runs {runs}` lists them)"
+            )
 
 
 def _execute_all(
