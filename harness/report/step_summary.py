@@ -97,10 +97,10 @@ def read_preflight(path: Path) -> list[str]:
         return []
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not what `faultbed preflight --out` writes: {error}") from error
-    return [f"{wrong.check}: {wrong.where}: {wrong.found}, right is {wrong.wanted}" for wrong in preflight.wrong]
+    return [f"{entry.check}: {entry.where}: {entry.found}, right is {entry.wanted}" for entry in preflight.wrong]
 
 
-class _Wrong(msgspec.Struct, frozen=True, kw_only=True):
+class _FindingEntry(msgspec.Struct, frozen=True, kw_only=True):
     check: str
     where: str
     found: str
@@ -108,7 +108,7 @@ class _Wrong(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Preflight(msgspec.Struct, frozen=True, kw_only=True):
-    wrong: tuple[_Wrong, ...]
+    wrong: tuple[_FindingEntry, ...]
 
 
 def read_junit(paths: Iterable[Path]) -> list[Case]:

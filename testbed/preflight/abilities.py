@@ -15,7 +15,7 @@ from testbed.model.topology import Host, Switch
 from testbed.preflight.collect import Facts
 from testbed.preflight.rack_formats import keeps_up, key_values
 
-__all__ = ["OLDEST_PYTHON", "unseen", "wrong"]
+__all__ = ["OLDEST_PYTHON", "problems", "undetermined"]
 
 OLDEST_PYTHON = (3, 9)
 OLDEST_SONIC = 202205
@@ -31,16 +31,16 @@ _GPU_TOOLS = ("nvidia-smi", "dcgmi")
 _RELEASE = re.compile(r"\b(20\d{4})\b")
 
 
-def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
-    """Yield the machines whose Python is too old, in the format of the checks."""
+def problems(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
+    """Yield (where, observed, expected) for each machine whose Python is too old."""
     for name, values in _reported_abilities(inventory, state):
         version = _version(values.get("python", ""))
         if version is not None and version < OLDEST_PYTHON:
             yield name, values["python"], "3.9 or later (SONiC 202111)"
 
 
-def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """Yield what is missing on each machine, and what cannot be checked or done without it."""
+def undetermined(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
+    """Yield (where, why) for each missing tool or setting; `why` says what cannot be checked or done without it."""
     for name, values in _reported_abilities(inventory, state):
         if _version(values.get("python", "")) is None:
             yield name, "it does not report its version of Python"

@@ -16,9 +16,9 @@ from testbed.inventory.lab_inventory import Inventory
 from testbed.model.topology import Host, Rnic
 from testbed.preflight.collect import Facts
 
-__all__ = ["unseen", "wrong"]
+__all__ = ["problems", "undetermined"]
 
-_WANTED = "below the same PCIe switch"
+_EXPECTED = "below the same PCIe switch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,25 +29,25 @@ class _Bus:
     numa: Mapping[str, int]
 
 
-def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
-    """Yield pairs that are not near each other, and devices at other addresses than the inventory's."""
-    for host, rnic, bus, gpu_is_near in _pairs(inventory, state):
+def problems(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
+    """Yield (where, observed, expected) for pairs that are not near each other, and for unexpected PCIe addresses."""
+    for host, rnic, bus, why_unchecked in _pairs(inventory, state):
         where, at = f"{host.name}:{rnic.name}", _address(rnic, state[host.name])
         if at is None or at not in bus.paths:
             continue
         if rnic.pcie is not None and rnic.pcie != at:
             yield where, f"is the PCI device {at}", f"{rnic.pcie}, by the inventory"
         gpu = next((gpu for gpu in host.gpus if gpu.name == rnic.gpu), None)
-        if gpu is None or gpu.pcie is None or gpu_is_near:
+        if gpu is None or gpu.pcie is None or why_unchecked:
             continue
         if gpu.pcie not in bus.paths:
             yield f"{host.name}:{gpu.name}", f"no PCI device at {gpu.pcie}", "the inventory's address"
         elif shared_bridges(bus.paths[at], bus.paths[gpu.pcie]) < 2:  # noqa: PLR2004 - a root complex alone is no switch
-            yield where, _apart(host, bus, at, gpu.name, gpu.pcie), f"{gpu.name} {_WANTED}"
+            yield where, _apart(host, bus, at, gpu.name, gpu.pcie), f"{gpu.name} {_EXPECTED}"
 
 
-def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs that cannot be checked, and why."""
+def undetermined(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
+    """Yield (where, why) for the pairs that cannot be checked."""
     for host, rnic, _, why in _pairs(inventory, state):
         if why:
             yield f"{host.name}:{rnic.name}", why

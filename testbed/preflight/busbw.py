@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from testbed.errors import UsageError
 from testbed.inventory.schema import BusbwVars
 
-__all__ = ["Measured", "Run", "Short", "compare", "read"]
+__all__ = ["Measured", "Run", "Shortfall", "compare", "read"]
 
 _TAG = re.compile(r"^\[\d+,\d+\](?:<std(?:out|err)>)?: ?", re.MULTILINE)
 """Prefix of each line with `mpirun --tag-output`: job, rank and stream (Open MPI, mpirun(1))."""
@@ -54,12 +54,12 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Short:
+class Shortfall:
     """A size that is slower than the table requires, or whose data was wrong."""
 
     where: str
-    found: str
-    wanted: str
+    observed: str
+    expected: str
 
 
 def read(text: str) -> Run:
@@ -101,7 +101,7 @@ def read(text: str) -> Run:
     return Run(collective=collective, ranks=len(ranks), lines=lines)
 
 
-def compare(run: Run, table: Sequence[BusbwVars]) -> list[Short]:
+def compare(run: Run, table: Sequence[BusbwVars]) -> list[Shortfall]:
     """Return the sizes of a run that are slower than the table requires.
 
     Raises:
@@ -119,15 +119,15 @@ def compare(run: Run, table: Sequence[BusbwVars]) -> list[Short]:
         raise UsageError(
             f"every size of this run is below the table's first, {lines[0].size_bytes} bytes; measure larger ones"
         )
-    return list(_short(run, lines, collective))
+    return list(_shortfalls(run, lines, collective))
 
 
-def _short(run: Run, lines: Sequence[BusbwVars], collective: str) -> Iterable[Short]:
+def _shortfalls(run: Run, lines: Sequence[BusbwVars], collective: str) -> Iterable[Shortfall]:
     for line in run.lines:
         where = f"{collective} of {run.ranks}, {line.size_bytes} bytes"
         if line.wrong:
-            yield Short(where=where, found=f"{line.wrong} wrong elements", wanted="none")
+            yield Shortfall(where=where, observed=f"{line.wrong} wrong elements", expected="none")
         bounds = [bound for bound in lines if bound.size_bytes <= line.size_bytes]
         if bounds and line.gbytes_per_s < bounds[-1].at_least_gbytes_per_s:
-            wanted = f"at least {bounds[-1].at_least_gbytes_per_s:g} GB/s (faultbed_busbw)"
-            yield Short(where=where, found=f"busbw {line.gbytes_per_s:g} GB/s", wanted=wanted)
+            expected = f"at least {bounds[-1].at_least_gbytes_per_s:g} GB/s (faultbed_busbw)"
+            yield Shortfall(where=where, observed=f"busbw {line.gbytes_per_s:g} GB/s", expected=expected)

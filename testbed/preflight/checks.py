@@ -41,12 +41,12 @@ _NO_LIMIT = "max"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreflightFinding:
-    """One problem: the value `found` at `where`, the expected value (`wanted`) and what to do."""
+    """One problem: the value that check `check` observed at `where`, the expected value, and what to do."""
 
     check: str
     where: str
-    found: str
-    wanted: str
+    observed: str
+    expected: str
     do: str
 
 
@@ -59,34 +59,35 @@ class Unchecked:
     why: str
 
 
-def _all_seen(_inventory: Inventory, _state: State) -> Iterator[tuple[str, str]]:
+def _all_determined(_inventory: Inventory, _state: State) -> Iterator[tuple[str, str]]:
     yield from ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check. `wrong` yields (where, found, wanted), `unseen` yields (where, why) for what it could not determine.
+    """One check: what it reads (`method`), the `expected` state, and what to `do` about a problem.
 
-    `labs` are the kinds of lab on which it runs. `elsewhere` is the reason why it does not run on the others.
+    `problems` yields (where, observed, expected). `undetermined` yields (where, why) for each part of the check that
+    could not be done. `labs` are the kinds of lab on which it runs; `inapplicable_why` is the reason for the others.
     """
 
     name: str
-    how: str
-    right: str
+    method: str
+    expected: str
     do: str
-    wrong: Callable[[Inventory, State], Iterator[tuple[str, str, str]]]
-    unseen: Callable[[Inventory, State], Iterator[tuple[str, str]]] = _all_seen
+    problems: Callable[[Inventory, State], Iterator[tuple[str, str, str]]]
+    undetermined: Callable[[Inventory, State], Iterator[tuple[str, str]]] = _all_determined
     labs: tuple[str, ...] = ("soft", "rack")
-    elsewhere: str = ""
+    inapplicable_why: str = ""
 
 
 def run_checks(inventory: Inventory, state: State, checks: Sequence[Check] | None = None) -> list[PreflightFinding]:
     """Return the findings of the checks (default: `CHECKS`), in their order."""
     return [
-        PreflightFinding(check=check.name, where=where, found=observed, wanted=wanted, do=check.do)
+        PreflightFinding(check=check.name, where=where, observed=observed, expected=expected, do=check.do)
         for check in (CHECKS if checks is None else checks)
         if inventory.kind in check.labs
-        for where, observed, wanted in check.wrong(inventory, state)
+        for where, observed, expected in check.problems(inventory, state)
     ]
 
 
@@ -95,10 +96,10 @@ def unchecked_parts(inventory: Inventory, state: State, checks: Sequence[Check] 
     unknown = []
     for check in CHECKS if checks is None else checks:
         if inventory.kind in check.labs:
-            unseen = check.unseen(inventory, state)
-            unknown += [Unchecked(check=check.name, where=where, why=why) for where, why in unseen]
+            parts = check.undetermined(inventory, state)
+            unknown += [Unchecked(check=check.name, where=where, why=why) for where, why in parts]
         else:
-            unknown.append(Unchecked(check=check.name, where=inventory.name, why=check.elsewhere))
+            unknown.append(Unchecked(check=check.name, where=inventory.name, why=check.inapplicable_why))
     return unknown
 
 
@@ -137,12 +138,12 @@ def _mtu(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
             if interface is not None:
                 mtus[f"{port.node}:{port.netdev}"] = (interface.mtu, port)
         for where, (mtu, port) in mtus.items():
-            wanted = port.mtu or inventory.mtu
+            expected = port.mtu or inventory.mtu
             on_host = link.rnic is not None and port is link.b
-            enough = mtu >= wanted if not traits_of(inventory.kind).is_emulated and not on_host else mtu == wanted
+            enough = mtu >= expected if not traits_of(inventory.kind).is_emulated and not on_host else mtu == expected
             if not enough:
                 other = ", ".join(f"{end} has {size}" for end, (size, _) in mtus.items() if end != where)
-                yield where, f"{mtu}; {other}", str(wanted)
+                yield where, f"{mtu}; {other}", str(expected)
 
 
 def _address(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -164,8 +165,8 @@ def _rdma(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
 def _gid(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for host in inventory.topology.hosts:
         for rnic in host.rnics:
-            wanted = ipaddress.IPv6Address(f"::ffff:{rnic.ip}").exploded
-            if wanted not in state[host.name].gids.get(rnic.name, set()):
+            expected = ipaddress.IPv6Address(f"::ffff:{rnic.ip}").exploded
+            if expected not in state[host.name].gids.get(rnic.name, set()):
                 yield f"{host.name}:{rnic.name}", "not in the GID table", f"::ffff:{rnic.ip}"
 
 
@@ -174,13 +175,13 @@ def _queue(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]
         interface = state[port.node].interfaces.get(port.netdev)
         if interface is None:
             continue
-        wanted = inventory.shapes.get(port.node, {}).get(port.netdev)
-        if wanted is not None:
-            if interface.shape != wanted:
+        expected = inventory.shapes.get(port.node, {}).get(port.netdev)
+        if expected is not None:
+            if interface.shape != expected:
                 observed = (
                     _shape_words(interface.shape) if interface.shape else f"{interface.queue}, no rate and no delay"
                 )
-                yield where, observed, _shape_words(wanted)
+                yield where, observed, _shape_words(expected)
         elif interface.queue not in _QUEUES:
             yield where, interface.queue, " or ".join(sorted(_QUEUES))
 
@@ -192,12 +193,12 @@ def _shape_words(shape: Shape) -> str:
 
 def _hash(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for switch in inventory.topology.switches:
-        wanted = {
+        expected = {
             "net.ipv4.ip_forward": "1",
             "net.ipv4.fib_multipath_hash_policy": "1",
             "net.ipv4.fib_multipath_hash_seed": str(inventory.hash_seed(switch.name)),
         }
-        for name, value in wanted.items():
+        for name, value in expected.items():
             observed = state[switch.name].sysctls.get(name, "missing")
             if observed != value:
                 yield switch.name, f"{name} = {observed}", value
@@ -208,11 +209,11 @@ def _route(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]
     for host in topology.hosts:
         for rnic in host.rnics:
             port = topology.rnic_link(host.name, rnic.name).a
-            wanted = (rnic.netdev, str(port.address).partition("/")[0])
+            expected = (rnic.netdev, str(port.address).partition("/")[0])
             observed = state[host.name].route_by_source.get(rnic.ip)
-            if observed != wanted:
+            if observed != expected:
                 shown = f"by {observed[0]} to {observed[1]}" if observed else "nowhere"
-                yield f"{host.name}:{rnic.name} ({rnic.ip})", f"sends {shown}", f"by {wanted[0]} to {wanted[1]}"
+                yield f"{host.name}:{rnic.name} ({rnic.ip})", f"sends {shown}", f"by {expected[0]} to {expected[1]}"
 
 
 def _sessions(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -280,7 +281,7 @@ def _clock(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]
             )
 
 
-def _clock_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+def _clock_undetermined(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     """Report clocks whose skew is uncertain because of SSH's round trip; `time` reads each host's own estimate."""
     bound_s = traits_of(inventory.kind).clock_bound_s
     for name, facts in state.items():
@@ -303,7 +304,7 @@ def _leftovers(inventory: Inventory, state: State) -> Iterator[tuple[str, str, s
             yield name, f"nftables table {table}", "none"
 
 
-def _leftovers_unseen(_inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+def _leftovers_undetermined(_inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for name, facts in state.items():
         for tool in facts.failed:
             yield name, f"{tool} failed, so leftovers of that kind are unknown"
@@ -323,108 +324,108 @@ def _gpu(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
 CHECKS: tuple[Check, ...] = (
     Check(
         name="link",
-        how="`ip -j address` on both ends of every cable, and of the front end",
-        right="every interface exists, is up and has a carrier",
+        method="`ip -j address` on both ends of every cable, and of the front end",
+        expected="every interface exists, is up and has a carrier",
         do="check cable and optics; on a soft lab run `faultbed heal`, then `faultbed reset`",
-        wrong=_link,
+        problems=_link,
     ),
     Check(
         name="mac",
-        how="`ip -j address`: the MAC of every port",
-        right="as in the inventory; a difference means that a cable, or the inventory, belongs to another machine",
+        method="`ip -j address`: the MAC of every port",
+        expected="as in the inventory; a difference means that a cable, or the inventory, belongs to another machine",
         do="correct the inventory, or the cabling",
-        wrong=_mac,
+        problems=_mac,
     ),
     Check(
         name="mtu",
-        how="`ip -j address` on both ends of every cable",
-        right="as in the inventory for each RNIC and port, or else faultbed_mtu (switches of racks: at least that)",
+        method="`ip -j address` on both ends of every cable",
+        expected="as in the inventory for each RNIC and port, or else faultbed_mtu (switches of racks: at least that)",
         do="set the MTU of that port; `faultbed up --fresh` provisions a soft lab again",
-        wrong=_mtu,
+        problems=_mtu,
     ),
     Check(
         name="address",
-        how="`ip -j address`: the IPv4 addresses of RNICs and host ports",
-        right="exactly as in the inventory",
+        method="`ip -j address`: the IPv4 addresses of RNICs and host ports",
+        expected="exactly as in the inventory",
         do="provision again, or correct the inventory",
-        wrong=_address,
+        problems=_address,
     ),
     Check(
         name="rdma",
-        how="`rdma -j link show`",
-        right="every RNIC exists, is ACTIVE and on its netdev",
+        method="`rdma -j link show`",
+        expected="every RNIC exists, is ACTIVE and on its netdev",
         do="load the driver; a port that is DOWN has no carrier",
-        wrong=_rdma,
+        problems=_rdma,
     ),
     Check(
         name="gid",
-        how="/sys/class/infiniband/*/ports/1/gids",
-        right="every RNIC has the RoCEv2 GID of its IPv4 address",
+        method="/sys/class/infiniband/*/ports/1/gids",
+        expected="every RNIC has the RoCEv2 GID of its IPv4 address",
         do="set the address; if it was set after the device was created, take the link down and up",
-        wrong=_gid,
+        problems=_gid,
     ),
     Check(
         name="queue",
-        how="`tc -j qdisc show` on both ends of every cable",
-        right="rate, delay and queue of the inventory; without rates, a plain deep queue that drops nothing",
+        method="`tc -j qdisc show` on both ends of every cable",
+        expected="rate, delay and queue of the inventory; without rates, a plain deep queue that drops nothing",
         do="run `faultbed heal`, then `faultbed reset`; or at a port without rates `tc qdisc del dev PORT root`",
-        wrong=_queue,
+        problems=_queue,
         labs=("soft",),
-        elsewhere="the switches of a rack queue in their ASIC, which no qdisc shows",
+        inapplicable_why="the switches of a rack queue in their ASIC, which no qdisc shows",
     ),
     Check(
         name="hash",
-        how="`sysctl net.ipv4` in every switch",
-        right="forwarding, ECMP by layer 4 (ip-sysctl.rst) and the lab's hash seed",
+        method="`sysctl net.ipv4` in every switch",
+        expected="forwarding, ECMP by layer 4 (ip-sysctl.rst) and the lab's hash seed",
         do="set the sysctl; with layer-3 hashing, all QPs between two hosts share one uplink",
-        wrong=_hash,
+        problems=_hash,
         labs=("soft",),
-        elsewhere="the switches of a rack hash in their ASIC, not in a kernel",
+        inapplicable_why="the switches of a rack hash in their ASIC, not in a kernel",
     ),
     Check(
         name="route",
-        how=f"`ip -j route get {FAR_ADDRESS} from RNIC` on every host",
-        right="packets from an RNIC's address leave by that RNIC, to its own switch port",
+        method=f"`ip -j route get {FAR_ADDRESS} from RNIC` on every host",
+        expected="packets from an RNIC's address leave by that RNIC, to its own switch port",
         do="restore the rule and the table of that RNIC (`ip rule`, `ip route show table 100...`)",
-        wrong=_route,
+        problems=_route,
     ),
     Check(
         name="bgp",
-        how="`show bgp ipv4 unicast summary json` in every switch",
-        right="every uplink's session is Established",
+        method="`show bgp ipv4 unicast summary json` in every switch",
+        expected="every uplink's session is Established",
         do="check `show bgp neighbors` on both ends",
-        wrong=_sessions,
+        problems=_sessions,
     ),
     Check(
         name="ecmp",
-        how="`ip -j route`: next hops of every far prefix in the kernel's table",
-        right="as many as there are shortest paths in the topology",
+        method="`ip -j route`: next hops of every far prefix in the kernel's table",
+        expected="as many as there are shortest paths in the topology",
         do="look for a missing session or uplink, or a static route that hides the others",
-        wrong=_ecmp,
+        problems=_ecmp,
     ),
     Check(
         name="clock",
-        how="`date`, between two readings of the controller's clock",
-        right="soft lab: within 30 s; rack: within 1 ms plus the time that the reading took",
+        method="`date`, between two readings of the controller's clock",
+        expected="soft lab: within 30 s; rack: within 1 ms plus the time that the reading took",
         do="set the clock (`date -s`, chrony, PTP); journals and certificates depend on it",
-        wrong=_clock,
-        unseen=_clock_unseen,
+        problems=_clock,
+        undetermined=_clock_undetermined,
     ),
     Check(
         name="leftovers",
-        how="stored reverts in /run/faultbed/faults, units faultbed-fault-*, nftables tables",
-        right="none",
+        method="stored reverts in /run/faultbed/faults, units faultbed-fault-*, nftables tables",
+        expected="none",
         do="run `faultbed heal`, which reverts what a fault left behind",
-        wrong=_leftovers,
-        unseen=_leftovers_unseen,
+        problems=_leftovers,
+        undetermined=_leftovers_undetermined,
     ),
     Check(
         name="soft-gpu",
-        how="`systemctl list-units`, cpu.max of its cgroup",
-        right="active and without a limit",
+        method="`systemctl list-units`, cpu.max of its cgroup",
+        expected="active and without a limit",
         do="start it with `systemctl start`, or run `faultbed heal`",
-        wrong=_gpu,
+        problems=_gpu,
         labs=("soft",),
-        elsewhere="the GPUs of a rack are not processes in a cgroup",
+        inapplicable_why="the GPUs of a rack are not processes in a cgroup",
     ),
 )

@@ -16,7 +16,7 @@ from testbed.inventory.lab_inventory import Inventory
 from testbed.preflight.collect import Facts
 from testbed.preflight.rack_formats import RAW_BER_MAX
 
-__all__ = ["FecLook", "fec_wrong", "read", "unseen", "wrong"]
+__all__ = ["FecReading", "fec_wrong", "problems", "read", "undetermined"]
 
 _COUNTER = re.compile(r"^\s+(\w+):\s+(\d+)\s*$", re.MULTILINE)
 _ACTIVE = re.compile(r"^Active FEC encodings?:\s*(.*?)\s*$", re.MULTILINE)
@@ -28,7 +28,7 @@ _NO_FEC = frozenset({"", "Off", "None", "Not reported"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FecLook:
+class FecReading:
     """One reading: the host's clock in s, the speed in Mb/s, the active FEC (None: unknown), and the counters."""
 
     at_s: float | None
@@ -37,12 +37,12 @@ class FecLook:
     counters: Mapping[str, int]
 
 
-def read(text: str) -> FecLook:
+def read(text: str) -> FecReading:
     """Parse the output of `testbed.preflight.collect` for one port; values that are not there are missing."""
     labels = {match[1]: match[2] for match in _LABEL.finditer(text)}
     active = _ACTIVE.search(text)
     counters = {match[1]: int(match[2]) for match in _COUNTER.finditer(text) if match[1] in (*_BEYOND, *_CORRECTED)}
-    return FecLook(
+    return FecReading(
         at_s=_float(labels.get("at", "")),
         speed_mbps=int(labels["speed"]) if labels.get("speed", "").isdigit() else None,
         active=active[1] if active else None,
@@ -50,31 +50,31 @@ def read(text: str) -> FecLook:
     )
 
 
-def fec_wrong(first: FecLook, last: FecLook) -> list[tuple[str, str]]:
-    """Return (found, wanted) of each problem: no FEC, errors beyond it that grow, too many before it."""
-    problems = []
+def fec_wrong(first: FecReading, last: FecReading) -> list[tuple[str, str]]:
+    """Return (observed, expected) of each problem: no FEC, errors beyond it that grow, too many before it."""
+    wrong = []
     if last.active in _NO_FEC:
-        problems.append(("no FEC is active", "RS, on both ends"))
+        wrong.append(("no FEC is active", "RS, on both ends"))
     for name in _BEYOND:
         grown = last.counters.get(name, 0) - first.counters.get(name, 0)
         if name in first.counters and grown > 0:
-            problems.append((f"{name} grew by {grown} between two readings", "no growth: FEC corrects all errors"))
+            wrong.append((f"{name} grew by {grown} between two readings", "no growth: FEC corrects all errors"))
     ber = _ber(first, last)
     if ber is not None and ber > RAW_BER_MAX:
-        problems.append((f"BER before FEC {ber:.1e}", f"at most {RAW_BER_MAX:g}"))
-    return problems
+        wrong.append((f"BER before FEC {ber:.1e}", f"at most {RAW_BER_MAX:g}"))
+    return wrong
 
 
-def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
-    """Yield ports of RNICs with bit errors, in the form of all checks."""
-    for where, first, last in _looks(inventory, state):
-        for observed, wanted in fec_wrong(read(first), read(last)):
-            yield where, observed, wanted
+def problems(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
+    """Yield (where, observed, expected) for each problem with the FEC of an RNIC's port."""
+    for where, first, last in _readings(inventory, state):
+        for observed, expected in fec_wrong(read(first), read(last)):
+            yield where, observed, expected
 
 
-def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """Yield ports without these counters, or whose counters were reset between the readings: their state is unknown."""
-    for where, first, last in _looks(inventory, state):
+def undetermined(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
+    """Yield (where, why) for ports that lack a counter, or whose counters were reset between the two readings."""
+    for where, first, last in _readings(inventory, state):
         earlier, later = read(first), read(last)
         lacking = []
         if later.active is None:
@@ -92,7 +92,7 @@ def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[s
             yield where, f"ethtool does not report {', '.join(lacking)}{words}"
 
 
-def _ber(first: FecLook, last: FecLook) -> float | None:
+def _ber(first: FecReading, last: FecReading) -> float | None:
     """Return the corrected bits per bit received between two readings; None if it is unknown."""
     if first.at_s is None or last.at_s is None or not last.speed_mbps:
         return None
@@ -103,7 +103,7 @@ def _ber(first: FecLook, last: FecLook) -> float | None:
     return None
 
 
-def _looks(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
+def _readings(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
     for host in inventory.topology.hosts:
         raw = state[host.name].raw
         for rnic in host.rnics:

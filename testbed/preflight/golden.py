@@ -13,21 +13,21 @@ from testbed.inventory.schema import GoldenVars
 from testbed.preflight.collect import Facts
 from testbed.preflight.rack_formats import gpus, key_values
 
-__all__ = ["unseen", "wrong"]
+__all__ = ["problems", "undetermined"]
 
 _Value = tuple[str, str, str | None, str]
 """Where, what, its value (None: unknown), and the golden value."""
 
 
-def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
-    """Yield the differences, in the form of all checks."""
-    for where, quantity, value, wanted in _compared(inventory, state):
-        if value is not None and value != wanted:
-            yield where, f"{quantity} {value}", f"{wanted} (faultbed_golden)"
+def problems(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
+    """Yield (where, observed, expected) for each difference from the golden values."""
+    for where, quantity, value, expected in _compared(inventory, state):
+        if value is not None and value != expected:
+            yield where, f"{quantity} {value}", f"{expected} (faultbed_golden)"
 
 
-def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """Yield what is not compared: everything without `faultbed_golden`, and values that a host does not report."""
+def undetermined(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
+    """Yield (where, why) for values without a golden value, and for values that a host does not report."""
     golden = inventory.golden
     if golden is None or golden == GoldenVars():
         yield inventory.name, "the inventory has no faultbed_golden to compare with"

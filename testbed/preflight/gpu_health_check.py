@@ -26,14 +26,14 @@ def readings_of(gpu: Gpu) -> dict[str, int | None]:
     }
 
 
-def _wrong(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+def _problems(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for where, gpu in _gpus(inventory, state):
         for breach in breaches(readings_of(gpu)):
             if breach.action != "watch":
                 yield where, breach.text, breach.do
 
 
-def _unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+def _undetermined(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for host in inventory.topology.hosts:
         if not host.gpus:
             continue
@@ -58,9 +58,9 @@ def _gpus(inventory: Inventory, state: State) -> Iterator[tuple[str, Gpu]]:
 
 CHECK = Check(
     name="gpu-health",
-    how="ECC errors, remapped rows and temperature of every GPU, by NVML (of a soft lab's: synthetic)",
-    right="below the thresholds of docs/gpu-thresholds.md that drain or return a GPU",
+    method="ECC errors, remapped rows and temperature of every GPU, by NVML (of a soft lab's: synthetic)",
+    expected="below the thresholds of docs/gpu-thresholds.md that drain or return a GPU",
     do="drain the host; the right column says what repairs each GPU (synthetic health of a soft lab: `faultbed heal`)",
-    wrong=_wrong,
-    unseen=_unseen,
+    problems=_problems,
+    undetermined=_undetermined,
 )

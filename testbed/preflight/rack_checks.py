@@ -35,19 +35,19 @@ def _wrong_values(
 
     def check(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
         for where, raw in _of_rnics(inventory, state, tool):
-            for observed, wanted in wrong(key_values(raw)):
-                yield where, observed, wanted
+            for observed, expected in wrong(key_values(raw)):
+                yield where, observed, expected
 
     return check
 
 
-def _pcie_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+def _pcie_undetermined(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for where, raw in _of_rnics(inventory, state, "pcie"):
         if lacking := pcie_unreported(key_values(raw)):
             yield where, f"sysfs does not report {', '.join(lacking)}"
 
 
-def _link_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+def _link_undetermined(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     """Report hosts without the tool, or without its values."""
     for where, raw in _of_rnics(inventory, state, "mlxlink"):
         values = key_values(raw)
@@ -66,14 +66,14 @@ def _speeds(inventory: Inventory, state: State) -> Iterator[tuple[str, int | Non
 
 
 def _speed(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
-    for where, have, wanted in _speeds(inventory, state):
-        if have is not None and wanted is not None and have != wanted:
-            yield where, f"{have} Gb/s", f"{wanted:g} Gb/s, by the inventory"
+    for where, have, expected in _speeds(inventory, state):
+        if have is not None and expected is not None and have != expected:
+            yield where, f"{have} Gb/s", f"{expected:g} Gb/s, by the inventory"
 
 
-def _speed_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
-    for where, have, wanted in _speeds(inventory, state):
-        if wanted is None:
+def _speed_undetermined(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+    for where, have, expected in _speeds(inventory, state):
+        if expected is None:
             yield where, "the inventory does not give its speed (speed_gbps)"
         elif have is None:
             yield where, "the kernel does not report its speed, as of a port that is down"
@@ -97,7 +97,7 @@ def _firmware(inventory: Inventory, state: State) -> Iterator[tuple[str, str, st
                 yield where, f"firmware {version}", f"{usual}, as on most others of {board}"
 
 
-def _firmware_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+def _firmware_undetermined(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for where, raw in _of_rnics(inventory, state, "firmware"):
         if not raw.strip().partition("\n")[2].strip():
             yield where, "board and firmware cannot be read in /sys/class/infiniband"
@@ -115,8 +115,8 @@ def _gpus(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
         for gpu in answer.gpus:
             where = f"{host.name}:{gpu.place}"
             answered[where] = gpu
-            for observed, wanted in gpu_wrong(gpu):
-                yield where, observed, wanted
+            for observed, expected in gpu_wrong(gpu):
+                yield where, observed, expected
     yield from _odd_ones(answered)
 
 
@@ -140,7 +140,7 @@ def _odd_ones(answered: Mapping[str, Gpu]) -> Iterator[tuple[str, str, str]]:
             yield where, f"power limit {gpu.power_limit_w} W", f"{usual} W, as on most others: `nvidia-smi -pl`"
 
 
-def _gpus_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+def _gpus_undetermined(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for host in inventory.topology.hosts:
         for gpu in gpus(state[host.name].raw.get("gpu", "")).gpus:
             lacking = [
@@ -172,7 +172,7 @@ def _time(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
             yield host.name, f"{offset_s:g} s from its source", f"within {bound_s:g} s"
 
 
-def _time_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+def _time_undetermined(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for host in inventory.topology.hosts:
         raw = state[host.name].raw.get("chrony", "")
         if _has_no_chrony(raw):
@@ -193,13 +193,13 @@ def _qos(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
         return
     for where, raw in _of_rnics(inventory, state, "qos"):
         have = qos(raw)
-        for observed, wanted in qos_wrong(
+        for observed, expected in qos_wrong(
             have, trust=profile.trust, pfc=profile.pfc_priorities, priority=inventory.priority_of_dscp
         ):
-            yield where, observed, wanted
+            yield where, observed, expected
 
 
-def _qos_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+def _qos_undetermined(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     if inventory.qos is None:
         yield inventory.name, "the inventory has no faultbed_qos to compare with"
         return
@@ -221,122 +221,122 @@ def _of_rnics(inventory: Inventory, state: State, tool: str) -> Iterator[tuple[s
 RACK_CHECKS: tuple[Check, ...] = (
     Check(
         name="pcie",
-        how="current_link_* and max_link_* of each RNIC in sysfs",
-        right="as fast and as wide as the RNIC supports; a slot that is slower by design is reported, too",
+        method="current_link_* and max_link_* of each RNIC in sysfs",
+        expected="as fast and as wide as the RNIC supports; a slot that is slower by design is reported, too",
         do="reseat the card; check the slot's bifurcation in the BIOS",
-        wrong=_wrong_values("pcie", pcie_wrong),
-        unseen=_pcie_unseen,
+        problems=_wrong_values("pcie", pcie_wrong),
+        undetermined=_pcie_undetermined,
         labs=("rack",),
-        elsewhere="RNICs of a soft lab are software, without a PCIe link",
+        inapplicable_why="RNICs of a soft lab are software, without a PCIe link",
     ),
     Check(
         name="speed",
-        how="/sys/class/net/*/speed of each RNIC",
-        right="speed_gbps of the inventory; the burn-in cannot find this, because equally slow pairs are no outliers",
+        method="/sys/class/net/*/speed of each RNIC",
+        expected="speed_gbps of the inventory; the burn-in cannot find this: equally slow pairs are no outliers",
         do="check the optics, and speed and lanes of the switch port; both ends must have the same speed",
-        wrong=_speed,
-        unseen=_speed_unseen,
+        problems=_speed,
+        undetermined=_speed_undetermined,
         labs=("rack",),
-        elsewhere="the speed that a virtual interface reports has no meaning",
+        inapplicable_why="the speed that a virtual interface reports has no meaning",
     ),
     Check(
         name="link-quality",
-        how="`mlxlink -d RNIC -c`",
-        right="active, with FEC; few errors before FEC, far below what it can correct, and none after it",
+        method="`mlxlink -d RNIC -c`",
+        expected="active, with FEC; few errors before FEC, far below what it can correct, and none after it",
         do="clean or replace the optics or the cable; both ends must have the same FEC",
-        wrong=_wrong_values("mlxlink", link_wrong),
-        unseen=_link_unseen,
+        problems=_wrong_values("mlxlink", link_wrong),
+        undetermined=_link_undetermined,
         labs=("rack",),
-        elsewhere="RNICs of a soft lab are software: no optics, no FEC",
+        inapplicable_why="RNICs of a soft lab are software: no optics, no FEC",
     ),
     Check(
         name="fec",
-        how="`ethtool -I --show-fec NETDEV` and `ethtool -S NETDEV`, twice, some seconds apart",
-        right="FEC is active, corrects few bits, and the number of uncorrected errors does not grow",
+        method="`ethtool -I --show-fec NETDEV` and `ethtool -S NETDEV`, twice, some seconds apart",
+        expected="FEC is active, corrects few bits, and the number of uncorrected errors does not grow",
         do="clean or replace the optics or the cable at both ends of that port",
-        wrong=fec.wrong,
-        unseen=fec.unseen,
+        problems=fec.problems,
+        undetermined=fec.undetermined,
         labs=("rack",),
-        elsewhere="RNICs of a soft lab are software: no optics, no FEC",
+        inapplicable_why="RNICs of a soft lab are software: no optics, no FEC",
     ),
     Check(
         name="qos",
-        how="`mlnx_qos -i NETDEV`",
-        right="trust, PFC and DSCP map as in the lab's faultbed_qos and faultbed_dscp_map",
+        method="`mlnx_qos -i NETDEV`",
+        expected="trust, PFC and DSCP map as in the lab's faultbed_qos and faultbed_dscp_map",
         do="set what differs; one RNIC with another map pauses the wrong class in the whole lab",
-        wrong=_qos,
-        unseen=_qos_unseen,
+        problems=_qos,
+        undetermined=_qos_undetermined,
         labs=("rack",),
-        elsewhere="soft-RoCE has neither PFC nor DSCP maps",
+        inapplicable_why="soft-RoCE has neither PFC nor DSCP maps",
     ),
     Check(
         name="switch-qos",
-        how="PORT_QOS_MAP and DSCP_TO_TC_MAP in the ConfigDB of each SONiC switch (`sonic-cfggen -d`)",
-        right="PFC and DSCP map of every cabled port are as in faultbed_qos and faultbed_dscp_map",
+        method="PORT_QOS_MAP and DSCP_TO_TC_MAP in the ConfigDB of each SONiC switch (`sonic-cfggen -d`)",
+        expected="PFC and DSCP map of every cabled port are as in faultbed_qos and faultbed_dscp_map",
         do="set what differs; PFC works only if both ends of a cable have it",
-        wrong=switch_qos.wrong,
-        unseen=switch_qos.unseen,
+        problems=switch_qos.problems,
+        undetermined=switch_qos.undetermined,
         labs=("rack",),
-        elsewhere="the switches of a soft lab have neither PFC nor DSCP maps",
+        inapplicable_why="the switches of a soft lab have neither PFC nor DSCP maps",
     ),
     Check(
         name="firmware",
-        how="board_id and fw_ver of each RNIC in sysfs",
-        right="one version for all RNICs of one board",
+        method="board_id and fw_ver of each RNIC in sysfs",
+        expected="one version for all RNICs of one board",
         do="install the version of most RNICs on the others",
-        wrong=_firmware,
-        unseen=_firmware_unseen,
+        problems=_firmware,
+        undetermined=_firmware_undetermined,
         labs=("rack",),
-        elsewhere="RNICs of a soft lab are software: no firmware",
+        inapplicable_why="RNICs of a soft lab are software: no firmware",
     ),
     Check(
         name="golden",
-        how="board_id, fw_ver and current_link_* of each RNIC in sysfs, NVML",
-        right="firmware, PCIe, GPU driver and VBIOS as in the lab's faultbed_golden",
+        method="board_id, fw_ver and current_link_* of each RNIC in sysfs, NVML",
+        expected="firmware, PCIe, GPU driver and VBIOS as in the lab's faultbed_golden",
         do="install the golden version on the host; if the lab has a new one, change the inventory",
-        wrong=golden.wrong,
-        unseen=golden.unseen,
+        problems=golden.problems,
+        undetermined=golden.undetermined,
         labs=("rack",),
-        elsewhere="the machines of a soft lab are all made from one image",
+        inapplicable_why="the machines of a soft lab are all made from one image",
     ),
     Check(
         name="affinity",
-        how="paths and numa_node in /sys/bus/pci of each RNIC and of the GPU that the inventory pairs with it",
-        right="both below the same PCIe switch, at the inventory's addresses",
+        method="paths and numa_node in /sys/bus/pci of each RNIC and of the GPU that the inventory pairs with it",
+        expected="both below the same PCIe switch, at the inventory's addresses",
         do="correct the pairing (`gpu` of the RNIC) in the inventory, or move the card to the other slot",
-        wrong=affinity_check.wrong,
-        unseen=affinity_check.unseen,
+        problems=affinity_check.problems,
+        undetermined=affinity_check.undetermined,
         labs=("rack",),
-        elsewhere="soft RNICs and GPUs are not on a PCI bus",
+        inapplicable_why="soft RNICs and GPUs are not on a PCI bus",
     ),
     Check(
         name="gpu",
-        how="NVML, read by the host's watcher",
-        right="all GPUs answer, are not throttled, have equal settings, ECC, full PCIe width and persistence mode",
+        method="NVML, read by the host's watcher",
+        expected="all GPUs answer, are not throttled, have equal settings, ECC, full PCIe width and persistence mode",
         do="check power, cooling and the slot; turn ECC on with `nvidia-smi -e 1`",
-        wrong=_gpus,
-        unseen=_gpus_unseen,
+        problems=_gpus,
+        undetermined=_gpus_undetermined,
         labs=("rack",),
-        elsewhere="GPUs of a soft lab are processes, which the check soft-gpu reads",
+        inapplicable_why="GPUs of a soft lab are processes, which the check soft-gpu reads",
     ),
     Check(
         name="abilities",
-        how="python3 -V; tools, lockdown and KEEP_ETH_LINK_UP of hosts; release, ASIC and ACLs of SONiC switches",
-        right="Python 3.9 or later; anything else that faults need and is missing is reported with the fault kinds",
+        method="python3 -V; tools, lockdown and KEEP_ETH_LINK_UP of hosts; release, ASIC and ACLs of SONiC switches",
+        expected="Python 3.9 or later; anything else that faults need and is missing is reported with the fault kinds",
         do="install what is missing; `faultbed faults --here` checks each target",
-        wrong=abilities.wrong,
-        unseen=abilities.unseen,
+        problems=abilities.problems,
+        undetermined=abilities.undetermined,
         labs=("rack",),
-        elsewhere="the image of a soft lab has everything that faults need",
+        inapplicable_why="the image of a soft lab has everything that faults need",
     ),
     Check(
         name="time",
-        how="`chronyc -c tracking`",
-        right="synchronised, within 1 ms of its source",
+        method="`chronyc -c tracking`",
+        expected="synchronised, within 1 ms of its source",
         do="check `chronyc sources`, or phc2sys on racks with PTP",
-        wrong=_time,
-        unseen=_time_unseen,
+        problems=_time,
+        undetermined=_time_undetermined,
         labs=("rack",),
-        elsewhere="guests get their clock from QEMU, not from chrony; the check clock reads it",
+        inapplicable_why="guests get their clock from QEMU, not from chrony; the check clock reads it",
     ),
 )

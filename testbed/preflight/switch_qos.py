@@ -17,14 +17,14 @@ from testbed.model.topology import Switch
 from testbed.preflight.collect import Facts
 from testbed.preflight.rack_formats import complaint
 
-__all__ = ["unseen", "wrong"]
+__all__ = ["problems", "undetermined"]
 
 _GLOBAL = "global"
 """The row of PORT_QOS_MAP for the whole switch; newer releases have dscp_to_tc_map there."""
 
 
-def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
-    """Yield the differences of each port, in the form of all checks."""
+def problems(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
+    """Yield (where, observed, expected) for each difference of a switch port from the QoS profile."""
     if inventory.qos is None:
         return
     for switch, tables in _config(inventory, state):
@@ -34,12 +34,12 @@ def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[st
         for link in inventory.topology.links_of(switch.name):
             netdev = link.end(switch.name).netdev
             row = {**ports.get(_GLOBAL, {}), **ports.get(netdev, {})}
-            for observed, wanted in _port(row, classes, inventory.qos, inventory.priority_of_dscp):
-                yield f"{switch.name}:{netdev}", observed, wanted
+            for observed, expected in _port(row, classes, inventory.qos, inventory.priority_of_dscp):
+                yield f"{switch.name}:{netdev}", observed, expected
 
 
-def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """Yield switches without a readable ConfigDB."""
+def undetermined(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
+    """Yield (where, why) for switches without a readable ConfigDB."""
     if inventory.qos is None:
         yield inventory.name, "the inventory has no faultbed_qos to compare with"
         return
@@ -83,7 +83,7 @@ def _port(
     if name not in classes:
         yield f"no map of DSCPs{f' {name}' if name else ''}: it does not trust them", "trust dscp"
         return
-    for dscp, wanted in priority_of.items():
+    for dscp, priority in priority_of.items():
         traffic_class = str(classes[name].get(str(dscp), "0"))
-        if traffic_class != str(wanted):
-            yield f"DSCP {dscp} in traffic class {traffic_class} ({name})", str(wanted)
+        if traffic_class != str(priority):
+            yield f"DSCP {dscp} in traffic class {traffic_class} ({name})", str(priority)

@@ -11,13 +11,13 @@ pytestmark = pytest.mark.needs("rdma", "hosts >= 2")
 
 def test_preflight_healthy_lab_reports_nothing_wrong(lab):
     result = preflight(lab, lambda _: None, with_burnin=False)
-    assert (result.wrong, result.leave_out, result.rest) == ((), (), ())
+    assert (result.findings, result.leave_out, result.remaining) == ((), (), ())
 
 
 @pytest.mark.slow
 def test_preflight_healthy_lab_burns_in_every_pair(lab):
     result = preflight(lab, lambda _: None)
-    assert result.wrong == ()
+    assert result.findings == ()
     measured = result.burnin.pairs
     rnics = [(host.name, rnic.name) for host in lab.topology.hosts for rnic in host.rnics]
     assert len(measured) == sum(1 for rnic in rnics for two in rnics if rnic[0] != two[0])

@@ -114,15 +114,15 @@ def test_preflight_reports_a_gpu_beyond_a_threshold_and_offenders_sends_it_to_re
         assert prepared.arm().ok
         during = preflight(lab, print, with_burnin=False)
         assert prepared.clear().proved
-    (wrong,) = (finding for finding in during.wrong if finding.check == "gpu-health")
-    assert (wrong.where, wrong.found) == (
+    (finding,) = (finding for finding in during.findings if finding.check == "gpu-health")
+    assert (finding.where, finding.observed) == (
         "host2:gpu0",
         "RMA: remap_failed is 1 (from 1 on): a row could not be remapped",
     )
-    assert "return the GPU" in wrong.wanted
+    assert "return the GPU" in finding.expected
     afterwards = preflight(lab, print, with_burnin=False)
-    assert [finding for finding in afterwards.wrong if finding.check == "gpu-health"] == []
-    assert [unchecked for unchecked in afterwards.not_looked if unchecked.check == "gpu-health"] == []
+    assert [finding for finding in afterwards.findings if finding.check == "gpu-health"] == []
+    assert [unchecked for unchecked in afterwards.unchecked if unchecked.check == "gpu-health"] == []
     first, second = (
         readings_of_preflight(outcome.to_dict(), lab.topology, origin="p.json", at=datetime.fromtimestamp(at, UTC))
         for at, outcome in enumerate((during, afterwards))

@@ -52,7 +52,7 @@ def test_preflight_finds_everything_planted(lab, put_back):
     for name, script in planted.items():
         lab.node(name).run(["sh", "-ec", script])
     result = preflight(lab, lambda _: None, with_burnin=False)
-    actual = {(wrong.check, wrong.where) for wrong in result.wrong}
+    actual = {(finding.check, finding.where) for finding in result.findings}
     expected = {
         ("mtu", f"rtsw1:host1-{rnic1}"),
         ("gid", f"host2:{host2.rnics[1].name}"),
@@ -95,10 +95,10 @@ def test_preflight_reports_a_stale_reservation_and_lists_hardware_checks_as_not_
     store.change(lambda now: (*now.book, stale))
     try:
         result = preflight(lab, lambda _: None, with_burnin=False)
-        assert [(wrong.check, wrong.found) for wrong in result.wrong] == [
+        assert [(finding.check, finding.observed) for finding in result.findings] == [
             (RESERVATIONS, "a stale reservation of bob@there (a run that was killed)")
         ]
-        whole = {unchecked.check for unchecked in result.not_looked if unchecked.where == lab.name}
+        whole = {unchecked.check for unchecked in result.unchecked if unchecked.where == lab.name}
         assert {"pcie", "fec", "golden", "affinity", "gpu", BURNIN} <= whole
         assert not whole & set(result.checked)
     finally:
@@ -112,7 +112,7 @@ def test_burnin_names_the_slow_link(lab, put_back):
     shaper = ["tbf", "rate", "4mbit", "burst", "16kb", "limit", "4mb"]
     lab.node("rtsw1").run(["tc", "qdisc", "replace", "dev", f"host2-{rnic}", "root", *shaper])
     result = preflight(lab, lambda _: None)
-    assert {wrong.check for wrong in result.wrong} == {"queue", BURNIN}
+    assert {finding.check for finding in result.findings} == {"queue", BURNIN}
     assert suspects(result.burnin.outliers)[0] == f"host2:{rnic}"
     assert all(f"host2:{rnic}" in (outlier.pair.src, outlier.pair.dst) for outlier in result.burnin.outliers)
 
@@ -123,4 +123,4 @@ def test_preflight_leaves_out_a_sick_host_only(lab, put_back):
     lab.node("host2").run(["ip", "address", "del", rnic.address, "dev", rnic.netdev])
     result = preflight(lab, lambda _: None, with_burnin=False, leave_out=True)
     assert [exclusion.host for exclusion in result.leave_out] == ["host2"]
-    assert result.rest == ()
+    assert result.remaining == ()

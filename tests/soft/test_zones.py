@@ -127,7 +127,7 @@ def test_shaper_deleted_or_changed_by_hand_is_reported(lab, put_back):
     assert any("rtsw2: qdisc ctsw2" in line for line in lines)
     assert any("atsw2: filter ctsw1" in line for line in lines)
     result = preflight(lab, lambda _: None, with_burnin=False)
-    assert {(wrong.check, wrong.where) for wrong in result.wrong} == {
+    assert {(finding.check, finding.where) for finding in result.findings} == {
         ("queue", "ctsw1:atsw1"),
         ("queue", "rtsw2:ctsw2"),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +20,10 @@ from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import open_lab
 from testbed.preflight import busbw as busbw_module
 from testbed.preflight import support_bundle as support_bundle_module
+from testbed.preflight.checks import PreflightFinding
 from testbed.suggestions import first_of
 from testbed.tenancy.lab_lease import hold
+from traffic.flows.burnin import Burnin
 
 __all__ = ["COMMANDS"]
 
@@ -72,16 +75,7 @@ def preflight(
     if busbw is not None:
         return _busbw(session, inventory, busbw, as_json=as_json)
     if only_list:
-        rows = [
-            (check.name, check.how, check.right)
-            for check in preflight_module.ALL_CHECKS
-            if inventory.kind in check.labs
-        ]
-        if as_json:
-            session.json([{"name": name, "how": how, "right": right} for name, how, right in rows])
-        else:
-            session.table(("check", "reads", "right is"), rows)
-        return ExitCode.PASS
+        return _list_checks(session, inventory, as_json=as_json)
     inventory = exclusions.restrict_to(inventory, hosts)
     with (
         open_lab(inventory) as lab,
@@ -98,7 +92,20 @@ def preflight(
         session.json(result.to_dict())
     else:
         _show(session, result)
-    return ExitCode.FAIL if (result.rest if leave_out else result.wrong) else ExitCode.PASS
+    return ExitCode.FAIL if (result.remaining if leave_out else result.findings) else ExitCode.PASS
+
+
+def _list_checks(session: Session, inventory: Inventory, *, as_json: bool) -> int:
+    rows = [
+        (check.name, check.method, check.expected)
+        for check in preflight_module.ALL_CHECKS
+        if inventory.kind in check.labs
+    ]
+    if as_json:
+        session.json([{"name": name, "how": method, "right": expected} for name, method, expected in rows])
+    else:
+        session.table(("check", "reads", "right is"), rows)
+    return ExitCode.PASS
 
 
 def _busbw(session: Session, inventory: Inventory, file: Path, *, as_json: bool) -> int:
@@ -112,55 +119,70 @@ def _busbw(session: Session, inventory: Inventory, file: Path, *, as_json: bool)
     except UsageError as error:
         raise UsageError(f"--busbw {file}: {error}") from None
     if as_json:
-        session.json({"run": asdict(run), "short": [asdict(shortfall) for shortfall in short]})
+        session.json({"run": asdict(run), "short": [_shortfall_dict(shortfall) for shortfall in short]})
     else:
         if short:
             session.table(
                 ("where", "found", "right is"),
-                [(shortfall.where, shortfall.found, shortfall.wanted) for shortfall in short],
+                [(shortfall.where, shortfall.observed, shortfall.expected) for shortfall in short],
             )
         session.out.print(f"{file}: {len(short) or 'nothing'} short in {len(run.lines)} sizes", soft_wrap=True)
     return ExitCode.FAIL if short else ExitCode.PASS
 
 
+def _shortfall_dict(shortfall: busbw_module.Shortfall) -> dict[str, str]:
+    """Return plain data with the keys of the JSON output."""
+    return {"where": shortfall.where, "found": shortfall.observed, "wanted": shortfall.expected}
+
+
 def _show(session: Session, result: preflight_module.Preflight) -> None:
-    bad, unseen = {wrong.check for wrong in result.wrong}, {item.check for item in result.not_looked}
-    nothing = [name for name in dict.fromkeys(name.check for name in result.not_looked) if name not in result.checked]
-    marks = [(_mark(name, bad, unseen), name) for name in result.checked]
-    session.table(("", "check"), [*marks, *((styled("not looked at", "yellow"), name) for name in nothing)])
-    if result.wrong:
-        rows = [(wrong.check, wrong.where, wrong.found, wrong.wanted) for wrong in result.wrong]
-        session.table(("check", "where", "found", "right is"), rows)
-        for name, do in dict.fromkeys((wrong.check, wrong.do) for wrong in result.wrong):
-            session.out.print(Text.assemble("  ", (name, "bold"), f": {do}"), soft_wrap=True)
+    with_finding, incomplete = ({item.check for item in items} for items in (result.findings, result.unchecked))
+    skipped = [name for name in dict.fromkeys(part.check for part in result.unchecked) if name not in result.checked]
+    marks = [(_mark(name, with_finding, incomplete), name) for name in result.checked]
+    session.table(("", "check"), [*marks, *((styled("not looked at", "yellow"), name) for name in skipped)])
+    _show_findings(session, result.findings)
     if result.burnin is not None:
-        for kind in dict.fromkeys(pair.kind for pair in result.burnin.pairs):
-            pairs = [pair for pair in result.burnin.pairs if pair.kind == kind]
-            rates = sorted(pair.goodput_bps for pair in pairs if pair.goodput_bps is not None)
-            if rates:
-                goodput = f"{rates[0] / 1e9:.3f} to {rates[-1] / 1e9:.3f} Gb/s"
-                session.out.print(f"{kind}: {len(pairs)} pairs, goodput {goodput}")
-    _show_not_looked(session, result)
+        _show_goodput(session, result.burnin)
+    _show_unchecked(session, result)
     for exclusion in result.leave_out:
         session.out.print(Text.assemble("leave out ", (exclusion.host, "bold"), f": {exclusion.why}"), soft_wrap=True)
-    unchecked = f", {len(nothing)} not looked at" if nothing else ""
+    unchecked = f", {len(skipped)} not looked at" if skipped else ""
     session.out.print(
-        f"{result.lab}: {len(result.wrong) or 'nothing'} wrong in {len(result.checked)} checks{unchecked}"
+        f"{result.lab}: {len(result.findings) or 'nothing'} wrong in {len(result.checked)} checks{unchecked}"
     )
 
 
-def _mark(name: str, bad: set[str], unseen: set[str]) -> Text:
+def _show_findings(session: Session, findings: Sequence[PreflightFinding]) -> None:
+    if not findings:
+        return
+    rows = [(finding.check, finding.where, finding.observed, finding.expected) for finding in findings]
+    session.table(("check", "where", "found", "right is"), rows)
+    for name, do in dict.fromkeys((finding.check, finding.do) for finding in findings):
+        session.out.print(Text.assemble("  ", (name, "bold"), f": {do}"), soft_wrap=True)
+
+
+def _show_goodput(session: Session, burnin: Burnin) -> None:
+    """Print the range of goodput of each kind of pair."""
+    for kind in dict.fromkeys(pair.kind for pair in burnin.pairs):
+        pairs = [pair for pair in burnin.pairs if pair.kind == kind]
+        rates = sorted(pair.goodput_bps for pair in pairs if pair.goodput_bps is not None)
+        if rates:
+            goodput = f"{rates[0] / 1e9:.3f} to {rates[-1] / 1e9:.3f} Gb/s"
+            session.out.print(f"{kind}: {len(pairs)} pairs, goodput {goodput}")
+
+
+def _mark(name: str, with_finding: set[str], incomplete: set[str]) -> Text:
     """Return the result of a check: wrong, in part (some of it was not checked), or right."""
-    if name in bad:
+    if name in with_finding:
         return styled("wrong", "red")
-    return styled("in part", "yellow") if name in unseen else styled("right", "green")
+    return styled("in part", "yellow") if name in incomplete else styled("right", "green")
 
 
-def _show_not_looked(session: Session, result: preflight_module.Preflight) -> None:
+def _show_unchecked(session: Session, result: preflight_module.Preflight) -> None:
     """Print each reason once, with the first place that it applies to and the number of the others."""
     places: dict[tuple[str, str], list[str]] = {}
-    for item in result.not_looked:
-        places.setdefault((item.check, item.why), []).append(item.where)
+    for part in result.unchecked:
+        places.setdefault((part.check, part.why), []).append(part.where)
     rows = [(check, first_of(where, 1), why) for (check, why), where in places.items()]
     if rows:
         session.table(("not looked at", "where", "why"), rows)

@@ -130,7 +130,7 @@ def find_unfit_hosts(
         first = result.remaining[0]
         more = f", and {len(result.remaining) - 1} more" if len(result.remaining) > 1 else ""
         raise LabError(
-            f"{inventory.name}: {first.check} at {first.where}: {first.found}, right is {first.wanted}{more}; "
+            f"{inventory.name}: {first.check} at {first.where}: {first.observed}, right is {first.expected}{more}; "
             "no host can be left out for that; repair it (`faultbed preflight` lists all findings), or run without "
             "--leave-out"
         )
@@ -154,4 +154,4 @@ def _host_of(topology: Topology, where: str) -> str | None:
 def _why(findings: Sequence[PreflightFinding]) -> str:
     first = findings[0]
     more = f"; {len(findings) - 1} more" if len(findings) > 1 else ""
-    return f"{first.check}: {first.where}: {first.found}{more}"
+    return f"{first.check}: {first.where}: {first.observed}{more}"

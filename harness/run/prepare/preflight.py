@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,44 +40,51 @@ _DO_BURNIN = "the common end of the outliers is the suspect: check its cable, it
 class Preflight:
     """The result of preflight. `checked` are the names of the checks that were done.
 
-    `not_looked` lists what could not be checked: parts of a check, or a whole check, which is then not in `checked`.
-    `leave_out` are the hosts to exclude. `rest` are the findings that remain without these hosts.
+    `unchecked` lists what could not be checked: parts of a check, or a whole check, which is then not in `checked`.
+    `leave_out` are the hosts to exclude. `remaining` are the findings that excluding these hosts does not remove.
     """
 
     lab: str
     checked: tuple[str, ...]
-    wrong: tuple[PreflightFinding, ...]
+    findings: tuple[PreflightFinding, ...]
     burnin: Burnin | None
-    not_looked: tuple[Unchecked, ...] = ()
+    unchecked: tuple[Unchecked, ...] = ()
     leave_out: tuple[ExcludedHost, ...] = ()
-    rest: tuple[PreflightFinding, ...] = ()
+    remaining: tuple[PreflightFinding, ...] = ()
 
     @property
     def bad_hosts(self) -> tuple[str, ...]:
         """Nodes with a finding."""
-        places = {finding.where for finding in self.wrong} - {self.lab}
+        places = {finding.where for finding in self.findings} - {self.lab}
         return tuple(sorted({place.replace(" ", ":").split(":")[0] for place in places}))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, ready for JSON."""
-        hosts = msgspec.to_builtins(self.leave_out)
-        return {**asdict(self), "leave_out": list(hosts), "bad_nodes": self.bad_hosts}
+        """Return plain data, ready for JSON. Its keys are those of the file format of `preflight --out`."""
+        return {
+            "lab": self.lab,
+            "checked": self.checked,
+            "wrong": [_file_entry(finding) for finding in self.findings],
+            "burnin": None if self.burnin is None else asdict(self.burnin),
+            "not_looked": [asdict(part) for part in self.unchecked],
+            "leave_out": list(msgspec.to_builtins(self.leave_out)),
+            "rest": [_file_entry(finding) for finding in self.remaining],
+            "bad_nodes": self.bad_hosts,
+        }
+
+
+def _file_entry(finding: PreflightFinding) -> dict[str, str]:
+    return {
+        "check": finding.check,
+        "where": finding.where,
+        "found": finding.observed,
+        "wanted": finding.expected,
+        "do": finding.do,
+    }
 
 
 def names(inventory: Inventory) -> tuple[str, ...]:
     """Return the names of all checks of this kind of lab, in their order."""
     return (*(check.name for check in ALL_CHECKS if inventory.kind in check.labs), RESERVATIONS, BURNIN)
-
-
-def _unchecked(
-    inventory: Inventory, state: State, broken_rnics: Iterable[str], *, with_burnin: bool
-) -> list[Unchecked]:
-    """Return what is not checked. The burn-in leaves out `broken_rnics`, which cannot carry traffic."""
-    unchecked = unchecked_parts(inventory, state, ALL_CHECKS)
-    if not with_burnin:
-        return [*unchecked, Unchecked(check=BURNIN, where=inventory.name, why="it was left out (--no-burn-in)")]
-    why = "another check has found this RNIC unfit to carry anything"
-    return [*unchecked, *(Unchecked(check=BURNIN, where=rnic, why=why) for rnic in sorted(broken_rnics))]
 
 
 def preflight(
@@ -92,76 +99,135 @@ def preflight(
     progress("preflight: checking every machine")
     silent: dict[str, str] = {}
     state = read_facts(lab, silent=silent if leave_out else None)
-    answering = without_hosts(inventory, silent)
-    stale = _stale(inventory)
-    wrong = [*map(_unreachable, silent.items()), *run_checks(answering, state, ALL_CHECKS), *stale]
-    exclusions = exclude_unfit(inventory, state, ALL_CHECKS, unreachable_hosts(silent))
-    left_out, rest = list(exclusions.hosts), [*exclusions.remaining, *stale]
-    broken_rnics = broken(lab.topology, wrong)
-    broken_rnics |= {f"{host}:{rnic.name}" for host in silent for rnic in lab.topology.host_by_name[host].rnics}
-    unchecked = _unchecked(answering, state, broken_rnics, with_burnin=with_burnin)
-    done = None
-    if with_burnin:
-        done, burnin_findings = _burn_in(lab, broken_rnics, progress)
-        wrong += burnin_findings
-        if done is None:
-            rest += burnin_findings
-        else:
-            left_out += hosts_of_outliers(done.outliers, left_out)
-            unchecked += [Unchecked(check=BURNIN, where=f"{src} > {dst}", why=_UNTRIED) for src, dst in done.unmeasured]
-            rest += _untried(inventory, done, {exclusion.host for exclusion in left_out})
-    whole = {item.check for item in unchecked if item.where == inventory.name}
-    return Preflight(
-        lab=inventory.name,
-        checked=tuple(name for name in names(inventory) if name not in whole),
-        wrong=tuple(wrong),
-        burnin=done,
-        not_looked=tuple(unchecked),
-        leave_out=tuple(left_out),
-        rest=tuple(rest),
+    without_burnin = _check_facts(inventory, state, silent)
+    if not with_burnin:
+        why = "it was left out (--no-burn-in)"
+        return _result(inventory, without_burnin, None, unchecked=[_unchecked_burnin(inventory.name, why)])
+    unfit_rnics = broken(lab.topology, without_burnin.findings)
+    unfit_rnics |= {f"{host}:{rnic.name}" for host in silent for rnic in lab.topology.host_by_name[host].rnics}
+    why = "another check has found this RNIC unfit to carry anything"
+    unchecked = [_unchecked_burnin(rnic, why) for rnic in sorted(unfit_rnics)]
+    try:
+        measured = _burn_in(lab, unfit_rnics, progress)
+    except LabError as error:
+        failed = _burnin_finding(
+            inventory.name,
+            observed=str(error),
+            expected="every pair connects",
+            do="repair the findings of the other checks first, then run the burn-in again",
+        )
+        return _result(inventory, without_burnin, None, unchecked=unchecked, findings=[failed], remaining=[failed])
+    unfit = hosts_of_outliers(measured.outliers, without_burnin.unfit)
+    excluded = {exclusion.host for exclusion in (*without_burnin.unfit, *unfit)}
+    return _result(
+        inventory,
+        without_burnin,
+        measured,
+        unchecked=[*unchecked, *(_unchecked_burnin(f"{src} > {dst}", _UNTRIED) for src, dst in measured.unmeasured)],
+        findings=[_finding_of(outlier) for outlier in measured.outliers],
+        unfit=unfit,
+        remaining=_unmeasured(inventory, measured, excluded),
     )
 
 
-def _burn_in(
-    lab: Lab, broken_rnics: set[str], progress: Callable[[str], None]
-) -> tuple[Burnin | None, list[PreflightFinding]]:
-    """Run the burn-in of all RNICs except `broken_rnics`. Return its result (None if it failed) and its findings."""
-    inventory = lab.inventory_model
-    without = f", without {', '.join(sorted(broken_rnics))}" if broken_rnics else ""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FactChecks:
+    """What the checks other than the burn-in have shown, named as in `Preflight`; `unfit` are the hosts to exclude."""
+
+    findings: tuple[PreflightFinding, ...]
+    unchecked: tuple[Unchecked, ...]
+    unfit: tuple[ExcludedHost, ...]
+    remaining: tuple[PreflightFinding, ...]
+
+
+def _check_facts(inventory: Inventory, state: State, silent: Mapping[str, str]) -> _FactChecks:
+    """Run all checks except the burn-in. `silent` are hosts that do not answer, with the reason."""
+    answering = without_hosts(inventory, silent)
+    stale = _stale(inventory)
+    exclusions = exclude_unfit(inventory, state, ALL_CHECKS, unreachable_hosts(silent))
+    return _FactChecks(
+        findings=(*map(_unreachable, silent.items()), *run_checks(answering, state, ALL_CHECKS), *stale),
+        unchecked=tuple(unchecked_parts(answering, state, ALL_CHECKS)),
+        unfit=exclusions.hosts,
+        remaining=(*exclusions.remaining, *stale),
+    )
+
+
+def _result(
+    inventory: Inventory,
+    facts: _FactChecks,
+    measured: Burnin | None,
+    *,
+    unchecked: Iterable[Unchecked] = (),
+    findings: Iterable[PreflightFinding] = (),
+    unfit: Iterable[ExcludedHost] = (),
+    remaining: Iterable[PreflightFinding] = (),
+) -> Preflight:
+    """Return the result of the checks of facts, and of the burn-in: the keyword arguments are what it adds to them."""
+    all_unchecked = (*facts.unchecked, *unchecked)
+    whole = {part.check for part in all_unchecked if part.where == inventory.name}
+    return Preflight(
+        lab=inventory.name,
+        checked=tuple(name for name in names(inventory) if name not in whole),
+        findings=(*facts.findings, *findings),
+        burnin=measured,
+        unchecked=all_unchecked,
+        leave_out=(*facts.unfit, *unfit),
+        remaining=(*facts.remaining, *remaining),
+    )
+
+
+def _unchecked_burnin(where: str, why: str) -> Unchecked:
+    return Unchecked(check=BURNIN, where=where, why=why)
+
+
+def _burnin_finding(where: str, *, observed: str, expected: str, do: str) -> PreflightFinding:
+    return PreflightFinding(check=BURNIN, where=where, observed=observed, expected=expected, do=do)
+
+
+def _burn_in(lab: Lab, unfit_rnics: set[str], progress: Callable[[str], None]) -> Burnin:
+    """Measure all pairs of RNICs except `unfit_rnics`.
+
+    Raises:
+        LabError: a pair that should connect does not.
+    """
+    traits = traits_of(lab.inventory_model.kind)
+    without = f", without {', '.join(sorted(unfit_rnics))}" if unfit_rnics else ""
     progress(f"burn-in: latency and bandwidth of all pairs, one after the other{without}")
-    try:
-        done = burnin.measure(
-            lab,
-            worse_than=traits_of(inventory.kind).outlier_ratio,
-            shape=burnin.SHAPES[inventory.kind],
-            leave_out=broken_rnics,
-            on_event=lambda _event: lab.heartbeat(),
-        )
-    except LabError as error:
-        do = "repair the findings of the other checks first, then run the burn-in again"
-        wanted = "every pair connects"
-        return None, [PreflightFinding(check=BURNIN, where=inventory.name, found=str(error), wanted=wanted, do=do)]
-    return done, [_finding_of(outlier) for outlier in done.outliers]
+    return burnin.measure(
+        lab,
+        worse_than=traits.outlier_ratio,
+        shape=burnin.SHAPES[lab.inventory_model.kind],
+        leave_out=unfit_rnics,
+        on_event=lambda _event: lab.heartbeat(),
+    )
 
 
-def _untried(inventory: Inventory, done: Burnin, excluded: set[str]) -> list[PreflightFinding]:
+def _unmeasured(inventory: Inventory, measured: Burnin, excluded: set[str]) -> list[PreflightFinding]:
     """Return a finding if pairs of the remaining hosts were not measured: these hosts may be unfit, too."""
-    left = [pair for pair in done.unmeasured if not excluded & {end.partition(":")[0] for end in pair}]
+    left = [pair for pair in measured.unmeasured if not excluded & {end.partition(":")[0] for end in pair}]
     if not left:
         return []
-    observed = f"{len(left)} pairs were not measured: too many others were dead"
-    do = "repair the dead pairs or exclude their hosts, then run the burn-in again"
-    return [PreflightFinding(check=BURNIN, where=inventory.name, found=observed, wanted="every pair measured", do=do)]
+    return [
+        _burnin_finding(
+            inventory.name,
+            observed=f"{len(left)} pairs were not measured: too many others were dead",
+            expected="every pair measured",
+            do="repair the dead pairs or exclude their hosts, then run the burn-in again",
+        )
+    ]
 
 
 def _unreachable(host_and_reason: tuple[str, str]) -> PreflightFinding:
     host, why = host_and_reason
-    return PreflightFinding(check=REACH, where=host, found=f"does not answer: {why}", wanted="answers", do=_DO_REACH)
+    return PreflightFinding(
+        check=REACH, where=host, observed=f"does not answer: {why}", expected="answers", do=_DO_REACH
+    )
 
 
-def broken(topology: Topology, wrong: Iterable[PreflightFinding]) -> set[str]:
+def broken(topology: Topology, findings: Iterable[PreflightFinding]) -> set[str]:
     """Return the RNICs that a check found unfit to carry traffic, at either end of their link."""
-    at = {item.where.partition(" ")[0] for item in wrong if item.check in _FATAL}
+    at = {finding.where.partition(" ")[0] for finding in findings if finding.check in _FATAL}
     unfit_rnics = set()
     for link in topology.links:
         if link.rnic is not None:
@@ -185,8 +251,8 @@ def _stale(inventory: Inventory) -> list[PreflightFinding]:
         PreflightFinding(
             check=RESERVATIONS,
             where=inventory.name,
-            found=f"a stale reservation of {entry.who} ({entry.why})",
-            wanted="none",
+            observed=f"a stale reservation of {entry.who} ({entry.why})",
+            expected="none",
             do="the next reservation removes it; check whether the session that made it ended properly",
         )
         for entry in now.book
@@ -197,10 +263,8 @@ def _stale(inventory: Inventory) -> list[PreflightFinding]:
 def _finding_of(outlier: Outlier) -> PreflightFinding:
     pair = outlier.pair
     if outlier.value is None or outlier.ratio is None:
-        observed, wanted = "nothing got through", f"{outlier.what} {outlier.usual:.0f}"
+        observed, expected = "nothing got through", f"{outlier.what} {outlier.usual:.0f}"
     else:
         observed = f"{outlier.what} {outlier.value:.0f}, {outlier.ratio:.2f} times worse"
-        wanted = f"near the {outlier.usual:.0f} that the best quarter of its kind has ({pair.kind})"
-    return PreflightFinding(
-        check=BURNIN, where=f"{pair.src} > {pair.dst}", found=observed, wanted=wanted, do=_DO_BURNIN
-    )
+        expected = f"near the {outlier.usual:.0f} that the best quarter of its kind has ({pair.kind})"
+    return _burnin_finding(f"{pair.src} > {pair.dst}", observed=observed, expected=expected, do=_DO_BURNIN)

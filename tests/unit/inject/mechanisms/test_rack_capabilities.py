@@ -153,7 +153,7 @@ def test_preflight_reports_an_old_python():
     state = rack_state()
     state["rtsw2"].raw["able"] = state["rtsw2"].raw["able"].replace("3.11.2", "3.7.3")
     (finding,) = run_checks(RACK, state, RACK_CHECKS)
-    assert (finding.check, finding.where, finding.found) == ("abilities", "rtsw2", "Python 3.7.3")
+    assert (finding.check, finding.where, finding.observed) == ("abilities", "rtsw2", "Python 3.7.3")
 
 
 def test_preflight_names_ports_kept_up_and_dcbx_controlled_by_firmware():

@@ -220,9 +220,9 @@ def test_preflight_finds_a_shaper_that_is_gone_or_has_another_rate():
 
     assert check_link(dataclasses.replace(facts, shape=wanted)) == []
     (gone,) = check_link(dataclasses.replace(facts, shape=None, queue="noqueue"))
-    assert (gone.where, gone.found) == ("ctsw1:atsw1", "noqueue, no rate and no delay")
+    assert (gone.where, gone.observed) == ("ctsw1:atsw1", "noqueue, no rate and no delay")
     (other,) = check_link(slower)
-    assert "0.008 Mb/s, 500 us" in other.found
+    assert "0.008 Mb/s, 500 us" in other.observed
 
 
 def test_rates_are_plain_numbers_for_ansible():

@@ -82,16 +82,16 @@ def test_busbw_collective_is_read_from_the_programs_output_not_the_command_line(
 
 def test_busbw_shortfall_is_reported_with_its_size():
     short = compare(read(output((GIB, 47, 39.9, 0), (2 * GIB, 47, 47, 0), (64 * MIB, 19, 30, 0))), TABLE)
-    assert [(one.where, one.found) for one in short] == [
+    assert [(one.where, one.observed) for one in short] == [
         (f"all-reduce of 2, {GIB} bytes", "busbw 39.9 GB/s"),
         (f"all-reduce of 2, {64 * MIB} bytes", "busbw 19 GB/s"),
     ]
-    assert "at least 20 GB/s" in short[1].wanted
+    assert "at least 20 GB/s" in short[1].expected
 
 
 def test_busbw_with_wrong_data_is_never_fast_enough():
     (short,) = compare(read(output((GIB, 99, 99, 3))), TABLE)
-    assert short.found == "6 wrong elements"
+    assert short.observed == "6 wrong elements"
 
 
 @given(st.integers(1, 1 << 33))
@@ -99,7 +99,7 @@ def test_busbw_any_number_of_wrong_elements_is_found(wrong):
     """From a million on it is printed as 1e+06, and the line used to be skipped: the worst data were no finding."""
     short = compare(read(output((GIB, 99, 99, 0), (2 * GIB, 99, 99, f"{wrong:g}"))), TABLE)
     assert [one.where for one in short] == [f"all-reduce of 2, {2 * GIB} bytes"]
-    assert "wrong elements" in short[0].found
+    assert "wrong elements" in short[0].observed
 
 
 @pytest.mark.parametrize("row", ["nan", "-1", "3.1e-05", "inf", ""])

@@ -33,7 +33,7 @@ def soft_state(monkeypatch, folder, **set_by_part):
 
 
 def wrong(inventory, state):
-    return [(finding.where, finding.found, finding.wanted) for finding in run_checks(inventory, state, [CHECK])]
+    return [(finding.where, finding.observed, finding.expected) for finding in run_checks(inventory, state, [CHECK])]
 
 
 def test_gpu_health_of_healthy_gpus_is_right_on_both_kinds_of_lab(monkeypatch, tmp_path):
@@ -86,10 +86,10 @@ def test_gpu_health_that_is_not_reported_is_not_looked_at(monkeypatch, tmp_path)
     state["host1"].raw["gpu"] = json.dumps({"driver": None, "why": None, "gpus": [{"index": 0, "temp_c": 95}]})
     state["host2"].raw["gpu"] = json.dumps({"driver": None, "why": "the GPU is gone", "gpus": []})
     assert wrong(SOFT, state) == []
-    unseen = {unchecked.where: unchecked.why for unchecked in unchecked_parts(SOFT, state, [CHECK])}
-    assert unseen.keys() == {"host1:gpu0", "host2"}
-    assert "ecc_uncorrected" in unseen["host1:gpu0"]
-    assert unseen["host2"] == "0 of 1 GPUs answer: the GPU is gone"
+    why_by_place = {unchecked.where: unchecked.why for unchecked in unchecked_parts(SOFT, state, [CHECK])}
+    assert why_by_place.keys() == {"host1:gpu0", "host2"}
+    assert "ecc_uncorrected" in why_by_place["host1:gpu0"]
+    assert why_by_place["host2"] == "0 of 1 GPUs answer: the GPU is gone"
 
 
 def test_gpu_health_of_a_rack_is_named_by_bus_address():

@@ -33,8 +33,8 @@ def test_preflight_each_misconfiguration_is_found_by_its_check_only(plant, check
     state = healthy()
     plant(state)
     findings = run_checks(INVENTORY, state)
-    assert [(wrong.check, wrong.where) for wrong in findings] == [(check, where)]
-    assert all(wrong.do and wrong.found and wrong.wanted for wrong in findings)
+    assert [(finding.check, finding.where) for finding in findings] == [(check, where)]
+    assert all(finding.do and finding.observed and finding.expected for finding in findings)
 
 
 def test_preflight_every_check_has_a_planted_misconfiguration():
@@ -73,10 +73,10 @@ def test_preflight_rack_clock_is_read_apart_from_slow_tools(monkeypatch):
     state = read_facts(lab)
     assert state["host1"].offset_error_s == pytest.approx(0.005)
     clock = [check for check in CHECKS if check.name == "clock"]
-    (wrong,) = run_checks(rack, state, clock)
-    assert (wrong.where, wrong.found[:8]) == ("host1", "+2.000 s")
-    (unseen,) = unchecked_parts(rack, state, clock)
-    assert unseen.why == "SSH is too slow to show a skew of less than 0.01 s"
+    (finding,) = run_checks(rack, state, clock)
+    assert (finding.where, finding.observed[:8]) == ("host1", "+2.000 s")
+    (unchecked,) = unchecked_parts(rack, state, clock)
+    assert unchecked.why == "SSH is too slow to show a skew of less than 0.01 s"
 
 
 def test_preflight_expected_number_of_next_hops():
@@ -141,8 +141,8 @@ def test_preflight_leftovers_of_a_tool_that_failed_are_not_right(tmp_path, nft, 
     state = parse(done.stdout)
     assert state["host1"].failed == failed
     check = next(one for one in CHECKS if one.name == "leftovers")
-    unseen = unchecked_parts(INVENTORY, state, [check])
-    assert [(one.where, one.why) for one in unseen] == [
+    parts = unchecked_parts(INVENTORY, state, [check])
+    assert [(part.where, part.why) for part in parts] == [
         ("host1", f"{one} failed, so leftovers of that kind are unknown") for one in failed
     ]
 
@@ -384,9 +384,9 @@ def test_preflight_result_is_json():
     from harness.run.prepare.preflight import Preflight, names
     from traffic.flows.burnin import Burnin
 
-    wrong = run_checks(INVENTORY, healthy() | {"host1": dataclasses.replace(healthy()["host1"], rdma={})})
+    findings = run_checks(INVENTORY, healthy() | {"host1": dataclasses.replace(healthy()["host1"], rdma={})})
     done = Burnin(pairs=(pair(),), outliers=tuple(outliers([pair(goodput_bps=None)], worse_than=4)), rounds=1)
-    result = Preflight(lab="soft", checked=names(INVENTORY), wrong=tuple(wrong), burnin=done)
+    result = Preflight(lab="soft", checked=names(INVENTORY), findings=tuple(findings), burnin=done)
     decoded = json.loads(json.dumps(result.to_dict(), allow_nan=False))  # JSON has no Infinity
     assert decoded["bad_nodes"] == ["host1"]
     assert decoded["burnin"]["outliers"][0]["ratio"] is None

@@ -192,9 +192,9 @@ def test_gpu_unsupported_value_is_unknown_and_named():
     lacking = dict.fromkeys(("ecc", "reasons", "power_limit_w", "persistence"))
     change(state["host1"], 4, **lacking)
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    (unseen,) = unchecked_parts(RACK, state, RACK_CHECKS)
-    assert unseen.where == "host1:gpu4 (00000000:19:00.0)"
-    assert unseen.why == ("NVML does not report ECC mode, persistence mode, reasons for lowered clocks, power limit")
+    (unchecked,) = unchecked_parts(RACK, state, RACK_CHECKS)
+    assert unchecked.where == "host1:gpu4 (00000000:19:00.0)"
+    assert unchecked.why == ("NVML does not report ECC mode, persistence mode, reasons for lowered clocks, power limit")
 
 
 def test_rack_checks_of_a_healthy_rack_find_nothing():
@@ -244,7 +244,7 @@ def test_rack_checks_find_each_fault_at_its_place(check, where, key, old, new):
     else:
         assert old is None or old in state["host2"].raw[key]
         state["host2"].raw[key] = new if old is None else state["host2"].raw[key].replace(old, new)
-    actual = {(wrong.check, wrong.where) for wrong in run_checks(RACK, state, RACK_CHECKS)}
+    actual = {(finding.check, finding.where) for finding in run_checks(RACK, state, RACK_CHECKS)}
     # A narrow PCIe link and old firmware also differ from the golden configuration.
     assert actual - {("golden", where)} == {(check, where)} - {("golden", where)}
     assert check != "golden" or actual
@@ -282,7 +282,7 @@ def test_rack_checks_report_why_a_tool_printed_nothing():
     assert "phc2sys" in reasons["time", "host1"]
     raw["chrony"] = "506 Cannot talk to daemon"
     (finding,) = run_checks(RACK, state, RACK_CHECKS)
-    assert finding.found == "not synchronised (chronyc: 506 Cannot talk to daemon)"
+    assert finding.observed == "not synchronised (chronyc: 506 Cannot talk to daemon)"
 
 
 def test_firmware_two_versions_equally_frequent_blame_no_host():
@@ -291,7 +291,7 @@ def test_firmware_two_versions_equally_frequent_blame_no_host():
         for rnic in host.rnics:
             state[host.name].raw[f"firmware {rnic.name}"] = "MT_0000000838\n28.36.1010"
     (actual,) = [finding for finding in run_checks(RACK, state, RACK_CHECKS) if finding.check == "firmware"]
-    assert (actual.where, actual.found) == (
+    assert (actual.where, actual.observed) == (
         "rack-h100",
         "RNICs of MT_0000000838 have firmware 28.36.1010, 28.39.1002, without a majority",
     )
@@ -306,7 +306,7 @@ def test_golden_configuration_detects_firmware_that_is_wrong_on_every_rnic():
             state[host.name].raw[f"pcie {rnic.name}"] = PCIE.replace("width: 16", "width: 8").replace("32.0", "16.0")
     findings = run_checks(RACK, state, RACK_CHECKS)
     assert {finding.check for finding in findings} == {"golden"}
-    assert {finding.found for finding in findings} == {"firmware 28.36.1010", "PCIe speed (GT/s) 16", "PCIe width 8"}
+    assert {finding.observed for finding in findings} == {"firmware 28.36.1010", "PCIe speed (GT/s) 16", "PCIe width 8"}
     assert len(findings) == 3 * 32
 
 
@@ -326,15 +326,15 @@ def test_gpu_affinity_reports_the_distance_to_its_rnic():
     facts = state["host1"]
     facts.raw["pci"] = facts.raw["pci"].replace("0000:05:01.0/0000:06:00.0/0000:07:01.0/", "0000:05:02.0/")
     (near,) = run_checks(RACK, state, RACK_CHECKS)
-    place, _, beside = near.found.partition("; ")
+    place, _, beside = near.observed.partition("; ")
     assert place == "gpu0 below another root port of NUMA node 0 (NODE)"
     assert beside == "below the RNIC's own PCIe switch: no GPU of the inventory"
     facts.raw["numa"] = facts.raw["numa"].replace("0000:19:00.0/numa_node:0", "0000:19:00.0/numa_node:1")
     (far,) = run_checks(RACK, state, RACK_CHECKS)
-    assert far.found.startswith("gpu0 on NUMA node 1, the RNIC on 0 (SYS)")
+    assert far.observed.startswith("gpu0 on NUMA node 1, the RNIC on 0 (SYS)")
     facts.raw["numa"] = facts.raw["numa"].replace("numa_node:0", "numa_node:-1")
     (unknown,) = run_checks(RACK, state, RACK_CHECKS)
-    assert "NUMA nodes are not reported" in unknown.found
+    assert "NUMA nodes are not reported" in unknown.observed
 
 
 def test_gpu_affinity_of_a_swapped_pair_names_the_nearest_gpu():
@@ -343,12 +343,15 @@ def test_gpu_affinity_of_a_swapped_pair_names_the_nearest_gpu():
     hosts = (dataclasses.replace(RACK.topology.hosts[0], rnics=swapped), *RACK.topology.hosts[1:])
     inventory = dataclasses.replace(RACK, topology=dataclasses.replace(RACK.topology, hosts=hosts))
     (finding,) = run_checks(inventory, rack_state(), RACK_CHECKS)
-    assert (finding.where, finding.found.rpartition("; ")[2]) == (
+    assert (finding.where, finding.observed.rpartition("; ")[2]) == (
         "host1:mlx5_0",
         "below the RNIC's own PCIe switch: gpu0",
     )
-    (unseen,) = unchecked_parts(inventory, rack_state(), RACK_CHECKS)
-    assert (unseen.where, unseen.why) == ("host1:mlx5_1", "the inventory pairs it with no GPU (faultbed_rnics[].gpu)")
+    (unchecked,) = unchecked_parts(inventory, rack_state(), RACK_CHECKS)
+    assert (unchecked.where, unchecked.why) == (
+        "host1:mlx5_1",
+        "the inventory pairs it with no GPU (faultbed_rnics[].gpu)",
+    )
 
 
 def edited(state, switch, table, edit):
@@ -356,7 +359,7 @@ def edited(state, switch, table, edit):
     edit(tables[table])
     state[switch].raw["configdb"] = json.dumps(tables)
     wrong = [finding for finding in run_checks(RACK, state, RACK_CHECKS) if finding.check == "switch-qos"]
-    return [(finding.where, finding.found) for finding in wrong]
+    return [(finding.where, finding.observed) for finding in wrong]
 
 
 @pytest.mark.parametrize(
@@ -412,7 +415,7 @@ def test_switch_without_any_qos_is_wrong_at_every_port(tmp_path):
     tables = {"PORT": {"Ethernet0": {}}, "TACPLUS": {"global": {"passkey": "x"}}}
     state["ctsw1"].raw["configdb"] = configdb_of(tmp_path, tables)
     assert "passkey" not in state["ctsw1"].raw["configdb"]
-    actual = {(finding.where, finding.found) for finding in run_checks(RACK, state, RACK_CHECKS)}
+    actual = {(finding.where, finding.observed) for finding in run_checks(RACK, state, RACK_CHECKS)}
     assert {where for where, _ in actual} == {"ctsw1:Ethernet0", "ctsw1:Ethernet8"}
     assert {actual for _, actual in actual} == {"PFC on no priority", "no map of DSCPs: it does not trust them"}
 
@@ -451,8 +454,8 @@ def test_speed_check_finds_all_links_at_half_speed():
             facts.raw[name] = facts.raw[name].replace("speed: 400000", "speed: 200000")
     assert [finding.check for finding in run_checks(RACK, state, RACK_CHECKS)] == ["speed"] * 32
     state["host1"].raw["fec-last mlx5_0"] = "speed: \nActive FEC encoding: RS"
-    (unseen,) = [unchecked for unchecked in unchecked_parts(RACK, state, RACK_CHECKS) if unchecked.check == "speed"]
-    assert (unseen.where, unseen.why[:28]) == ("host1:mlx5_0", "the kernel does not report i")
+    (unchecked,) = [unchecked for unchecked in unchecked_parts(RACK, state, RACK_CHECKS) if unchecked.check == "speed"]
+    assert (unchecked.where, unchecked.why[:28]) == ("host1:mlx5_0", "the kernel does not report i")
 
 
 def test_mtu_check_uses_the_inventorys_mtu_of_each_port():
@@ -465,15 +468,15 @@ def test_mtu_check_uses_the_inventorys_mtu_of_each_port():
     inventory = dataclasses.replace(RACK, topology=dataclasses.replace(RACK.topology, links=links))
     mtu = next(check for check in CHECKS if check.name == "mtu")
     state = healthy(RACK)
-    (wrong,) = run_checks(inventory, state, [mtu])
-    assert (wrong.where, wrong.wanted) == ("host1:rail0", "4200")
+    (finding,) = run_checks(inventory, state, [mtu])
+    assert (finding.where, finding.expected) == ("host1:rail0", "4200")
     facts = state["host1"].interfaces
     facts["rail0"] = dataclasses.replace(facts["rail0"], mtu=4200)
     assert run_checks(inventory, state, [mtu]) == []
     facts = state["rtsw1"].interfaces
     facts["Ethernet8"] = dataclasses.replace(facts["Ethernet8"], mtu=9100)
-    (wrong,) = run_checks(inventory, state, [mtu])
-    assert (wrong.where, wrong.wanted) == ("rtsw1:Ethernet8", "9216")
+    (finding,) = run_checks(inventory, state, [mtu])
+    assert (finding.where, finding.expected) == ("rtsw1:Ethernet8", "9216")
 
 
 def test_fec_check_of_a_driver_without_counters_is_unknown():
@@ -481,10 +484,10 @@ def test_fec_check_of_a_driver_without_counters_is_unknown():
     output = "at: 1.0\nspeed: 400000\nnetlink error: Operation not supported\n"
     state["host1"].raw["fec-first mlx5_0"] = state["host1"].raw["fec-last mlx5_0"] = output
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    (unseen,) = unchecked_parts(RACK, state, RACK_CHECKS)
-    assert (unseen.check, unseen.where) == ("fec", "host1:mlx5_0")
-    assert "which FEC is active" in unseen.why
-    assert "Operation not supported" in unseen.why
+    (unchecked,) = unchecked_parts(RACK, state, RACK_CHECKS)
+    assert (unchecked.check, unchecked.where) == ("fec", "host1:mlx5_0")
+    assert "which FEC is active" in unchecked.why
+    assert "Operation not supported" in unchecked.why
 
 
 def test_mlxlink_errors_from_link_training_are_no_finding():
@@ -498,9 +501,9 @@ def test_fec_check_of_counters_that_were_reset_between_its_readings_is_unknown()
     state["host1"].raw["fec-first mlx5_0"] = LAST.replace(": 17", ": 99")
     state["host1"].raw["fec-last mlx5_0"] = LAST.replace("at: ", "at: 9")
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    (unseen,) = unchecked_parts(RACK, state, RACK_CHECKS)
-    assert (unseen.check, unseen.where) == ("fec", "host1:mlx5_0")
-    assert "errors beyond FEC, whose counters were reset meanwhile" in unseen.why
+    (unchecked,) = unchecked_parts(RACK, state, RACK_CHECKS)
+    assert (unchecked.check, unchecked.where) == ("fec", "host1:mlx5_0")
+    assert "errors beyond FEC, whose counters were reset meanwhile" in unchecked.why
 
 
 def test_gpu_settings_check_reports_one_deviating_gpu_and_not_a_uniform_setting():
@@ -513,7 +516,7 @@ def test_gpu_settings_check_reports_one_deviating_gpu_and_not_a_uniform_setting(
     change(state["host3"], 5, reasons=0x0, sm_mhz=1410, sm_max_mhz=1755, power_limit_w=350)
     findings = run_checks(RACK, state, RACK_CHECKS)
     assert {finding.where for finding in findings} == {"host3:gpu5 (00000000:19:00.0)"}
-    assert {finding.found for finding in findings} == {
+    assert {finding.observed for finding in findings} == {
         "SM clock up to 1755 MHz",
         "its clocks are set or locked",
         "power limit 350 W",
@@ -525,8 +528,8 @@ def test_gpu_check_reports_why_there_are_no_gpus():
     state["host1"].raw["gpu"] = json.dumps({"driver": None, "why": "NVML: Driver Not Loaded", "gpus": []})
     state["host2"].raw["gpu"] = "Traceback: no such thing"
     first, second = [finding for finding in run_checks(RACK, state, RACK_CHECKS) if finding.check == "gpu"]
-    assert first.found == "0 GPUs answer (NVML: Driver Not Loaded)"
-    assert second.found == "0 GPUs answer (the host did not report its GPUs: Traceback: no such thing)"
+    assert first.observed == "0 GPUs answer (NVML: Driver Not Loaded)"
+    assert second.observed == "0 GPUs answer (the host did not report its GPUs: Traceback: no such thing)"
 
 
 class Answering:
@@ -569,7 +572,7 @@ def test_rack_check_on_a_soft_lab_reports_why_it_does_not_apply():
     assert [unchecked_item.check for unchecked_item in unchecked] == [check.name for check in RACK_CHECKS]
     assert {unchecked_item.where for unchecked_item in unchecked} == {"soft"}
     for check in (*CHECKS, *RACK_CHECKS):
-        assert bool(check.elsewhere) == (len(check.labs) == 1), check.name
+        assert bool(check.inapplicable_why) == (len(check.labs) == 1), check.name
 
 
 def test_rack_script_runs_the_tools_and_keeps_raw_output():
