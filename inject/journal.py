@@ -7,6 +7,11 @@ machine. A record is `invoke` (about to act), `ok` or `fail` (the completion of 
 A process that is killed while it writes leaves a broken line. It is kept: the next record begins on a new line, and
 readers skip the broken one.
 
+Several processes may append to one file. `seq` is unique in the file and grows from line to line: a writer locks the
+file (flock(2)) while it reads the records that others have added and writes its own. The kernel releases the lock
+however the writer ends. A broken line is no record: its writer ended before it used the number, which the next record
+gets.
+
 Only an intent to change something raises when it cannot be written (a full disk): the change is then not made. A
 revert, a completion and a note go ahead without their record; `Journal.failure` reports that.
 """
@@ -14,6 +19,8 @@ revert, a completion and a note go ahead without their record; `Journal.failure`
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import threading
@@ -31,6 +38,9 @@ __all__ = ["Journal", "Record", "broken_lines", "pending", "read"]
 
 RecordType = Literal["invoke", "ok", "fail", "note"]
 _TYPES = frozenset({"invoke", "ok", "fail", "note"})
+_LOCK_WAIT_S = 5.0
+"""How long a writer waits for the lock of a file that another process appends to."""
+_NO_LOCKS = frozenset({errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +57,7 @@ class Record:
 
 
 class Journal:
-    """An open journal. Safe to use from several threads; opening an existing one appends to it."""
+    """An open journal. Safe to use from several threads and processes; opening an existing one appends to it."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,10 +65,14 @@ class Journal:
         self.failure: OSError | None = None
         """The error of the first record that could not be written; None: the journal is complete."""
         self._lock = threading.Lock()
-        records, self.broken = _parsed(path.read_bytes() if path.exists() else b"")
-        """Numbers of the lines that were no records when the journal was opened."""
-        self._seq = 1 + max((record.seq for record in records), default=-1)
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._seq = self._read_up_to = 0
+        """The next number, and the offset up to which the file has been read for it."""
+        with self._alone():
+            raw = path.read_bytes()
+            self.broken = _parsed(raw)[1]
+            """Numbers of the lines that were no records when the journal was opened."""
+            self._take_in(raw)
         sync_folder(path.parent)
 
     def invoke(self, op: str, **data: Any) -> int:
@@ -132,7 +146,11 @@ class Journal:
             return None
 
     def _write(self, kind: RecordType, op: str, of: int | None, data: Mapping[str, Any]) -> int:
-        with self._lock:
+        with self._lock, self._alone():
+            end = os.fstat(self._fd).st_size
+            if end < self._read_up_to:  # the file was truncated
+                self._read_up_to = 0
+            self._take_in(os.pread(self._fd, end - self._read_up_to, self._read_up_to))
             seq = self._seq
             record = {
                 "seq": seq,
@@ -144,7 +162,6 @@ class Journal:
                 "data": dict(data),
             }
             line = json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n"
-            end = os.fstat(self._fd).st_size
             if end and os.pread(self._fd, 1, end - 1) != b"\n":
                 line = b"\n" + line
             view = memoryview(line)
@@ -156,8 +173,42 @@ class Journal:
                 with contextlib.suppress(OSError):
                     self._remove_half_line(line, end)
                 raise
-            self._seq = seq + 1
+            self._seq, self._read_up_to = seq + 1, end + len(line)
             return seq
+
+    def _take_in(self, raw: bytes) -> None:
+        """Advance the next number past the records in `raw`, which begins where the file has been read up to."""
+        self._seq = max([self._seq, *(record.seq + 1 for record in _parsed(raw)[0])])
+        self._read_up_to += len(raw)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Lock the file against other writers while the block runs.
+
+        A file system without locks (some network ones) gets none: a run's journal has one writer anyway.
+
+        Raises:
+            OSError: another process has held the lock for `_LOCK_WAIT_S`; a stopped process must not block a revert.
+        """
+        deadline = time.monotonic() + _LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    problem = f"another process has locked it for {_LOCK_WAIT_S:g} s; continue or end that process"
+                    raise TimeoutError(errno.ETIMEDOUT, problem, str(self.path)) from None
+                time.sleep(0.005)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                break
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _remove_half_line(self, line: bytes, start: int) -> None:
         """Remove what was written of a line at `start`, unless another process has written there meanwhile."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import random
+import subprocess
+import sys
 import threading
 
 import pytest
+from house import HOUSE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -134,3 +138,45 @@ def test_journal_can_be_shared_by_threads(tmp_path):
         for thread in threads:
             thread.join()
     assert sorted(json.loads(line)["seq"] for line in path.read_text().splitlines()) == list(range(80))
+
+
+def test_journal_of_two_writers_numbers_each_record_once(tmp_path):
+    """Each writer used to count on from what it read when it opened the file, so both used the same numbers."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as first, Journal(path) as second:
+        intents = [journal.invoke("arm", fault=name) for journal, name in [(first, "a"), (second, "b"), (first, "c")]]
+        second.ok(intents[1], "arm")
+    records = read(path)
+    assert [record.seq for record in records] == [0, 1, 2, 3]
+    assert [record.data["fault"] for record in pending(records)] == ["a", "c"]
+
+
+def test_journal_of_two_processes_at_once_numbers_lines_in_order(tmp_path):
+    """One process is killed while it writes; its broken line has no number, and both others go on."""
+    path = tmp_path / "journal.jsonl"
+    program = "import sys\nfrom pathlib import Path\nfrom inject.journal import Journal\n"
+    program += "with Journal(Path(sys.argv[1])) as journal:\n    for _ in range(40): journal.note('beat')\n"
+    with Journal(path) as third:
+        writers = [subprocess.Popen([sys.executable, "-c", program, str(path)], cwd=HOUSE) for _ in range(2)]
+        try:
+            with path.open("ab") as killed:
+                fcntl.flock(killed, fcntl.LOCK_EX)
+                killed.write(b'{"seq":3,"type":"no')
+            third.note("after")
+        finally:
+            assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert [record.seq for record in read(path)] == list(range(81))
+    assert len(broken_lines(path)) == 1
+
+
+def test_journal_that_another_process_keeps_locked_refuses_an_intent_and_lets_a_revert_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("inject.journal._LOCK_WAIT_S", 0.05)
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal, path.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match="another process has locked it"):
+            journal.invoke("arm", fault="a")
+        journal.note("reverted")
+        assert isinstance(journal.failure, TimeoutError)
+        fcntl.flock(other, fcntl.LOCK_UN)
+        assert journal.invoke("arm", fault="a") == 0
