@@ -40,6 +40,18 @@ class FakeSchemeLease:
         return SchemeRelease(ok=self.lab.releases, at_ns=2, detail="" if self.lab.releases else "a rule is left")
 
 
+def daddr(*prefixes):
+    """The statement of nft's JSON that matches destinations."""
+    left = {"payload": {"protocol": "ip", "field": "daddr"}}
+    return {"match": {"op": "==", "left": left, "right": {"set": list(prefixes)}}}
+
+
+def mark_by(draw, switch, marks=None):
+    """The statement of nft's JSON that gives a mark to each number that is drawn."""
+    drawn = list(enumerate(marks or switch.table_by_port.values()))
+    return {"mangle": {"key": {"meta": {"key": "mark"}}, "value": {"map": {"key": draw, "data": {"set": drawn}}}}}
+
+
 class Switches:
     """A lab of three racks whose switches route by this scheme; None: BGP's own ECMP."""
 
@@ -71,7 +83,8 @@ class Switches:
     def state(self, node):
         tables = self.obeys
         if tables is None:
-            return {"groups": {}, "marked": None, "draws": None, "rules": [], "tables": {"main": {}}}
+            nothing = dict.fromkeys(("marked", "draws", "mark_rules"))
+            return {"groups": {}, **nothing, "rules": [], "tables": {"main": {}}}
         hops = tables.switches[node].hops.values()
         groups = {
             str(GROUP + at): {"ports": list(each), "buckets": tables.routing.buckets} for at, each in enumerate(hops)
@@ -92,7 +105,9 @@ class Switches:
         if tables.scheme.shares == "buckets" and not self.empties:
             routes["1000"] = {prefix: [f"group {GROUP + at}"] for at, prefix in enumerate(switch.hops)}
         draws = [list(draw) for draw in tables.draws(node)] if tables.scheme.marks else None
+        mark_rules = None if draws is None else [[daddr(*switch.hops), mark_by(draw, switch)] for draw in draws]
         state = {"groups": groups, "marked": marked, "draws": draws, "rules": rules, "tables": routes}
+        state["mark_rules"] = mark_rules
         for change in self.changes.values():
             change(state)
         return state

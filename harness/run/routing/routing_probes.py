@@ -7,6 +7,8 @@ applied the scheme does not check itself. Rules, routes, groups and weights are 
 from __future__ import annotations
 
 import ipaddress
+import itertools
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +22,20 @@ from testbed.packets.bth import ROCE_PORT
 from testbed.routing.schemes import bucket_counts
 from testbed.routing.switch_tables import SchemeTables, SwitchTables, scheme_tables
 
-__all__ = ["RouteProbe", "decision_mismatches", "missing_rules", "query_decisions", "wrong_marks", "wrong_routes"]
+__all__ = [
+    "RouteProbe",
+    "changed_marks",
+    "decision_mismatches",
+    "missing_rules",
+    "query_decisions",
+    "wrong_marks",
+    "wrong_routes",
+]
 
 _MAIN = 254
 _SPORTS = range(0xC000, 0xC000 + 128)
+_MOST_TEXT = 300
+"""Characters of a statement of nft in a sentence."""
 _SHARE_ERROR = 0.1
 """Tolerance of a port's share of the decisions: more than four standard deviations of 512 draws with even odds."""
 
@@ -152,6 +164,36 @@ def wrong_marks(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str,
                 f"{switch}: marks are drawn by {installed}; the scheme expects {', '.join(map(_draw_text, expected))}"
             )
     return wrong
+
+
+def changed_marks(
+    applied: Mapping[str, Mapping[str, Any]], state_by_switch: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """Return one sentence for each switch whose nftables rules are no longer those of the reading `applied`.
+
+    A rule that draws as the scheme does may still mark other destinations, or give other marks. Addresses and marks are
+    compared with what the kernel showed when the scheme was applied, because nft lists adjacent prefixes as one range.
+    A switch without any rule is left out: that its marks are gone is reported by itself.
+    """
+    changed = []
+    for switch, state in applied.items():
+        before, after = state["mark_rules"], state_by_switch[switch]["mark_rules"]
+        if before is None or after is None or before == after:
+            continue
+        number = next(at for at in range(max(len(before), len(after))) if before[at : at + 1] != after[at : at + 1])
+        was, is_now = (rules[number] if number < len(rules) else [] for rules in (before, after))
+        old, new = next(pair for pair in itertools.zip_longest(was, is_now) if pair[0] != pair[1])
+        changed.append(
+            f"{switch}: nftables rule {number + 1} of the scheme changed while the workload ran: "
+            f"{_rule_text(old)} became {_rule_text(new)}"
+        )
+    return changed
+
+
+def _rule_text(statement: Any) -> str:
+    """Return a statement of nft's JSON, shortened; None: the rule does not have it."""
+    text = "nothing" if statement is None else json.dumps(statement)
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
 
 
 def _draw_text(draw: Sequence[int | None]) -> str:

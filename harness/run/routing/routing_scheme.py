@@ -16,7 +16,13 @@ from typing import Any
 import msgspec
 
 from harness.experiment.fabric_file import Fabric
-from harness.run.routing.routing_probes import missing_rules, query_decisions, wrong_marks, wrong_routes
+from harness.run.routing.routing_probes import (
+    changed_marks,
+    missing_rules,
+    query_decisions,
+    wrong_marks,
+    wrong_routes,
+)
 from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from inject.injector import Mutation
 from inject.journal import Journal
@@ -64,6 +70,8 @@ class ActiveScheme:
     needed_packets: int = _LEAST_PACKETS
     doubts: list[str] = field(default_factory=list)
     cleared: SchemeCleared = field(default_factory=SchemeCleared)
+    applied_marks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The switches' state when the scheme was applied, if it marks packets."""
 
     @contextlib.contextmanager
     def applied(self, journal: Journal) -> Iterator[None]:
@@ -102,6 +110,8 @@ class ActiveScheme:
         self.lab.scheme = self.tables
         with journal.doing("routing.decisions", scheme=self.fabric.routing) as outcome:
             self.decisions = query_decisions(self.lab, self.tables)
+            if self.tables.scheme.marks:
+                self.applied_marks = switch_routing.read(self.lab, self.tables.switches).switches
             outcome |= {"asked": self.decisions.asked, "wrong": list(self.decisions.wrong)}
 
     def check_end(
@@ -146,6 +156,7 @@ class ActiveScheme:
         self.doubts += wrong_marks(self.tables, state_by_switch) if self.tables.scheme.marks else []
         self.doubts += self._wrong_routes(state_by_switch)
         if self.tables.scheme.marks:
+            self.doubts += changed_marks(self.applied_marks, state_by_switch)
             self.marked = {name: sum(state["marked"] or ()) for name, state in state_by_switch.items()}
             unmarked = [name for name, state in state_by_switch.items() if state["marked"] is None]
             self.doubts += [f"{name}: the scheme's marks were gone at the end of the workload" for name in unmarked]

@@ -313,8 +313,8 @@ class SwitchAgent:
 def read_switch(namespace: str | None) -> dict[str, Any]:
     """Return the routing state of a switch: rules, tables and groups of schemes, BGP's next hops, and marked packets.
 
-    `marked` is the number of packets that each nftables statement has marked, and `draws` is how each of them draws the
-    mark, [modulus, seed or None]; None: there is no such table.
+    `marked` is the number of packets that each nftables rule has marked, `draws` is how each of them draws the mark,
+    [modulus, seed or None], and `mark_rules` are the rules without their counters; None: there is no such table.
     """
     netns.enter(namespace)
     try:
@@ -348,8 +348,9 @@ def read_switch(namespace: str | None) -> dict[str, Any]:
                 for group in groups
                 if group.members
             },
-            "marked": None if marks is None else [packets for packets, _ in marks],
-            "draws": None if marks is None else [draw for _, draw in marks],
+            "marked": None if marks is None else [packets for packets, _, _ in marks],
+            "draws": None if marks is None else [draw for _, draw, _ in marks],
+            "mark_rules": None if marks is None else [rule for _, _, rule in marks],
         }
     finally:
         kernel.close()
@@ -368,13 +369,13 @@ def marked_packets(namespace: str | None) -> list[int] | None:
         TimeoutError: nft did not answer in time.
     """
     marks = _marks(namespace)
-    return None if marks is None else [packets for packets, _ in marks]
+    return None if marks is None else [packets for packets, _, _ in marks]
 
 
-def _marks(namespace: str | None) -> list[tuple[int, list[int | None]]] | None:
-    """Return what each nftables statement has marked, and how it draws the mark; None: there is no such table.
+def _marks(namespace: str | None) -> list[tuple[int, list[int | None], list[Any]]] | None:
+    """Return what each nftables rule has marked, and how; None: there is no such table.
 
-    That is the number of packets, and [modulus, seed or None].
+    That is the number of packets, [modulus, seed or None] of the draw, and the rule's statements without the counter.
     """
     try:
         listed = json.loads(_nft(namespace, ["-j", "list", "table", "ip", NFT_TABLE]))["nftables"]
@@ -383,7 +384,12 @@ def _marks(namespace: str | None) -> list[tuple[int, list[int | None]]] | None:
     except OSError:
         return None
     rules = [entry["rule"]["expr"] for entry in listed if "rule" in entry]
-    return [(part["counter"]["packets"], _draw_of(rule)) for rule in rules for part in rule if "counter" in part]
+    return [
+        (part["counter"]["packets"], _draw_of(rule), [other for other in rule if "counter" not in other])
+        for rule in rules
+        for part in rule
+        if "counter" in part
+    ]
 
 
 def _draw_of(rule: Any) -> list[int | None]:

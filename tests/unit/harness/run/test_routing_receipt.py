@@ -185,6 +185,16 @@ def _change(part, **fields):
     return change
 
 
+def _match_less(state):
+    for rule in state["mark_rules"]:
+        rule[0]["match"]["right"]["set"].pop()
+
+
+def _mark_alike(state):
+    for rule in state["mark_rules"]:
+        rule[1]["mangle"]["value"]["map"]["data"]["set"] = [[0, 1001], [1, 1001]]
+
+
 def _put(part, value):
     return lambda state: state.update({part: value})
 
@@ -198,6 +208,10 @@ def _put(part, value):
         ("e-ecmp", _put("draws", [[2, 5]]), "marks are drawn by mod 2 seed 5; the scheme expects mod 2 seed 1"),
         ("e-ecmp", _put("draws", []), "marks are drawn by no statement; the scheme expects mod 2 seed 1"),
         ("spray", _put("draws", [[1, None]]), "marks are drawn by mod 1; the scheme expects mod 2"),
+        ("e-ecmp", _match_less, 'rtsw1: nftables rule 1 of the scheme changed while the workload ran: {"match"'),
+        ("spray", _match_less, 'rtsw1: nftables rule 1 of the scheme changed while the workload ran: {"match"'),
+        ("e-ecmp", _mark_alike, '{"set": [[0, 1001], [1, 1001]]}'),
+        ("spray", _put("mark_rules", []), "became nothing"),
         ("resilient", _change("groups", buckets=8), "is by 8 buckets over ctsw1, ctsw2; the scheme expects 128 b"),
         ("resilient", _change("groups", ports=["ctsw1"]), "is by 128 buckets over ctsw1; the scheme expects 128 bucke"),
         (

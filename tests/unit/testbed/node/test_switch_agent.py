@@ -149,7 +149,9 @@ def test_switch_agent_reads_modulus_and_seed_of_its_marks(monkeypatch):
     in_turn = {"numgen": {"mode": "inc", "mod": 3, "offset": 0}}
     constant = 1001
     monkeypatch.setattr(agent, "_nft", lambda *_: listed_by_nft(hashed, in_turn, constant))
-    assert agent._marks(None) == [(5, [2, 7]), (5, [3, None]), (5, [None, None])]
+    marks = agent._marks(None)
+    assert [mark[:2] for mark in marks] == [(5, [2, 7]), (5, [3, None]), (5, [None, None])]
+    assert [[*statement] for _, _, rule in marks for statement in rule] == [["match"], ["mangle"]] * 3, "no counter"
     assert agent.marked_packets(None) == [5, 5, 5]
 
 
