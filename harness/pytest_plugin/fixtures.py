@@ -14,9 +14,10 @@ import pytest
 
 from harness.pytest_plugin import receipts
 from harness.pytest_plugin.kernel_guard import KernelGuard
-from harness.pytest_plugin.keys import FAILED, NOT_CLEARED, RUNNING
+from harness.pytest_plugin.keys import FAILED, NOT_CLEARED, OPENED_LAB, RUNNING
 from harness.pytest_plugin.session_lab import closing_after_error, open_session_lab
 from harness.pytest_plugin.skips import skip
+from harness.verdict import ExitCode
 from inject.fault_plan import FaultSpec, plan_beside
 from inject.injector import Injector, Mutation
 from inject.journal import Journal
@@ -49,28 +50,37 @@ def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
         before = session_lab.reset_if_needed(force=config.getoption("--faultbed-reset-each"))
     kernels = KernelGuard(session_lab.lab)
     session_lab.end_state_verified = False
+    request.node.stash[OPENED_LAB] = True
     yield session_lab.lab
     with closing_after_error(config):
         try:
             differences = [*request.node.stash.get(NOT_CLEARED, ()), *fingerprint.settle(session_lab.lab, before)]
         except Exception as error:
             session_lab.mark_dirty([f"could not compare: {error or type(error).__name__}"], before)
+            _record_dirty(request.node)
             raise
     session_lab.end_state_verified = True
     if request.node.stash.get(FAILED, False):
         session_lab.invalidate_baseline()
     if differences:
         session_lab.mark_dirty(differences, before)
-        request.node.user_properties.append(("lab_state", "DIRTY"))
+        _record_dirty(request.node)
         message = "the lab is not in the state that it had before the test:\n" + "\n".join(differences)
         receipts.fail(request.node, pytest.fail.Exception(message, pytrace=False))
     report = kernels.report()
     if report.unhealthy:
         session_lab.invalidate_baseline()
+        receipts.set_exit_code(request.node, ExitCode.ERROR)
         message = "a kernel of the lab reported a problem:\n" + "\n".join(report.unhealthy)
         receipts.fail(request.node, pytest.fail.Exception(message, pytrace=False))
     if report.unknown:
         receipts.fail_unknown_kernels(request.node, report.unknown)
+
+
+def _record_dirty(item: pytest.Item) -> None:
+    """Write to a test's JUnit properties that it left the lab DIRTY, or in an unknown state."""
+    item.user_properties.append(("lab_state", "DIRTY"))
+    receipts.set_exit_code(item, ExitCode.DIRTY)
 
 
 @dataclass(frozen=True, kw_only=True)

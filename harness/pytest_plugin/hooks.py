@@ -41,6 +41,7 @@ from harness.pytest_plugin.keys import (
     EXPIRED,
     FAILED,
     NOT_CLEARED,
+    OPENED_LAB,
     PROOF_NOT_REQUIRED,
     PROPERTIES,
     QUARANTINED,
@@ -234,11 +235,19 @@ def _deselect_rounds(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def uses_lab(item: pytest.Item) -> bool:
-    """Return whether an item is an experiment or uses the `lab` fixture of faultbed, not another one of that name."""
+    """Return whether an item is an experiment or uses the `lab` fixture of faultbed, not another one of that name.
+
+    A fixture of a project that is named `lab` and takes `lab` extends the one of faultbed.
+    """
     if _is_experiment(item):
         return True
     fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}  # noqa: SLF001
-    return "lab" in fixtures and fixtures["lab"][-1].func.__module__ == __name__
+    for fixture in reversed(fixtures.get("lab", ())):
+        if fixture.func.__module__ == __name__:
+            return True
+        if "lab" not in fixture.argnames:
+            return False
+    return False
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -256,7 +265,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fail a test whose quarantine has expired. A test that is rerun starts without what its last attempt left."""
-    item.stash[FAILED] = item.stash[ANY_FAILED] = False
+    item.stash[FAILED] = item.stash[ANY_FAILED] = item.stash[OPENED_LAB] = False
     item.stash[NOT_CLEARED], item.stash[RUNNING] = (), []
     item.user_properties[:] = item.stash.setdefault(PROPERTIES, item.user_properties.copy())
     entry = item.stash.get(EXPIRED, None)
@@ -398,7 +407,8 @@ def pytest_runtest_makereport(
         excused = hasattr(report, "wasxfail")
         error = call.excinfo.value
         # An error at the end of a test may leave the lab changed, unless it says that the lab is clean.
-        at_end = report.when == "teardown" and (item.stash.get(QUARANTINED, False) or uses_lab(item))
+        has_lab = item.stash.get(QUARANTINED, False) or uses_lab(item) or item.stash.get(OPENED_LAB, False)
+        at_end = report.when == "teardown" and has_lab
         reports_clean = getattr(error, "lab_state", None) == "CLEAN"
         if excused and (_leaves_dirty(error) or (at_end and not reports_clean)):
             report.outcome = "failed"
@@ -412,7 +422,15 @@ def pytest_runtest_makereport(
         from harness.pytest_plugin.failure_summary import summary_of
 
         report.sections += [("traffic", summary_of(workload)) for workload in started]
+    if report.when == "teardown" and item.stash[FAILED]:
+        _correct_exit_code(report)
     return report
+
+
+def _correct_exit_code(report: pytest.TestReport) -> None:
+    """Replace PASS as the exit code of a test that has failed: its receipts were judged before that, or alone."""
+    if receipts := sys.modules.get("harness.pytest_plugin.receipts"):
+        report.user_properties[:] = receipts.without_pass(report.user_properties)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ __all__ = [
     "EXPIRED",
     "FAILED",
     "NOT_CLEARED",
+    "OPENED_LAB",
     "PROOF_NOT_REQUIRED",
     "PROPERTIES",
     "QUARANTINED",
@@ -49,6 +50,9 @@ RUNNING: pytest.StashKey[list[Running[Any]]] = pytest.StashKey()
 
 NOT_CLEARED: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
 """On an item: one sentence for each of its faults that may still be in place."""
+
+OPENED_LAB: pytest.StashKey[bool] = pytest.StashKey()
+"""On an item: whether its latest attempt has opened the lab, also by `request.getfixturevalue`."""
 
 PROOF_NOT_REQUIRED: pytest.StashKey[list[str]] = pytest.StashKey()
 """On the session's configuration: tests with faults that need not be proven (`prove=False`)."""

@@ -18,7 +18,7 @@ from inject.evidence.receipt import FaultReceipt, not_cleared
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["Unproven", "conclude", "fail", "fail_unknown_kernels"]
+__all__ = ["Unproven", "conclude", "fail", "fail_unknown_kernels", "set_exit_code", "without_pass"]
 
 EXIT_CODE = "faultbed_exit_code"
 """JUnit property: the exit code that the command line would have."""
@@ -71,10 +71,22 @@ def conclude(item: pytest.Item, receipts: Sequence[tuple[FaultReceipt, bool]]) -
             problems.append(f"{receipt.kind} on {receipt.target} is not proven: {'; '.join(reasons)}")
     uncleared = not_cleared([receipt for receipt, _ in receipts])
     item.stash[NOT_CLEARED] = uncleared
-    code = ExitCode.DIRTY if uncleared else ExitCode.INCONCLUSIVE if problems else ExitCode.PASS
-    item.user_properties.append((EXIT_CODE, int(code)))
+    otherwise = ExitCode.FAIL if item.stash.get(FAILED, False) else ExitCode.PASS
+    set_exit_code(item, ExitCode.DIRTY if uncleared else ExitCode.INCONCLUSIVE if problems else otherwise)
     if uncleared or (problems and not item.stash.get(FAILED, False)):
         fail(item, Unproven([*problems, *uncleared], "DIRTY" if uncleared else "CLEAN"))
+
+
+def set_exit_code(item: pytest.Item, code: ExitCode) -> None:
+    """Write the exit code of a test to its JUnit properties, in place of an earlier one."""
+    others = [(name, value) for name, value in item.user_properties if name != EXIT_CODE]
+    item.user_properties[:] = [*others, (EXIT_CODE, int(code))]
+
+
+def without_pass(properties: Sequence[tuple[str, object]]) -> list[tuple[str, object]]:
+    """Return the JUnit properties of a failed test, with FAIL in place of PASS as its exit code."""
+    passed = (EXIT_CODE, int(ExitCode.PASS))
+    return [(EXIT_CODE, int(ExitCode.FAIL)) if item == passed else item for item in properties]
 
 
 def fail_unknown_kernels(item: pytest.Item, reasons: Sequence[str]) -> None:
@@ -87,10 +99,8 @@ def fail_unknown_kernels(item: pytest.Item, reasons: Sequence[str]) -> None:
     """
     if item.stash.get(FAILED, False):
         return
-    others = [(name, value) for name, value in item.user_properties if (name, value) != (EXIT_CODE, int(ExitCode.PASS))]
-    item.user_properties[:] = others
-    if EXIT_CODE not in dict(others):
-        item.user_properties.append((EXIT_CODE, int(ExitCode.INCONCLUSIVE)))
+    if not dict(item.user_properties).get(EXIT_CODE):
+        set_exit_code(item, ExitCode.INCONCLUSIVE)
     message = "INCONCLUSIVE: it is unknown whether a kernel reported a problem:\n" + "\n".join(reasons)
     fail(item, Failed(f"{message}\nlet the login user read /dev/kmsg, or bring the machine back", pytrace=False))
 

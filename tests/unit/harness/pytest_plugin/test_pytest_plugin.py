@@ -12,6 +12,7 @@ import pytest
 from harness.pytest_plugin import fixtures as plugin_fixtures
 from harness.pytest_plugin import hooks as plugin
 from harness.pytest_plugin import items as plugin_items
+from harness.pytest_plugin import receipts
 from harness.pytest_plugin import session_lab as pytest_lab
 from harness.verdict import Verdict, VerdictFile
 from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
@@ -365,6 +366,84 @@ def test_xfail_does_not_hide_a_dirty_lab(pytester, rack, mark):
     result = on_rack(pytester)
     result.assert_outcomes(xpassed=1, errors=1)
     assert result.ret == 1
+
+
+OVERRIDES = """
+@pytest.fixture
+def lab(lab):
+    yield lab
+
+"""
+
+
+def test_plugin_project_fixture_that_extends_lab_still_uses_the_lab(pytester):
+    """Such a test used to count as one without a lab: it came first, and an unknown lab was not reported before it."""
+    pytester.makepyfile(test_x=f"import pytest\n{OVERRIDES}def test_it(lab): ...\n")
+    items, _ = pytester.inline_genitems()
+    assert [plugin.uses_lab(item) for item in items] == [True]
+
+
+@pytest.mark.parametrize(
+    ("before", "arguments", "first"),
+    [(OVERRIDES, "lab", ""), ("", "request", "    request.getfixturevalue('lab')\n")],
+    ids=["extended", "by-name"],
+)
+def test_xfail_does_not_hide_a_dirty_lab_that_a_test_takes_indirectly(pytester, rack, before, arguments, first):
+    """The session used to be green: only a test that took faultbed's own fixture by argument was watched."""
+    text = LEAVES.format(debris="Fingerprint(nodes={})").partition("def test_after")[0]
+    text = text.replace("def test_leaves(lab):\n", f"@pytest.mark.xfail\ndef test_leaves({arguments}):\n{first}")
+    pytester.makepyfile(test_x=f"import pytest\n{before}{text}")
+    result = on_rack(pytester)
+    result.assert_outcomes(xpassed=1, errors=1)
+    assert result.ret == 1
+
+
+ENDS = """
+import pytest
+from harness.pytest_plugin import hooks, receipts
+from testbed.observe.fingerprint import Fingerprint
+
+@pytest.fixture
+def proven(lab, request):
+    yield
+    receipts.conclude(request.node, [])
+
+@pytest.fixture
+def early(lab):
+    yield
+    assert False
+
+def test_passes(proven): ...
+
+def test_fails(proven):
+    assert False
+
+@pytest.mark.xfail
+def test_expected(proven):
+    assert False
+
+def test_teardown(early, proven): ...
+
+def test_kernel(proven):
+    hooks.rack_of_this_test.kernel.append("4 WARNING: CPU: 0 PID: 7 at drivers/net/x.c:1")
+
+def test_dirty(proven):
+    hooks.rack_of_this_test.now = Fingerprint(nodes={})
+"""
+
+
+def test_plugin_exit_code_in_junit_is_that_of_the_whole_test(pytester, rack):
+    """It was that of the receipts alone: 0 for a test that failed, and for one that left the lab DIRTY."""
+    pytester.makepyfile(test_x=ENDS)
+    on_rack(pytester, "--junitxml=j.xml").assert_outcomes(passed=4, failed=1, xfailed=1, errors=3)
+    codes = {
+        case.get("name"): [one.get("value") for one in case.iter("property") if one.get("name") == receipts.EXIT_CODE]
+        for case in ET.parse(pytester.path / "j.xml").iter("testcase")
+    }
+    assert codes == {
+        "test_passes": ["0"], "test_fails": ["1"], "test_expected": ["1"], "test_teardown": ["1"],
+        "test_kernel": ["3"], "test_dirty": ["5"],
+    }  # fmt: skip
 
 
 def test_xfail_of_a_test_without_a_lab_is_none_of_the_plugins_business(pytester):
