@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session, styled
 from harness.packets.analysis import Analysis, FlowReport, analyse
-from harness.packets.evidence import CAPTURE, with_idle_ports
+from harness.packets.evidence import CAPTURE, Evidence, with_idle_ports
 from harness.quantities import format_duration
 from harness.record.rundir import open_run
 from harness.verdict import ExitCode
@@ -46,27 +46,40 @@ def packets(session: Session, *, capture: Path, frame: int | None, as_json: bool
     frames = capture_file.read(path)
     if frame is not None:
         return _explain(session, frames, frame, as_json=as_json)
-    analysis, missed, extra = analyse(frames), 0, 0
+    analysis = analyse(frames)
+    gaps: tuple[str, ...] = ()
     if capture.is_dir():
         analysis, account = with_idle_ports(analysis), open_run(capture).read_packets()
-        if account is None:
-            doubt = "the run kept no packets.json: the number of frames missing from the capture is unknown"
-            analysis = msgspec.structs.replace(analysis, doubts=(doubt, *analysis.doubts))
-        else:
-            missed, extra = account.missed, account.extra
-    not_whole = (
-        (missed, "frames that the ports counted are missing from the capture, which can look like a broken rule"),
-        (extra, "frames of the capture were not counted by the ports: each may stand for one that is missing"),
-    )
-    doubts = tuple(f"{frames_of_port:,} {problem}" for frames_of_port, problem in not_whole if frames_of_port)
-    analysis = msgspec.structs.replace(analysis, doubts=(*doubts, *analysis.doubts))
+        gaps = () if account is None else tuple(_gaps(account, analysis.frames))
+        unknown = "the run kept no packets.json: the number of frames missing from the capture is unknown"
+        doubts = (*gaps, *((unknown,) if account is None else ()), *analysis.doubts)
+        analysis = msgspec.structs.replace(analysis, doubts=doubts)
     if as_json:
         session.json(msgspec.to_builtins(analysis))
     else:
         _show(session, analysis)
-    if analysis.violations and not (missed or extra):
+    if analysis.violations and not gaps:
         return ExitCode.FAIL
     return ExitCode.INCONCLUSIVE if analysis.doubts else ExitCode.PASS
+
+
+def _gaps(account: Evidence, frames: int) -> Iterator[str]:
+    """Yield why a run's capture may lack frames, by its `packets.json`; the file has this many frames."""
+    if account.missed:
+        yield (
+            f"{account.missed:,} frames that the ports counted are missing from the capture, which can look like a "
+            "broken rule"
+        )
+    if account.extra:
+        yield (
+            f"{account.extra:,} frames of the capture were not counted by the ports: each may stand for one that is "
+            "missing"
+        )
+    if account.analysis.frames != frames:
+        yield (
+            f"{CAPTURE} has {frames:,} frames, and the run captured {account.analysis.frames:,}: it is truncated, or "
+            "of another run; copy the run directory again"
+        )
 
 
 def _explain(session: Session, frames: capture_file.Frames, frame: int, *, as_json: bool) -> int:

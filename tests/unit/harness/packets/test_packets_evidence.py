@@ -310,6 +310,19 @@ def test_packets_command_on_a_run_with_an_idle_port_has_the_verdict_of_its_metri
     assert "no request of a reliable connection passed rtsw1:ctsw1" in done.output
 
 
+@pytest.mark.parametrize("end", ["short", "foreign"])
+def test_packets_command_on_a_run_whose_capture_lost_its_end_proves_nothing(tmp_path, end):
+    """A copy that was cut between two frames has no damage to see: `faultbed packets` used to end with 0 for it."""
+    result = evidence.keep(captured(), tmp_path, {})
+    (tmp_path / "packets.json").write_bytes(evidence.write(result))
+    frames = captured().frames if end == "short" else go_back_n(count=150, losses={60}).wire.frames()
+    kept = len(frames) // 2 if end == "short" else len(frames)
+    capture_file.write_pcapng(tmp_path / "capture.pcapng", frames, order=np.arange(kept))
+    done = CliRunner(env={"COLUMNS": "250"}).invoke(cli, ["packets", str(tmp_path)], standalone_mode=False)
+    assert done.return_value == 2
+    assert f"has {kept:,} frames, and the run captured {result.analysis.frames:,}" in done.output
+
+
 @pytest.mark.parametrize(
     ("broken", "bound", "verdict"), [(0, 0, "INCONCLUSIVE"), (2, 0, "FAIL"), (2, 5, "INCONCLUSIVE")]
 )
