@@ -32,6 +32,7 @@ RESERVATIONS, BURNIN = "reservations", "burn-in"
 
 _FATAL = frozenset({"link", "address", "rdma", "gid", "route"})
 _DO_REACH = "check its power, its BMC and its management cable; its RNICs and GPUs were not checked"
+_NO_PAIR = "no two of the hosts have an RNIC that can carry traffic, so there is no pair to measure"
 _UNTRIED = "not tried, because one of its ends, or too many other pairs, were dead"
 _DO_BURNIN = "the common end of the outliers is the suspect: check its cable, its port and its qdisc"
 
@@ -107,6 +108,8 @@ def preflight(
     unfit_rnics |= {f"{host}:{rnic.name}" for host in silent for rnic in lab.topology.host_by_name[host].rnics}
     why = "another check has found this RNIC unfit to carry anything"
     unchecked = [_unchecked_burnin(rnic, why) for rnic in sorted(unfit_rnics)]
+    if all(unfit_rnics & {src, dst} for src, dst, _ in burnin.pairs_of(lab.topology)):
+        unchecked.append(_unchecked_burnin(inventory.name, _NO_PAIR))
     try:
         measured = _burn_in(lab, unfit_rnics, progress)
     except LabError as error:

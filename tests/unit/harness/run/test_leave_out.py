@@ -319,6 +319,17 @@ def test_preflight_of_some_hosts_checks_and_reserves_only_them(looked, monkeypat
         raise call("preflight", "host9").exception
 
 
+@pytest.mark.parametrize("hosts", [("host1",), ("host1", "host4")], ids=["one-host", "one-fit-host"])
+def test_preflight_without_a_pair_to_measure_has_not_done_the_burn_in(looked, hosts):
+    """The burn-in of one host alone measured nothing, and used to be listed as right."""
+    for rnic in looked.state["host4"].rdma:
+        looked.state["host4"].rdma[rnic] = ("DOWN", "")
+    output = json.loads(call("preflight", *hosts, "--json").stdout)
+    assert output["burnin"]["pairs"] == []
+    assert preflight.BURNIN not in output["checked"]
+    assert {"check": "burn-in", "where": "soft", "why": preflight._NO_PAIR} in output["not_looked"]
+
+
 def test_preflight_burnin_can_exclude_hosts(looked, monkeypatch):
     done = Burnin(pairs=(), outliers=(outlier("host2", "host1"), outlier("host3", "host2")), rounds=2)
     monkeypatch.setattr(preflight.burnin, "measure", lambda *_args, **_options: done)
