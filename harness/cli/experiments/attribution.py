@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -20,6 +21,7 @@ from harness.run import loop as run_module
 from harness.verdict import ExitCode, Verdict, VerdictFile, exit_code, worst
 from testbed.backends.lab_backend import backend_of
 from testbed.errors import DirtyLab, LabError, UsageError
+from testbed.suggestions import hint
 from testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
@@ -129,6 +131,7 @@ def campaign(
     """
     inventory = session.inventory()
     every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places, probe=probe)
+    _refuse_unknown(only, sorted({label.kind for label in every if label.kind is not None}), inventory.name)
     wanted = campaign_module.in_turn(label for label in every if not only or label.kind in only)
     if only_plan:
         rows = [
@@ -167,6 +170,17 @@ def campaign(
     return exit_code(
         worst(Verdict.PASS if verdict is Verdict.FAIL else verdict for verdict in (Verdict.PASS, *verdicts)), "CLEAN"
     )
+
+
+def _refuse_unknown(only: Iterable[str], kinds: Sequence[str], lab: str) -> None:
+    """Refuse a kind of which the campaign has no run: leaving it out would end with PASS, as if it had been run.
+
+    Raises:
+        UsageError: with the kind that may have been meant.
+    """
+    for kind in only:
+        if kind not in kinds:
+            raise UsageError(f"--only {kind}: the campaign of {lab} has no such run; {hint(kind, kinds)}")
 
 
 def _is_done(out: Path, name: str, source: bytes, inventory: str) -> bool:

@@ -58,6 +58,9 @@ from testbed.errors import FaultbedError, Interrupted
         (["--lab", "inventory/rack-h100.example.yml", "up"], 4, ["is a rack lab", "not ours to start"]),
         (["--lab", "inventory/rack-h100.example.yml", "down"], 4, ["is a rack lab"]),
         (["--lab", "inventory/rack-h100.example.yml", "reserve"], 3, ["jump1", "host key"]),
+        # A campaign of no run used to end with 0.
+        (["campaign", "--only", "packet.dorp"], 4, ["packet.dorp", "did you mean packet.drop?"]),
+        (["campaign", "--only", "host.clock-step", "--plan"], 4, ["host.clock-step", "the campaign of soft has no"]),
         (["frobnicate"], 4, ["frobnicate"]),
     ],
 )
