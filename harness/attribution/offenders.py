@@ -195,7 +195,7 @@ def offenders(
 
     Of `readings` the newest of each GPU counts. One that is dated in the future does not replace any other. By score,
     RMA needs strikes on as many different days as its threshold has whole strikes, so that one bad night does not
-    replace a part.
+    replace a part. A strike that a wrong clock has dated in the future counts as one of today.
     """
     by_name: dict[str, list[Strike]] = {}
     for strike in strikes:
@@ -207,7 +207,7 @@ def offenders(
         newest_first = tuple(sorted(of_it, key=lambda strike: strike.at, reverse=True))
         score = sum(strike.weight * 0.5 ** (_age(strike, now) / thresholds.half_life) for strike in of_it)
         breaches = reading.breaches if reading else ()
-        by_score = _action(newest_first, score, thresholds)
+        by_score = _action(newest_first, score, thresholds, now)
         times = [strike.at for strike in of_it] + ([reading.at] if reading else [])
         ranking.append(
             Offender(
@@ -225,8 +225,9 @@ def offenders(
     )
 
 
-def _action(strikes: Sequence[Strike], score: float, thresholds: Thresholds) -> Action:
-    if score >= thresholds.rma and len({strike.at.date() for strike in strikes}) >= int(thresholds.rma):
+def _action(strikes: Sequence[Strike], score: float, thresholds: Thresholds, now: datetime) -> Action:
+    days = {min(strike.at, now).date() for strike in strikes}
+    if score >= thresholds.rma and len(days) >= int(thresholds.rma):
         return "RMA"
     return "drain" if score >= thresholds.drain else "watch"
 

@@ -122,16 +122,13 @@ def offenders_command(
         readings += readings_of_preflight(content, topology, origin=path.name, at=_written(path, content))
     ranking = offenders(strikes, topology, thresholds, now=datetime.now(UTC), readings=readings)
     if hand_over:
-        lines = list(_handed_over(hand_over, ranking, topology))
-        if as_json:
-            session.json(lines)
-        else:
-            click.echo("\n".join(lines))
-            if not lines and hand_over == "hostfile":
-                session.err.print("no host is left for the file: each has to be drained")
+        _print_hand_over(session, hand_over, ranking, topology, as_json=as_json)
         return
     if as_json:
-        session.json({**counts, "rehearsal": rehearse, "offenders": [_plain(offender) for offender in ranking]})
+        listed = [_plain(offender) for offender in ranking]
+        session.json(
+            {**counts, "rehearsal": rehearse, "dated_in_the_future": _from_the_future(ranking), "offenders": listed}
+        )
         return
     _show(session, ranking, counts, drills=drills or rehearse)
     if rehearse:
@@ -233,6 +230,21 @@ def _duration(text: str) -> timedelta:
         raise UsageError(f"--half-life {text}: {error}; write 12h or 7d") from error
 
 
+def _print_hand_over(
+    session: Session, form: str, ranking: Sequence[Offender], topology: Topology, *, as_json: bool
+) -> None:
+    """Print a scheduler's commands; notes go to stderr, so that the output can be piped."""
+    lines = list(_handed_over(form, ranking, topology))
+    if as_json:
+        session.json(lines)
+    else:
+        click.echo("\n".join(lines))
+        if not lines and form == "hostfile":
+            session.err.print("no host is left for the file: each has to be drained")
+    if late := _from_the_future(ranking):
+        session.err.print(Text(_future_note(late), style="yellow"), soft_wrap=True)
+
+
 def _handed_over(form: str, ranking: Sequence[Offender], topology: Topology) -> Iterator[str]:
     """Yield the lines for a scheduler: drained hosts, or the hosts that remain."""
     drained = _to_drain(ranking)
@@ -290,8 +302,7 @@ def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int],
         note = f"left out: findings of {runs} that ended in ERROR; what their GPUs reported counts"
         session.out.print(Text(note, style="dim"), soft_wrap=True)
     if late := _from_the_future(ranking):
-        note = f"dated in the future, so their strikes do not decay: {first_of(late, 3)}; correct these dates"
-        session.out.print(Text(note, style="yellow"), soft_wrap=True)
+        session.out.print(Text(_future_note(late), style="yellow"), soft_wrap=True)
     if left_out:
         drill = _count(left_out, "run")
         note = f"left out: {drill} with injected faults; --drills counts what those faults do not explain"
@@ -302,6 +313,13 @@ def _from_the_future(ranking: Sequence[Offender]) -> list[str]:
     """Return the runs and preflights of strikes that a machine with a wrong clock has dated."""
     latest = datetime.now(UTC) + CLOCK_ERROR
     return sorted({strike.origin for offender in ranking for strike in offender.strikes if strike.at > latest})
+
+
+def _future_note(origins: Sequence[str]) -> str:
+    return (
+        f"dated in the future, so their strikes count as of today and do not decay: {first_of(origins, 3)}; "
+        "correct these dates"
+    )
 
 
 def _count(number: int, noun: str) -> str:

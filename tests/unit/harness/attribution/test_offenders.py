@@ -252,8 +252,18 @@ def test_strike_from_the_future_is_named_because_it_does_not_decay(tmp_path):
     (tmp_path / "p.json").write_text(
         json.dumps({"at": "2999-01-01T00:00:00+00:00", "wrong": [{"check": "gpu", "where": "host2:gpu0"}]})
     )
-    text = command("--runs", tmp_path, "--preflight", tmp_path / "p.json").stdout
-    assert "dated in the future, so their strikes do not decay: p.json; correct these dates" in text
+    words = ("--runs", tmp_path, "--preflight", tmp_path / "p.json")
+    note = "dated in the future, so their strikes count as of today and do not decay: p.json; correct these dates"
+    assert note in command(*words).stdout
+    assert note in command(*words, "--hand-over", "slurm").stderr, "a scheduler drains by what this prints"
+    assert json.loads(command(*words, "--json").stdout)["dated_in_the_future"] == ["p.json"]
+
+
+def test_strikes_from_the_future_are_of_one_day():
+    """A clock set wrongly on three days ahead made one bad night three, and had a part replaced."""
+    ahead = [strike(days_ago=-day) for day in (1, 2, 3)]
+    (offender,) = offenders(ahead, TOPOLOGY, Thresholds(), now=NOW)
+    assert (offender.score, offender.action) == (3.0, "drain")
 
 
 def test_strike_counts_half_after_each_half_life():
