@@ -20,7 +20,7 @@ _REACH = 4
 class PhaseBar:
     """One phase of a recovery: the start, width and bound of its bar, in percent.
 
-    `bound_left` None: there is no bound, or it is off the scale.
+    `bound_left` None: there is no bound, or it is off the scale. `is_open`: the phase lasted at least as long as shown.
     """
 
     phase: Phase
@@ -29,6 +29,7 @@ class PhaseBar:
     bound_s: float | None
     bound_left: float | None
     broken: bool
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

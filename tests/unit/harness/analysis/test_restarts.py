@@ -22,6 +22,7 @@ from harness.experiment.metrics import METRICS
 from harness.experiment.run_plan import Plan
 from harness.record.measurements import Iteration, RankSeries, ResilienceRun, decode, encode
 from harness.report import run_page
+from harness.report.plots.restart_bars import restart_bars
 from harness.run.restart_lines import restart_lines
 from harness.verdict import Verdict
 from traffic.workloads.elastic.elastic_results import RankState, Restart, iterations_by_rank
@@ -432,6 +433,25 @@ def test_report_shows_each_restart_with_its_phases(tmp_path):
     for name in PHASES:
         assert f"<span>{name}</span>" in section
     assert "published formula" in section
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_report_phase_that_was_cut_short_has_an_open_bar_and_a_label(tmp_path, is_interrupted):
+    """The phase in which a restart hung used to have no bar: the figure ended with the phase before it."""
+    hung = hung_restart(*_REACHED)
+    later = [replace(PLAIN, number=3, progress_ns=T0 + 90 * S, noticed_ns=T0 + 100 * S)] if is_interrupted else []
+    run = msgspec.structs.replace(job(PLAIN, hung, *later), end_ns=T0 + 100 * S)
+    bars = restart_bars(observe(run).restarts, ())
+    names = [bar.phase.name for bar in bars[1].phases]
+    assert names == ["detect", "diagnose", "reschedule", "initialise", "restore"]
+    assert (bars[0].is_open, bars[1].is_open) == (False, True)
+    assert [bar.is_open for bar in bars[1].phases] == [False] * 4 + [True]
+    last = bars[1].phases[-1]
+    assert last.left + last.width == pytest.approx(100), "it ends with the run, and the scale includes it"
+    html = run_page.render_html(finished(tmp_path, run))
+    assert '<i class="open" style="left:6' in html
+    assert "<span>restore</span>" in html
+    assert "> 56 s" in html.replace("&gt;", ">")
 
 
 def test_progress_lines_name_the_loss_the_new_places_and_the_end():
