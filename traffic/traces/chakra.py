@@ -18,7 +18,7 @@ from typing import Any
 
 from testbed.errors import ConfigError
 from traffic.traces import chakra_messages as wire
-from traffic.traces.trace import Note, Part, RankTrace, Trace
+from traffic.traces.trace import Note, Part, RankTrace, Trace, group_of
 
 __all__ = ["Groups", "content_for", "read"]
 
@@ -90,7 +90,7 @@ def _groups_of(where: str, text: str, world: int) -> dict[str, tuple[int, ...]]:
     try:
         raw = json.loads(ast.literal_eval(text)[0]) if text.lstrip().startswith(("['", '["')) else json.loads(text)
         return {
-            str(group["pg_name"]): tuple(group.get("ranks") or range(int(group.get("group_size") or world)))
+            str(group["pg_name"]): group_of(group.get("ranks") or range(int(group.get("group_size") or world)))
             for group in raw
         }
     except (ValueError, SyntaxError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:

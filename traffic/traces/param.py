@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from testbed.errors import ConfigError
-from traffic.traces.trace import Note, Operation, Part, RankTrace, Trace
+from traffic.traces.trace import MOST_RANKS, Note, Operation, Part, RankTrace, Trace, group_of
 
 __all__ = ["content_for", "read"]
 
@@ -90,22 +90,32 @@ def read(file: str, content: bytes, *, rank: int | None, world: int | None) -> R
         ConfigError: the file is truncated, is no PARAM trace, or has an invalid record; with the record number from 0.
     """
     records = _records(file, content)
-    groups: dict[int | None, tuple[int, ...]] = {
-        record.pg_id: tuple(record.global_ranks)
-        for record in records
-        if record.pg_id is not None and record.global_ranks
-    }
-    numbers_of_ranks = [record.world_size or 0 for record in records] + [1 + max(group) for group in groups.values()]
-    numbers_of_ranks += [1 + max(record.src_rank or 0, record.dst_rank or 0) for record in records]
+    groups: dict[int | None, tuple[int, ...]] = {}
+    numbers_of_ranks: list[int] = []
+    for number, record in enumerate(records):
+        try:
+            listed = group_of(record.global_ranks or ())
+        except ValueError as error:
+            raise ConfigError(f"{file}: record {number}: {error}") from error
+        ranks = (*listed, record.src_rank or 0, record.dst_rank or 0)
+        numbers_of_ranks.append(max(record.world_size or 0, 1 + max(ranks)))
+        if numbers_of_ranks[-1] > MOST_RANKS:
+            raise ConfigError(
+                f"{file}: record {number}: {numbers_of_ranks[-1]:,} ranks; at most {MOST_RANKS:,} are read"
+            )
+        if record.pg_id is not None and listed:
+            groups[record.pg_id] = listed
     largest = max(numbers_of_ranks, default=1)
     world = largest if largest > 1 else world
     if world is None:
         raise ConfigError(f"{file}: no record gives the number of ranks; give it explicitly")
+    everyone = tuple(range(world))
+    groups = {None: everyone, 0: everyone, **groups}
     parts: list[Part] = []
     notes: list[Note] = []
     for number, record in enumerate(records):
         try:
-            part = _part(number, record, groups, world, rank)
+            part = _part(number, record, groups, rank)
         except ValueError as error:
             raise ConfigError(f"{file}: record {number}: {error}") from error
         if isinstance(part, Part):
@@ -140,7 +150,7 @@ def _records(file: str, content: bytes) -> list[_Record]:
 
 
 def _part(
-    number: int, record: _Record, groups: Mapping[int | None, tuple[int, ...]], world: int, rank: int | None
+    number: int, record: _Record, groups: Mapping[int | None, tuple[int, ...]], rank: int | None
 ) -> Part | tuple[str, bool] | None:
     """Return the part; or why it is not replayed, and whether that changes the replay; or None if it needs no work."""
     if record.compute is not None:
@@ -154,7 +164,7 @@ def _part(
     if kind in ("send", "recv"):
         sent, received, _ = _sizes(record)
         return _message(number, record, rank, sent if kind == "send" else received, sends=kind == "send")
-    members = _members(record, groups, world)
+    members = _members(record, groups)
     if len(members) == 1 or (rank is not None and rank not in members):
         return f"{record.comms} of ranks {list(members)}: it has only one rank, or not this one; skipped", False
     if kind == "barrier":
@@ -186,13 +196,11 @@ def _collective(number: int, record: _Record, kind: str, members: tuple[int, ...
     )
 
 
-def _members(record: _Record, groups: Mapping[int | None, tuple[int, ...]], world: int) -> tuple[int, ...]:
+def _members(record: _Record, groups: Mapping[int | None, tuple[int, ...]]) -> tuple[int, ...]:
     if record.global_ranks:
         members = tuple(record.global_ranks)
     elif record.pg_id in groups:
         members = groups[record.pg_id]
-    elif record.pg_id in (None, 0):
-        members = tuple(range(world))
     else:
         raise ValueError(f"no init record creates process group {record.pg_id}, and the record lists no ranks")
     if record.root is not None and record.root not in members:
@@ -214,6 +222,8 @@ def _sizes(record: _Record) -> tuple[int, int, int]:
 def _message(number: int, record: _Record, rank: int | None, size: int, *, sends: bool) -> Part | tuple[str, bool]:
     if record.src_rank is None or record.dst_rank is None:
         raise ValueError(f"{record.comms} needs src_rank and dst_rank")
+    if min(record.src_rank, record.dst_rank) < 0:
+        return f"{record.comms} from rank {record.src_rank} to rank {record.dst_rank}: there is no such rank", True
     owner = record.src_rank if sends else record.dst_rank
     if rank is not None and owner != rank:
         raise ValueError(f"{record.comms} of rank {owner} in the trace of rank {rank}")

@@ -7,11 +7,18 @@ A trace of one rank is a list of `Part`s: what that rank does. `traffic.traces.j
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from testbed.errors import UsageError
 
-__all__ = ["Note", "Operation", "Part", "RankTrace", "Trace", "fitted"]
+__all__ = ["MOST_RANKS", "Note", "Operation", "Part", "RankTrace", "Trace", "fitted", "group_of"]
+
+MOST_RANKS = 1 << 17
+"""Ranks of a trace, at most. A damaged number of ranks must not take all memory."""
+_LISTED = 8
+_MOST_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,28 @@ class Trace:
     notes: tuple[Note, ...] = ()
 
 
+def group_of(ranks: Collection[object]) -> tuple[int, ...]:
+    """Return the ranks of a group, in its order.
+
+    Raises:
+        ValueError: one is no rank, one is listed twice, or there are too many.
+    """
+    if len(ranks) > MOST_RANKS:
+        raise ValueError(f"a group of {len(ranks):,} ranks; at most {MOST_RANKS:,} are read")
+    checked = tuple(rank for rank in ranks if isinstance(rank, int) and 0 <= rank < MOST_RANKS)
+    if len(checked) < len(ranks):
+        wrong = next(rank for rank in ranks if rank not in checked)
+        raise ValueError(f"the group {_listed(ranks)} has {wrong!r}, which is no rank")
+    if len(set(checked)) < len(checked):
+        raise ValueError(f"the group {_listed(ranks)} has a rank twice")
+    return checked
+
+
+def _listed(ranks: Collection[object]) -> str:
+    shown = list(ranks)[:_LISTED]
+    return f"{shown}" if len(ranks) <= _LISTED else f"{shown} and {len(ranks) - _LISTED:,} more"
+
+
 def fitted(trace: Trace, *, ranks: int, scale: float = 1.0) -> Trace:
     """Return the operations of a trace that only its first `ranks` ranks take part in, with sizes scaled by `scale`.
 
@@ -97,10 +126,16 @@ def fitted(trace: Trace, *, ranks: int, scale: float = 1.0) -> Trace:
     0.
 
     Raises:
-        UsageError: nothing is left.
+        UsageError: nothing is left, or a size is too large for a number of bytes.
     """
     if scale <= 0:
         raise UsageError(f"the scale of a trace must be above 0, got {scale:g}")
+    for operation in trace.operations:
+        if operation.size_bytes > _MOST_BYTES or not math.isfinite(operation.size_bytes * scale):
+            raise UsageError(
+                f"{trace.source}: record {operation.record}: the size of this {operation.collective}, times {scale:g}, "
+                "is no number of bytes; correct the trace or its scale"
+            )
     kept = tuple(shrunk for operation in trace.operations if (shrunk := _cut(operation, ranks, scale)) is not None)
     if not kept:
         raise UsageError(f"{trace.source}: no operation is among its first {ranks} ranks")

@@ -12,7 +12,7 @@ from pathlib import Path
 from testbed.errors import ConfigError, UsageError
 from traffic.traces import chakra, param
 from traffic.traces.join import joined
-from traffic.traces.trace import Trace
+from traffic.traces.trace import Trace, group_of
 
 __all__ = ["FORMATS", "digest", "files_of", "load", "save"]
 
@@ -122,10 +122,10 @@ def _content(file: Path) -> bytes:
         raise UsageError(f"{file}: {error.strerror or error}") from error
 
 
-def _ranks_by_group(file: Path) -> dict[str, list[int]]:
+def _ranks_by_group(file: Path) -> dict[str, tuple[int, ...]]:
     try:
         raw = json.loads(file.read_bytes())
-        return {str(name): [int(rank) for rank in ranks] for name, ranks in raw.items()}
+        return {str(name): group_of([int(rank) for rank in ranks]) for name, ranks in raw.items()}
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror or error}") from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -160,11 +160,35 @@ REDUCE = {"comms": "all_reduce", "in_msg_size": 4, "out_msg_size": 4, "dtype": "
         ),
         ({**REDUCE, "comms": "send"}, "record 1: send needs src_rank and dst_rank"),
         ({"markers": []}, "record 1: the record has neither comms nor compute"),
+        ({**REDUCE, "global_ranks": [0, 0, 1]}, r"record 1: the group \[0, 0, 1\] has a rank twice"),
+        ({**REDUCE, "global_ranks": [-1, 0]}, r"record 1: the group \[-1, 0\] has -1, which is no rank"),
+        (
+            {"comms": "init", "pg_id": 3, "global_ranks": [0, 1 << 40]},
+            "record 1: the group .* has 1099511627776, which",
+        ),
+        ({**REDUCE, "world_size": 10**9}, "record 1: 1,000,000,000 ranks; at most 131,072 are read"),
+        ({**REDUCE, "comms": "send", "src_rank": 0, "dst_rank": 10**9}, "record 1: 1,000,000,001 ranks"),
     ],
 )
 def test_invalid_param_record_is_rejected_with_its_number(record, message):
     with pytest.raises(ConfigError, match=f"t.json: {message}"):
         param.read("t.json", json.dumps([REDUCE, record]).encode(), rank=None, world=None)
+
+
+def test_param_message_of_a_negative_rank_is_noted_as_blocking():
+    """Rank -1 used to be taken for the last rank."""
+    record = {**REDUCE, "comms": "send", "src_rank": -1, "dst_rank": 0}
+    read = param.read("t.json", json.dumps([REDUCE, record]).encode(), rank=None, world=None)
+    assert [(note.record, note.blocks) for note in read.notes] == [(1, True)]
+    assert [part.collective for part in read.parts] == ["all-reduce"]
+
+
+def test_param_group_of_one_record_counts_for_the_number_of_ranks():
+    """A group that only its own record lists used to end the replay with an IndexError."""
+    record = {**REDUCE, "global_ranks": [0, 3]}
+    read = param.read("t.json", json.dumps([REDUCE, record]).encode(), rank=None, world=None)
+    assert read.world == 4
+    assert [part.members for part in read.parts] == [ALL, (0, 3)]
 
 
 def test_unsupported_param_record_is_noted_as_blocking():
@@ -217,6 +241,21 @@ def test_chakra_groups_load_from_a_file(tmp_path):
         (tmp_path / f"j.{rank}.et").write_bytes(written(node(1, comm_type=0, comm_size=64, pg_name="tp")))
     (tmp_path / "groups").write_text('{"tp": [0, 1]}')
     assert summary(traces.load(tmp_path, groups=tmp_path / "groups")) == [("all-reduce", (0, 1), 64)]
+
+
+@pytest.mark.parametrize("ranks", ['["0", "1"]', "[0, 0, 1]", "[-1, 0]"])
+def test_chakra_groups_that_are_none_are_refused(ranks):
+    """A group of texts used to have no member, so that its collectives were left out."""
+    groups = wire.new("IOInfo", values=f'[{{"pg_name": "tp", "ranks": {ranks}}}]', shapes="[[]]", types="['String']")
+    content = wire.written_stream(
+        [
+            wire.new("GlobalMetadata", version=chakra.VERSION),
+            wire.new("Node", id=0, name=chakra.GROUPS_NODE, type=wire.METADATA, inputs=groups),
+            wire.new("Node", id=1, name="n", type=wire.COLL, attr={"comm_type": 0, "comm_size": 64, "pg_name": "tp"}),
+        ]
+    )
+    with pytest.raises(ConfigError, match=r"j.0.et: record 0: the process groups are invalid: the group "):
+        chakra.read("j.0.et", content, rank=0, world=2, groups={})
 
 
 def test_traces_that_wait_for_each_other_are_refused_with_their_records(tmp_path):
@@ -280,6 +319,14 @@ def test_fitted_sizes_are_divisible_and_above_zero(rows, scale):
             assert one.size_bytes % (4 * len(one.members)) == 0
     with pytest.raises(UsageError, match="above 0"):
         traces.fitted(drawn_trace(rows), ranks=4, scale=0)
+
+
+@pytest.mark.parametrize(("size_bytes", "scale"), [(10**400, 1.0), (1024, 1e308)], ids=["size", "scale"])
+def test_fitted_size_that_is_no_number_of_bytes_is_refused(size_bytes, scale):
+    """It used to be an internal error."""
+    one = dataclasses.replace(traces.load(TRACES / "ranking.json").operations[4], size_bytes=size_bytes)
+    with pytest.raises(UsageError, match="t: record 7: the size of this all-reduce"):
+        traces.fitted(Trace(source="t", format="param", ranks=4, operations=(one,)), ranks=4, scale=scale)
 
 
 def test_fitted_all_to_allv_keeps_its_skew():
