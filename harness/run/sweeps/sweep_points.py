@@ -75,13 +75,19 @@ def points_of(
         for decided in runs:
             if reason := refusal(decided, inventory):
                 raise reason
-        duplicate = next((point for point in points if point.runs[0].source == content_of_point), None)
+        duplicate = next((point for point in points if all(map(_is_same_run, point.runs, runs))), None)
         if duplicate is not None:
             raise UsageError(
                 f"--over: points {duplicate.number} ({duplicate.name}) and {number} are the same; remove one"
             )
         points.append(Point(number=number, parameters=chosen, experiment=runs[0].experiment, runs=runs))
     return tuple(points)
+
+
+def _is_same_run(one: Decided, other: Decided) -> bool:
+    """Return whether two runs do the same and are judged the same: a size may be written as 64KiB and as 65536."""
+    bounds = [(decided.experiment.expectations, decided.experiment.stops) for decided in (one, other)]
+    return one.plan == other.plan and bounds[0] == bounds[1]
 
 
 def metrics_for(points: Sequence[Point], names: Sequence[str]) -> tuple[Metric, ...]:
