@@ -63,7 +63,7 @@ def test_fault_of_each_kind_is_proved_by_its_receipt(busy, lab, inject, case):
     armed, receipt = receipt_of(case, lab, inject)
     assert armed.ok
     assert receipt.cleared.ok, receipt.cleared.error
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     assert busy is None or not busy.is_over, busy.failure
 
 

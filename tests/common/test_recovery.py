@@ -39,7 +39,7 @@ def test_job_survives_uplink_flap_with_correct_results(lab, traffic, inject):
     job.stop()
     result = job.wait(120.0)
 
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     assert result.outcome in ("completed", "recovered")
     assert result.wrong_elements == 0
     assert result.checked_elements == result.iterations_completed * 4 * (1 << 16)
@@ -60,7 +60,7 @@ def test_job_results_are_correct_under_packet_loss(lab, traffic, inject):
     job.stop()
     result = job.wait(120.0)
 
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     assert result.wrong_elements == 0
     assert result.outcome in ("completed", "recovered")
 
@@ -77,7 +77,7 @@ def test_throttled_gpu_slows_the_job_and_is_the_straggler(lab, traffic, inject):
     job.stop()
     result = job.wait(120.0)
 
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     slow_rank = result.ranks.index(select_one(lab.topology, "host[1]:rnic[0]"))
 
     def median_compute(rank, start_ns, end_ns):
@@ -105,7 +105,7 @@ def test_dead_link_kills_queue_pair_and_job_rebuilds_it(lab, traffic, inject):
     job.stop()
     result = job.wait(120.0)
 
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     assert result.outcome == "recovered"
     assert result.qp_errors, "a rebuild that nobody reports is hidden"
     assert all(rebuild.recovered_ns for rebuild in result.rebuilds)

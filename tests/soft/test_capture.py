@@ -49,7 +49,7 @@ def test_lost_packet_is_one_gap_one_nak_and_one_go_back_n_in_the_capture(lab, tr
         captured = running.stop()
 
     assert receipt.fired.count == 1
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     (proof,) = captured.proofs
     assert proof.is_whole, proof
     assert proof.captured > 1000

@@ -133,7 +133,7 @@ def test_host_sends_again_after_path_mtu_is_restored(lab, tmp_path):
         assert prepared.arm().ok
         threading.Event().wait(1.5)
         receipt = prepared.clear()
-        assert receipt.proved, receipt.doubts
+        assert receipt.proved, receipt.unproven
         before = counters.read(lab, [one.name])[one.name]
         threading.Event().wait(3.0)
         after = counters.read(lab, [one.name])[one.name]
@@ -163,7 +163,7 @@ def test_killed_rank_is_proved_by_its_host_watcher(lab, tmp_path):
     if not running.is_over:
         running.abort("the test is over")
     assert running.wait(60.0).outcome == "failed"
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_job_on_rebooting_host_fails_and_host_returns(lab, tmp_path):
         receipt = prepared.clear()
         print(f"{gone.name} was back {time.monotonic() - begin:.1f} s after its reset", armed.readback)
         result = running.wait(90.0)
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     assert receipt.fired.witness == f"{gone.name}/boots"
     assert receipt.cleared.ok, receipt.cleared.error
     assert result.outcome == "failed"

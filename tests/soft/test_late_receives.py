@@ -49,7 +49,7 @@ def test_sender_with_unlimited_rnr_retry_waits_and_continues(lab, tmp_path):
     receipt, result = hold_up(lab, tmp_path, "host3", FlowSpec(**SENT, qp=QpParams(rnr_retry=7)))
     after = counters.read(lab, ["host1", "host3"])
 
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     assert receipt.fired.witness == "host1/rxe0.rcvd_rnr_err"
     assert receipt.fired.count > 10, "0.64 ms after each NAK it tries again"
     sent, actual = (
@@ -64,7 +64,7 @@ def test_sender_with_unlimited_rnr_retry_waits_and_continues(lab, tmp_path):
 def test_sender_out_of_rnr_retries_loses_and_rebuilds_its_queue_pair(lab, tmp_path):
     receipt, result = hold_up(lab, tmp_path, "host3", FlowSpec(**SENT))
 
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     assert result.outcome == "recovered"
     assert {error.status for error in result.qp_errors} == {"RNR_RETRY_EXC_ERR"}
 

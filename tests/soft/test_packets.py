@@ -191,7 +191,7 @@ def test_each_lost_packet_is_one_gap(lab, tmp_path, warm):
             until(lambda prepared=prepared: prepared.observe()["count"], within_s=50)
             receipt = prepared.clear()
         assert not warm.is_over
-        assert receipt.proved, receipt.doubts
+        assert receipt.proved, receipt.unproven
         assert receipt.fired.count == 1
         assert receipt.fired.must_move[f"{host}/{rnic}.out_of_seq_request"] == 1
 
@@ -234,7 +234,7 @@ def test_changed_payload_is_detected_only_by_result_check(lab, tmp_path):
         _, receipt = receipt_of(injector, planned(lab, "data.corrupt", {"every": 20}, for_s=8.0))
     job.stop()  # only now: arming takes long on a busy machine, and the job must not be over by then
     result = job.wait(120.0)
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     assert result.qp_errors == ()
     assert result.outcome == "completed", result.where
     assert result.wrong_elements > 0

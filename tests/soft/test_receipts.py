@@ -33,7 +33,7 @@ def test_fault_fires_with_a_witness_and_leaves_nothing(lab, tmp_path, name):
         threading.Event().wait(planned.for_s)
         receipt = prepared.clear()
     assert armed.ok
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     assert receipt.fired.count >= 1
     assert armed.at_ns <= receipt.fired.first_ns <= receipt.fired.last_ns <= receipt.cleared.at_ns
     assert receipt.cleared.ok
@@ -146,7 +146,7 @@ def test_drop_by_psn_loses_exactly_one_packet(lab, tmp_path):
         until(lambda: prepared.observe()["count"])
         receipt = prepared.clear()
     assert receipt.fired.count == 1
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     assert receipt.armed.learned["psn"] >= 0
 
 
@@ -161,7 +161,7 @@ def test_flap_train_is_counted_at_both_ends(lab, tmp_path):
         prepared.arm()
         threading.Event().wait(planned.for_s)
         receipt = prepared.clear()
-    assert receipt.proved, receipt.doubts
+    assert receipt.proved, receipt.unproven
     assert receipt.fired.count == 3
     assert receipt.fired.must_move[planned.must_move[0].any_of[0]] == 3
     downs = [at for at, on in receipt.edges if on]
