@@ -21,6 +21,7 @@ from testbed.inventory import lab_inventory as inventory_module
 from testbed.inventory.lab_inventory import Inventory, Management
 from testbed.model.lab_kind import LabKind
 from testbed.model.topology import Topology
+from testbed.observe.kernel_messages import KernelMessages
 from testbed.observe.link_state import read_down_links
 from testbed.observe.watcher import Watcher, WatcherGone
 from testbed.remote import node_archive
@@ -67,6 +68,8 @@ class Lab:
         """Names of hosts, switches and links that other commands have reserved now; set by the holder of the lease."""
         self.scheme: SchemeTables | None = None
         """Routing scheme that is applied to the switches, set by the code that applies it; None: BGP's own ECMP."""
+        self.kernel_messages = KernelMessages()
+        """What watchers have sent of the machines' kernel logs."""
 
     def __enter__(self) -> Self:
         return self
@@ -196,6 +199,20 @@ class Lab:
             watcher.close()
             return self.watcher(machine).request(request, timeout_s=timeout_s)
 
+    def kernel_log(self, machine: str) -> list[str]:
+        """Return what a machine's kernel has logged since the last call; the first call starts to record.
+
+        A watcher sends each message at once, so that those from before a reboot are known. If the machine has rebooted
+        or its watcher was killed, the next watcher continues where the last one ended. What a kernel logs in the very
+        moment in which its machine or the management network dies is not known.
+
+        Raises:
+            LabError: the machine does not answer, or its log may not be read.
+        """
+        request = {"do": "kernel_log", **self.kernel_messages.read_up_to(machine)}
+        self.kernel_messages.keep(machine, self.request(machine, request))
+        return self.kernel_messages.take(machine)
+
     def carried(self, nodes: Iterable[str]) -> dict[str, dict[str, str | None]]:
         """Return nodes by the machine that carries them, with their namespaces there (None: the machine itself)."""
         machines: dict[str, dict[str, str | None]] = {}
@@ -209,6 +226,7 @@ class Lab:
 
     def forget_connections(self) -> None:
         """Close all connections, which are dead after a reset; the next use opens new ones."""
+        self.kernel_messages.forget()
         with self._lock:
             watchers, self._watchers = self._watchers, {}
         for watcher in watchers.values():

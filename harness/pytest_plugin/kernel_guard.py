@@ -36,8 +36,8 @@ class KernelGuard:
     def report(self) -> KernelReport:
         """Return what the kernels have reported since the last call.
 
-        Messages from before a reboot, or before the watcher of a machine was restarted, are lost. A machine's log is
-        unknown if this reading of it fails, or if the last one has: a watcher records from its first reading on.
+        Messages from before a reboot are included (`testbed.lab.Lab.kernel_log`). A machine's log is unknown if this
+        reading of it fails, or if the last one has: a watcher records from its first reading on.
         """
         before = self._unread
         changes = self._read()
@@ -52,7 +52,7 @@ class KernelGuard:
 
         def changes_of(machine: str) -> list[Change]:
             try:
-                messages = self._lab.request(machine, {"do": "kernel_log"})["messages"]
+                messages = self._lab.kernel_log(machine)
             except LabError as error:  # the machine does not answer, or its log may not be read
                 unread[machine] = str(error)
                 return []

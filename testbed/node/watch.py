@@ -6,7 +6,9 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"counters","nodes":{NODE:NETNS}}  {"event":"counters","at_ns":N,"nodes":{NODE:{NAME:VALUE}}}
     {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}}}
     {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (testbed.node.gpu.nvml), or soft
-    {"do":"kernel_log"}                     {"event":"kernel_log","messages":["LEVEL TEXT",..]} since the last one
+    {"do":"kernel_log","boot":ID,"after":N}  {"event":"kernel_log","boot":ID,"after":N,"messages":["LEVEL TEXT",..]}
+                                    since record N of that boot, or of this boot if ID is another one; without ID from
+                                    now on; and from then on at once {"event":"kernel", with the same fields}
     {"do":"egress","flows":{NODE:[NETNS,[..]]}}  {"event":"egress","ports":{NODE:[PORT or null,..]}} (next_hops.py)
     {"do":"decisions","flows":{..}}         {"event":"decisions","decisions":{NODE:[[PORT or null,TABLE],..]}}
     {"do":"routing","nodes":{NODE:NETNS}}   {"event":"routing","nodes":{NODE:{..}},"held":[KIND,..]} (routing/agent.py)
@@ -40,6 +42,7 @@ import time
 from testbed.node import netns, state
 from testbed.node.counts import Place, soft_gpus
 from testbed.node.gpu import health, nvml
+from testbed.node.holders import boot_id
 from testbed.node.netlink import messages
 from testbed.node.next_hops import decisions, egress_ports
 from testbed.node.routing import agent
@@ -91,11 +94,22 @@ class Watch:
         """Return the state of some nodes."""
         return {"nodes": state.look(request["nodes"])}
 
-    def kernel_log(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """Return what the kernel has logged since the last such request; the first request starts to record."""
+    def kernel_log(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return what the kernel has logged since the last such request; the first one says since when it records."""
+        boot = boot_id()
         if self.log is None:
-            self.log = KernelLog()
-        return {"messages": self.log.read()}
+            self.log = KernelLog(is_whole=True)
+            messages = self.log.read(after=request["after"] if request.get("boot") == boot else -1)
+            if "boot" not in request:  # the caller wants what comes from now on
+                messages = []
+        else:
+            messages = self.log.read()
+        return {"boot": boot, "after": self.log.number, "messages": messages}
+
+    def push_kernel_log(self) -> None:
+        """Send what the kernel has logged at once: a reboot would lose it."""
+        if self.log is not None and (messages := self.log.read()):
+            write("kernel", boot=boot_id(), after=self.log.number, messages=messages)
 
     def gpus(self, _request: dict[str, Any]) -> dict[str, Any]:
         """Return the state of the host's NVIDIA GPUs; on a host with soft ones their synthetic health."""
@@ -225,15 +239,18 @@ class KernelNotifications:
 
 
 class KernelLog:
-    """The kernel's log from now on."""
+    """The kernel's log from now on; `is_whole`: with all that the kernel still has of it."""
 
     _ERROR = 3
     _CODE = ("WARNING:", "BUG:", "INFO: task", "Oops", "watchdog:", "rcu:")
     """Prefixes of the kernel's messages about its own errors, whatever their level."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_whole: bool = False) -> None:
+        self.number = -1
+        """Number of the last record that was read; -1: none was."""
         self.file = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.lseek(self.file, 0, os.SEEK_END)
+        if not is_whole:
+            os.lseek(self.file, 0, os.SEEK_END)
 
     def close(self) -> None:
         """Close the log."""
@@ -245,8 +262,8 @@ class KernelLog:
         for text in self.read():
             write("change", at_ns=now_ns, node=None, subject="kernel", text=text)
 
-    def read(self) -> list[str]:
-        """Return level and text of each message since the last call that matters."""
+    def read(self, *, after: int = -1) -> list[str]:
+        """Return level and text of each message since the last call, and `after` that record, that matters."""
         texts: list[str] = []
         while True:
             try:
@@ -256,8 +273,9 @@ class KernelLog:
             except BrokenPipeError:  # records were overwritten
                 texts.append(f"{self._ERROR} messages were lost")
                 continue
+            self.number = int(record.split(b",", 2)[1])
             text = self.text_of(record)
-            if text is not None:
+            if text is not None and self.number > after:
                 texts.append(text)
 
     @classmethod
@@ -304,7 +322,10 @@ def main() -> None:
     """Answer until the end of stdin."""
     watch, buffer = Watch(), b""
     while True:
-        ready, _, _ = select.select([0, *watch.sources], [], [], watch.wait_s())
+        log = [] if watch.log is None else [watch.log.file]
+        ready, _, _ = select.select([0, *watch.sources, *log], [], [], watch.wait_s())
+        if watch.log is not None and watch.log.file in ready:
+            watch.push_kernel_log()
         for file in ready:
             if file in watch.sources:
                 watch.sources[file].send()

@@ -22,7 +22,7 @@ __all__ = ["Watcher", "WatcherGone"]
 
 _MODULE = "testbed.node.watch"
 _START_S = 60.0
-_PUSHED = frozenset({"samples", "change"})
+_PUSHED = frozenset({"samples", "change", "kernel"})
 
 
 class WatcherGone(Unreachable):
@@ -35,6 +35,7 @@ class Watcher:
     def __init__(self, lab: Lab, machine: str) -> None:
         lab.ensure_code(machine)
         self.machine = machine
+        self._kernel_messages = lab.kernel_messages
         self._channel = lab.node(machine).open(lab.python(_MODULE))
         self._asking = threading.Lock()
         self._seq = 0
@@ -108,6 +109,8 @@ class Watcher:
                 return
             if message.get("event") not in _PUSHED:
                 self._answers.put(message)
+            elif message["event"] == "kernel":
+                self._kernel_messages.keep(self.machine, message)
             elif self.on_news is not None:
                 self.on_news(message)
 

@@ -14,6 +14,7 @@ from house import HOUSE
 
 from testbed.errors import Unreachable
 from testbed.lab import Lab
+from testbed.observe.kernel_messages import KernelMessages
 from testbed.remote.jsonlines import next_message
 
 
@@ -56,6 +57,7 @@ class Here(Lab):
 
     def __init__(self):
         self._watchers, self._lock = {}, threading.Lock()
+        self.kernel_messages = KernelMessages()
         self.channels = []
 
     def ensure_code(self, name):

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
+from house import HOUSE
 
 from harness.pytest_plugin import receipts
 from harness.pytest_plugin.kernel_guard import KernelGuard, KernelReport
 from harness.pytest_plugin.keys import FAILED
 from harness.record import kernel_log
 from testbed.errors import Unreachable
+from testbed.lab import Lab
 from testbed.node import watch
 from testbed.node.gpu.xid import SYNTHETIC
+from testbed.observe.kernel_messages import KernelMessages
 from testbed.observe.telemetry import Change
 
 
@@ -101,12 +107,11 @@ class Kernels:
     def nodes(self):
         return ("host1", "host2")
 
-    def request(self, machine, request):
-        assert request == {"do": "kernel_log"}
+    def kernel_log(self, machine):
         if machine in self.unread:
             raise Unreachable(f"{machine} does not answer")
         messages, self.logged[machine] = self.logged[machine], []
-        return {"messages": messages}
+        return messages
 
 
 def test_kernel_guard_counts_only_messages_since_it_started():
@@ -144,26 +149,125 @@ def test_test_whose_kernel_logs_are_unknown_is_inconclusive(has_failed):
     assert has_failed or "host2: its kernel log" in str(raised.value)
 
 
-def test_watcher_returns_the_kernel_log_since_the_last_request(monkeypatch, tmp_path):
-    """The first request starts the listener; each later one returns the lines since the one before."""
-    log = tmp_path / "kmsg"
-    log.write_text("")
-    monkeypatch.setattr(watch.os, "open", lambda path, flags, real=os.open: real(log, flags))
-    records = [b"4,1,1,-;WARNING: CPU: 0 PID: 7 at a.c:1\n", b"6,2,2,-;ready\n"]
+class Kmsg:
+    """/dev/kmsg of one boot after the other, as `testbed.node.watch` opens and reads it."""
 
-    def read(_file, _most):
-        if not records:
+    def __init__(self, monkeypatch, folder):
+        self.records, self.boot, self.at = [], "boot-1", {}
+        (folder / "kmsg").write_text("")
+        real_open, real_seek = os.open, os.lseek
+
+        def opened(_path, flags):
+            file = real_open(folder / "kmsg", flags)
+            self.at[file] = 0
+            return file
+
+        def to_end(file, offset, how):
+            self.at[file] = len(self.records)
+            return real_seek(file, offset, how)
+
+        monkeypatch.setattr(
+            watch, "os", SimpleNamespace(**{**vars(os), "open": opened, "read": self.read, "lseek": to_end})
+        )
+        monkeypatch.setattr(watch, "boot_id", lambda: self.boot)
+
+    def read(self, file, _most):
+        if self.at[file] == len(self.records):
             raise BlockingIOError
-        return records.pop(0)
+        self.at[file] += 1
+        return self.records[self.at[file] - 1]
 
+    def log(self, text):
+        self.records.append(f"{text[0]},{len(self.records)},1,-;{text[2:]}\n".encode())
+
+    def reboot(self):
+        self.records, self.boot = [], "boot-2"
+
+
+@pytest.fixture
+def kmsg(monkeypatch, tmp_path):
+    return Kmsg(monkeypatch, tmp_path)
+
+
+WARNING = "4 WARNING: CPU: 0 PID: 7 at {}.c:1"
+
+
+def test_watcher_returns_the_kernel_log_since_the_last_request(kmsg):
+    """The first request starts the listener; each later one returns the lines since the one before."""
     watching = watch.Watch()
-    with monkeypatch.context() as patch:
-        patch.setattr(watch.os, "read", read)
-        assert watching.kernel_log({}) == {"messages": ["4 WARNING: CPU: 0 PID: 7 at a.c:1"]}
-        assert watching.kernel_log({}) == {"messages": []}
-        records.append(b"3,3,3,-;rxe0: link lost\n")
-        assert watching.kernel_log({}) == {"messages": ["3 rxe0: link lost"]}
+    kmsg.log(WARNING.format("before"))
+    assert watching.kernel_log({}) == {"boot": "boot-1", "after": 0, "messages": []}
+    kmsg.log("6 ready")
+    assert watching.kernel_log({}) == {"boot": "boot-1", "after": 1, "messages": []}
+    kmsg.log("3 rxe0: link lost")
+    assert watching.kernel_log({}) == {"boot": "boot-1", "after": 2, "messages": ["3 rxe0: link lost"]}
     watching.log.close()
+
+
+def test_watcher_that_starts_again_continues_the_kernel_log(kmsg):
+    """A watcher used to begin with an empty log, so what came before its start was lost."""
+    first, again, rebooted = watch.Watch(), watch.Watch(), watch.Watch()
+    kmsg.log(WARNING.format("long_before"))
+    known = first.kernel_log({})
+    kmsg.log(WARNING.format("between"))
+    position = {"boot": known["boot"], "after": known["after"]}
+    assert again.kernel_log(position)["messages"] == [WARNING.format("between")]
+    kmsg.reboot()
+    kmsg.log(WARNING.format("while_it_booted"))
+    assert rebooted.kernel_log(position) == {
+        "boot": "boot-2", "after": 0, "messages": [WARNING.format("while_it_booted")]
+    }  # fmt: skip
+    for watching in (first, again, rebooted):
+        watching.log.close()
+
+
+WATCHER = """
+import os
+from testbed.lab import Lab
+from testbed.node import watch
+
+class Log(watch.KernelLog):
+    def __init__(self, *, is_whole):
+        self.number = -1
+        self.file, self.write_end = os.pipe()
+        os.set_blocking(self.file, False)
+
+    def read(self, *, after=-1):
+        texts = super().read(after=after)
+        if self.write_end is not None:  # it is logged after the answer to the first request
+            os.write(self.write_end, b"4,7,1,-;WARNING: CPU: 0 PID: 7 at a.c:1")
+            self.write_end = None
+        return texts
+
+watch.KernelLog = Log
+watch.main()
+"""
+
+
+def test_watcher_sends_a_kernel_message_at_once():
+    """A message from before a reboot used to wait in the machine for the next reading, and was lost."""
+    argv = [sys.executable, "-c", WATCHER]
+    with subprocess.Popen(argv, cwd=HOUSE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        program.stdin.write('{"do":"kernel_log","seq":1}\n')
+        program.stdin.flush()
+        answer, event = (json.loads(program.stdout.readline()) for _ in range(2))
+        program.stdin.close()
+    assert (answer["event"], answer["messages"]) == ("kernel_log", [])
+    assert (event["event"], event["after"], event["messages"]) == ("kernel", 7, [WARNING.format("a")])
+
+
+def test_lab_kernel_log_includes_what_was_sent_before_a_reboot(monkeypatch):
+    """The watcher of before the reboot is gone at the next reading; the new one is asked for what comes after."""
+    lab = object.__new__(Lab)
+    lab.kernel_messages = KernelMessages()
+    requests, answers = [], [{"boot": "1", "after": 3, "messages": []}, {"boot": "2", "after": 1, "messages": ["3 c"]}]
+    monkeypatch.setattr(Lab, "request", lambda _lab, _machine, request: requests.append(request) or answers.pop(0))
+    assert lab.kernel_log("host1") == []
+    lab.kernel_messages.keep("host1", {"boot": "1", "after": 5, "messages": ["4 WARNING: a", "4 WARNING: b"]})
+    assert lab.kernel_log("host1") == ["4 WARNING: a", "4 WARNING: b", "3 c"]
+    assert requests == [{"do": "kernel_log"}, {"do": "kernel_log", "boot": "1", "after": 5}]
+    lab.kernel_messages.forget()
+    assert lab.kernel_messages.read_up_to("host1") == {}
 
 
 def test_xid_event_of_a_driver_counts_and_a_synthetic_one_does_not():

@@ -1,0 +1,39 @@
+"""Messages of the kernels of a lab that watchers have sent, kept across the watchers: a reboot ends one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["KernelMessages"]
+
+
+class KernelMessages:
+    """Messages that nobody has taken yet, and how far each kernel's log has been read. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._messages: dict[str, list[str]] = {}
+        self._read_up_to: dict[str, dict[str, Any]] = {}
+
+    def keep(self, machine: str, message: Mapping[str, Any]) -> None:
+        """Keep the messages of a watcher's event or answer (`testbed.node.watch`)."""
+        with self._lock:
+            self._messages.setdefault(machine, []).extend(message["messages"])
+            self._read_up_to[machine] = {"boot": message["boot"], "after": message["after"]}
+
+    def read_up_to(self, machine: str) -> dict[str, Any]:
+        """Return the fields of a request for what comes next: the boot and its last record; empty at first."""
+        with self._lock:
+            return dict(self._read_up_to.get(machine, {}))
+
+    def take(self, machine: str) -> list[str]:
+        """Return the messages since the last call."""
+        with self._lock:
+            return self._messages.pop(machine, [])
+
+    def forget(self) -> None:
+        """Forget how far the logs have been read: a snapshot is restored, whose records have older numbers."""
+        with self._lock:
+            self._read_up_to.clear()
