@@ -62,9 +62,9 @@ def with_faults() -> str:
     return EXPERIMENT + "".join(tables)
 
 
-def name_of(decided: loop.Decided) -> str:
+def name_of(resolved: loop.ResolvedRun) -> str:
     """Return the name of the report in the table."""
-    return f"report of a run of {decided.plan.workload['duration_ns'] / 1e9:.0f} s with {len(_FAULTS)} faults"
+    return f"report of a run of {resolved.plan.workload['duration_ns'] / 1e9:.0f} s with {len(_FAULTS)} faults"
 
 
 def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:
@@ -74,10 +74,10 @@ def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[R
         LabError: the run ended before its time, or the browser does not answer.
     """
     source = with_faults()
-    decided = loop.decide(decode(source.encode(), source="ten-minutes"), source.encode(), inventory)
-    title = name_of(decided)
+    resolved = loop.resolve(decode(source.encode(), source="ten-minutes"), source.encode(), inventory)
+    title = name_of(resolved)
     with tempfile.TemporaryDirectory() as folder:
-        ran = loop.execute(decided, inventory, out=Path(folder), progress=progress)
+        ran = loop.execute(resolved, inventory, out=Path(folder), progress=progress)
         if ran.verdict.verdict is Verdict.ERROR:
             raise LabError(f"bench: the run ended as ERROR: {ran.verdict}")
         began = time.process_time()

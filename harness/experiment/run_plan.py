@@ -109,7 +109,7 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
     Faults come out in the order in which they happen; those of one moment in the order of the file.
     """
     chosen = experiment.seed if seed is None else seed
-    faults = sorted((_decide(fault, chosen) for fault in experiment.faults), key=lambda fault: fault.at_ns)
+    faults = sorted((_schedule(fault, chosen) for fault in experiment.faults), key=lambda fault: fault.at_ns)
     return Plan(
         faultbed=version,
         experiment=experiment.name,
@@ -150,7 +150,7 @@ def _draw(seed: int, fault_id: str, purpose: str, choices: int) -> int:
     return int.from_bytes(digest, "big") % choices
 
 
-def _decide(fault: Fault, seed: int) -> ScheduledFault:
+def _schedule(fault: Fault, seed: int) -> ScheduledFault:
     steps = (fault.at_latest_ns - fault.at_earliest_ns) // _MS + 1
     return ScheduledFault(
         id=fault.id,

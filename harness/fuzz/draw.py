@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.experiment import experiment_file
 from harness.fuzz.case import Case, to_toml
 from harness.run.faults.drive_faults import LEAD_S
-from harness.run.prepare.resolve import decide, refusal
+from harness.run.prepare.resolve import refusal, resolve
 from inject.fault_plan import FaultSpec, plan
 from inject.policy import safety
 from inject.strategies import Accepts, Grid, compatible, fault_specs
@@ -95,25 +95,25 @@ def cases(
 
 
 def _remembered(fits: Callable[[Case], bool]) -> Callable[[Case], bool]:
-    """Decide each case once: a search draws the same ones again, above all while it shrinks a failure."""
+    """Return `fits` with a memory: a search draws the same cases again, mostly while it shrinks a failure."""
     known: dict[str, bool] = {}
 
-    def decided(case: Case) -> bool:
+    def fits_cached(case: Case) -> bool:
         text = to_toml(case)
         if text not in known:
             known[text] = fits(case)
         return known[text]
 
-    return decided
+    return fits_cached
 
 
 def _fits(case: Case, inventory: Inventory) -> bool:
     source = to_toml(case).encode()
     try:
-        decided = decide(experiment_file.decode(source, source="fuzz"), source, inventory)
+        resolved = resolve(experiment_file.decode(source, source="fuzz"), source, inventory)
     except FaultbedError:
         return False
-    return refusal(decided, inventory) is None
+    return refusal(resolved, inventory) is None
 
 
 def _allowed(inventory: Inventory) -> Accepts:

@@ -39,9 +39,9 @@ class Runner:
             FaultbedError: the lab is not up, or the run could not be recorded.
         """
         source = to_toml(case).encode()
-        decided = loop.decide(experiment_file.decode(source, source="fuzz"), source, self.inventory)
+        resolved = loop.resolve(experiment_file.decode(source, source="fuzz"), source, self.inventory)
         try:
-            finished = loop.execute(decided, self.inventory, out=self.out, progress=self.progress, guard=self.guard)
+            finished = loop.execute(resolved, self.inventory, out=self.out, progress=self.progress, guard=self.guard)
         except Exception as error:
             defect = _defect_in(error)
             if defect is None:

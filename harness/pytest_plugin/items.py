@@ -45,10 +45,10 @@ class ExperimentItem(pytest.Item):
         inventory = inventory_of(self.config)
         experiment = experiment_module.load(self.path)
         try:
-            decided = run_module.decide(experiment, self.path.read_bytes(), inventory)
+            resolved = run_module.resolve(experiment, self.path.read_bytes(), inventory)
         except Unsupported as reason:
             skip(self.config, str(reason))
-        if forbidden := run_module.refusal(decided, inventory):
+        if forbidden := run_module.refusal(resolved, inventory):
             skip(self.config, str(forbidden))
         session_lab = open_session_lab(self.config)
         out = Path(self.config.getoption("--faultbed-runs"))
@@ -56,7 +56,7 @@ class ExperimentItem(pytest.Item):
         try:
             with closing_after_error(self.config):
                 session_lab.reset_or_reject_dirty()
-                finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None, guard=guard)
+                finished = run_module.execute(resolved, inventory, out=out, progress=lambda _: None, guard=guard)
         except BaseException:
             session_lab.invalidate_baseline()
             raise

@@ -25,7 +25,7 @@ from harness.record.workload_series import (
     series_of,
 )
 from harness.run.hop_packet_bounds import passed
-from harness.run.prepare.resolve import Decided
+from harness.run.prepare.resolve import ResolvedRun
 from harness.run.workload_kinds import kind_of
 from harness.verdict import LabState, RoutingReceipt
 from inject.evidence.receipt import FaultReceipt
@@ -98,9 +98,9 @@ class RunData:
         return recorded(self.reads)
 
 
-def measurements_of(decided: Decided, lab: Lab, data: RunData) -> Measurements:
+def measurements_of(resolved: ResolvedRun, lab: Lab, data: RunData) -> Measurements:
     """Return the results of a run in the form of `measurements.json`."""
-    result, work = data.result, decided.experiment.workload
+    result, work = data.result, resolved.experiment.workload
     data.errors += kernel_log.broken(data.recorded.changes)
     return Measurements(
         lab=lab.name,
@@ -110,7 +110,7 @@ def measurements_of(decided: Decided, lab: Lab, data: RunData) -> Measurements:
         rate_scale=lab.inventory_model.rate_scale,
         end_ns=data.end_ns or time.monotonic_ns(),
         clock_error_ns=max(result.clock_error_ns.values(), default=0) if result else 0,
-        workload=decided.plan.workload,
+        workload=resolved.plan.workload,
         ranks=ranks_of(result),
         series=series_of(result) if result else (),
         connections=connections_of(result, data.paths),
@@ -121,7 +121,7 @@ def measurements_of(decided: Decided, lab: Lab, data: RunData) -> Measurements:
             RebuildMark(error_ns=rebuild.error_ns, rebuilt_ns=rebuild.rebuilt_ns, recovered_ns=rebuild.recovered_ns)
             for rebuild in (result.rebuilds if result else ())
         ),
-        faults=tuple(_fault_runs(decided, data)),
+        faults=tuple(_fault_runs(resolved, data)),
         counters_before={node: dict(values) for node, values in data.before.items()},
         counters_after={node: dict(values) for node, values in data.after.items()},
         packets=_packets(data.packets),
@@ -168,9 +168,9 @@ def _packets(evidence_of_run: Evidence | None) -> PacketSummary | None:
     )
 
 
-def _fault_runs(decided: Decided, data: RunData) -> Iterator[FaultRun]:
-    planned_by_name = {fault.spec.name: fault for fault in decided.faults}
-    for scheduled in decided.plan.faults:
+def _fault_runs(resolved: ResolvedRun, data: RunData) -> Iterator[FaultRun]:
+    planned_by_name = {fault.spec.name: fault for fault in resolved.faults}
+    for scheduled in resolved.plan.faults:
         planned = planned_by_name[scheduled.id]
         receipt_of_fault = data.receipts.get(scheduled.id)
         receipt = receipt_of_fault.record(id=scheduled.id) if receipt_of_fault else None

@@ -20,7 +20,7 @@ from harness.record.rundir import RunDir
 from harness.run import ends
 from harness.run.collect_measurements import RunData, measurements_of, windows
 from harness.run.control import as_control
-from harness.run.prepare.resolve import Decided
+from harness.run.prepare.resolve import ResolvedRun
 from harness.verdict import Check, Verdict, VerdictFile
 from testbed.backends.lab_backend import backend_of
 from testbed.errors import DirtyLab, FaultbedError, LabError
@@ -38,7 +38,9 @@ class Finished:
     report: Path
 
 
-def conclude(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, floor: noise.NoiseFloor | None) -> Finished:
+def conclude(
+    resolved: ResolvedRun, lab: Lab, run_dir: RunDir, data: RunData, floor: noise.NoiseFloor | None
+) -> Finished:
     """Judge a run by its data, and write measurements, verdict and report to the run directory.
 
     Raises:
@@ -51,7 +53,7 @@ def conclude(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, floor: 
         run_dir.write_packets(data.packets)
     if flights := getattr(data.result, "flights", ()):  # flows have none
         run_dir.write_flights(flights)
-    measured = measurements_of(decided, lab, data)
+    measured = measurements_of(resolved, lab, data)
     run_dir.write_measurements(measured)
     run_dir.write_telemetry(data.recorded, t0_ns=data.t0_ns)
     if data.probed is not None:
@@ -60,17 +62,17 @@ def conclude(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, floor: 
         rundir.describe_environment(
             **dataclasses.asdict(backend.environment()),
             accelerator=lab.accelerator,
-            left_out=decided.left_out,
-            routing=decided.experiment.fabric.routing if decided.experiment.fabric else None,
+            left_out=resolved.left_out,
+            routing=resolved.experiment.fabric.routing if resolved.experiment.fabric else None,
         )
     )
     if floor is not None:
         run_dir.write_noise_floor(noise.encode(floor))
-    level = level_for(judge.noisy_checks(decided.experiment.expectations))
+    level = level_for(judge.noisy_checks(resolved.experiment.expectations))
     observed = observe(measured, level=level)
     verdict = judge.judge(
-        plan=decided.plan,
-        expectations=decided.experiment.expectations,
+        plan=resolved.plan,
+        expectations=resolved.experiment.expectations,
         run=measured,
         observed=observed,
         floor=floor,
@@ -80,7 +82,7 @@ def conclude(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, floor: 
     verdict = judged(verdict, data.stops, t0_ns=data.t0_ns)
     if data.is_control:
         verdict = as_control(verdict, observed.metrics.get("jct_ratio"))
-    verdict = msgspec.structs.replace(verdict, left_out=decided.left_out)
+    verdict = msgspec.structs.replace(verdict, left_out=resolved.left_out)
     run_dir.write_verdict(verdict)
     # matplotlib takes a second to import, and most commands draw nothing.
     from harness.report import run_page as report  # noqa: PLC0415
@@ -88,7 +90,7 @@ def conclude(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, floor: 
     return Finished(run_dir=run_dir, verdict=verdict, report=report.render(run_dir.path))
 
 
-def not_recorded(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, error: Exception) -> FaultbedError:
+def not_recorded(resolved: ResolvedRun, lab: Lab, run_dir: RunDir, data: RunData, error: Exception) -> FaultbedError:
     """Return the error to raise if a run was done but cannot be recorded. It has all that is known about the run.
 
     A verdict ERROR is written nevertheless, if the run directory accepts it.
@@ -100,7 +102,7 @@ def not_recorded(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, err
         name="error", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="no error", detail=problems
     )
     verdict = VerdictFile(
-        experiment=decided.plan.experiment, seed=decided.plan.seed, lab=lab.name, verdict=Verdict.ERROR,
+        experiment=resolved.plan.experiment, seed=resolved.plan.seed, lab=lab.name, verdict=Verdict.ERROR,
         checks=(check,), faults=(), lab_state=data.lab_state,
     )  # fmt: skip
     with contextlib.suppress(OSError):

@@ -29,7 +29,7 @@ from harness.run.faults.drive_faults import drive_all, end_early, prepare_all
 from harness.run.faults.live_guard import Live, Watching
 from harness.run.online import Online
 from harness.run.prepare.bind_to_lab import needs_baseline, wants_twin
-from harness.run.prepare.resolve import Decided, decide, refusal, touched
+from harness.run.prepare.resolve import ResolvedRun, refusal, resolve, touched
 from harness.run.restart_lines import restart_lines
 from harness.run.routing import routing_scheme
 from harness.run.workload_kinds import kind_of
@@ -49,13 +49,13 @@ from testbed.tenancy.dirty import Work
 from testbed.tenancy.reservation import covered
 from traffic.engine.running_traffic import OnEvent
 
-__all__ = ["Decided", "Finished", "decide", "execute", "refusal", "touched"]
+__all__ = ["Finished", "ResolvedRun", "execute", "refusal", "resolve", "touched"]
 
 Progress = Callable[[str], None]
 
 
 def execute(
-    decided: Decided,
+    resolved: ResolvedRun,
     inventory: Inventory,
     *,
     out: Path,
@@ -68,7 +68,7 @@ def execute(
     """Run a resolved experiment, judge it, and write its run directory.
 
     Args:
-        decided: the resolved experiment, from `decide`.
+        resolved: the experiment, from `resolve`.
         inventory: the lab; a soft one must be up.
         out: folder of run directories.
         progress: called with each progress line.
@@ -85,73 +85,73 @@ def execute(
         Forbidden: the lab's owner does not allow one of the faults, or not as many at one time.
     """
     mutate = "noop" if control else mutate
-    if reason := refusal(decided, inventory):
-        subject = {"kind": "run", "target": decided.experiment.name}
+    if reason := refusal(resolved, inventory):
+        subject = {"kind": "run", "target": resolved.experiment.name}
         audit_log.append(lab_dir(inventory.name), "forbidden", **subject, detail=str(reason))
         raise reason
     is_whole_lab = traits_of(inventory.kind).has_snapshot  # a soft lab is reset, and compared, as a whole
     if not is_whole_lab:
-        other_hosts = [host for host in inventory.topology.host_by_name if host not in decided.hosts]
+        other_hosts = [host for host in inventory.topology.host_by_name if host not in resolved.hosts]
         inventory = without_hosts(inventory, other_hosts)
     with open_lab(inventory) as lab:
         lab.guard = _guard_of(lab, guard)
         if not is_whole_lab:
-            lab.ours = covered(lab.topology, touched(decided, lab.topology))
+            lab.ours = covered(lab.topology, touched(resolved, lab.topology))
         _refuse_after_intervention(lab)
         dirty.refuse(lab.state_dir, lab.name)  # changes that a killed command left: `dirty.begin` compares, or resets
         conditions = noise.conditions_of(
-            decided.plan, lab=lab.name, accelerator=lab.accelerator, cpus=os.cpu_count() or 0
+            resolved.plan, lab=lab.name, accelerator=lab.accelerator, cpus=os.cpu_count() or 0
         )
         floor = noise.load(lab.state_dir, conditions, say=progress)
-        run_dir = _make_run_dir(decided, inventory, out, control=control)
+        run_dir = _make_run_dir(resolved, inventory, out, control=control)
         data = RunData(
-            stops=Guard(decided.experiment.stops),
-            lease_s=_lease_s(decided),
+            stops=Guard(resolved.experiment.stops),
+            lease_s=_lease_s(resolved),
             is_control=control,
             mutate_routing=mutate_routing,
         )
         with Journal(run_dir.journal) as journal:
             on_flights = flight_dump.writer(run_dir.path, flight_dump.STEM, progress)
-            _run_and_compare(decided, lab, journal, data, progress, mutate, on_flights)
+            _run_and_compare(resolved, lab, journal, data, progress, mutate, on_flights)
         if journal.failure is not None:
             data.errors.append(f"{journal.path}: {ends.describe(journal.failure)}; what was done is not all recorded")
         try:
-            return conclude(decided, lab, run_dir, data, floor)
+            return conclude(resolved, lab, run_dir, data, floor)
         except Exception as error:  # a full disk or an internal error: report the lab's state nevertheless
-            raise not_recorded(decided, lab, run_dir, data, error) from error
+            raise not_recorded(resolved, lab, run_dir, data, error) from error
         except KeyboardInterrupt as error:
             lab_sentence = f"the lab was compared before: {data.lab_state}; {run_dir.path} has no verdict"
             ends.interrupted(error, data.injector, lab_sentence, is_dirty=data.lab_state == "DIRTY")
             raise
 
 
-def _make_run_dir(decided: Decided, inventory: Inventory, out: Path, *, control: bool) -> RunDir:
+def _make_run_dir(resolved: ResolvedRun, inventory: Inventory, out: Path, *, control: bool) -> RunDir:
     """Make the run directory, with the plan and a copy of the trace that the workload replays."""
     run_dir = rundir.create(
         out,
-        experiment=decided.source,
-        name=decided.experiment.name,
-        seed=decided.plan.seed,
+        experiment=resolved.source,
+        name=resolved.experiment.name,
+        seed=resolved.plan.seed,
         lab=str(inventory.path),
         started=datetime.now(UTC),
-        without=[exclusion.host for exclusion in decided.left_out],
+        without=[exclusion.host for exclusion in resolved.left_out],
         control=control,
     )
     code.digest()  # read and cached now, because the source may be edited during the run
-    run_dir.write_plan(decided.plan)
-    work = decided.experiment.workload
-    kind_of(work).keep_inputs(work, decided.experiment.source, run_dir.path)
+    run_dir.write_plan(resolved.plan)
+    work = resolved.experiment.workload
+    kind_of(work).keep_inputs(work, resolved.experiment.source, run_dir.path)
     return run_dir
 
 
-def _lease_s(decided: Decided) -> float:
+def _lease_s(resolved: ResolvedRun) -> float:
     """Return for how many seconds faults and routing scheme may outlive the process of the run."""
-    lease_s = longest_lease_s(decided.faults)
-    return lease_s if decided.experiment.fabric is None else max(lease_s, routing_scheme.MAX_SCHEME_LIFETIME_S)
+    lease_s = longest_lease_s(resolved.faults)
+    return lease_s if resolved.experiment.fabric is None else max(lease_s, routing_scheme.MAX_SCHEME_LIFETIME_S)
 
 
 def _run_and_compare(
-    decided: Decided,
+    resolved: ResolvedRun,
     lab: Lab,
     journal: Journal,
     data: RunData,
@@ -169,13 +169,13 @@ def _run_and_compare(
     try:
         _to_known_state(lab, journal, progress)
         work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=data.lease_s, progress=progress)
-        _compare_with_emulation(decided, lab, journal, data, progress)
-        if data.is_control or wants_twin(decided.experiment):
-            with _routed(decided, lab, journal, data, progress, is_twin=True):
-                data.twin, data.twin_load = _run_twin(decided, lab, journal, progress, on_flights)
+        _compare_with_emulation(resolved, lab, journal, data, progress)
+        if data.is_control or wants_twin(resolved.experiment):
+            with _routed(resolved, lab, journal, data, progress, is_twin=True):
+                data.twin, data.twin_load = _run_twin(resolved, lab, journal, progress, on_flights)
             _to_known_state(lab, journal, progress)
-        with _routed(decided, lab, journal, data, progress):
-            _with_faults(decided, lab, journal, data, progress, mutate, on_flights)
+        with _routed(resolved, lab, journal, data, progress):
+            _with_faults(resolved, lab, journal, data, progress, mutate, on_flights)
     except _TwinWrong as error:
         data.twin_failure = str(error)
         journal.note("twin_failure", error=str(error))
@@ -216,10 +216,10 @@ def _compare_lab(lab: Lab, work: Work, data: RunData, interrupt: BaseException |
 
 @contextlib.contextmanager
 def _routed(
-    decided: Decided, lab: Lab, journal: Journal, data: RunData, progress: Progress, *, is_twin: bool = False
+    resolved: ResolvedRun, lab: Lab, journal: Journal, data: RunData, progress: Progress, *, is_twin: bool = False
 ) -> Iterator[None]:
     """Run the block under the experiment's routing scheme. The receipt is kept even if the scheme cannot be applied."""
-    fabric, data.routing = decided.experiment.fabric, None
+    fabric, data.routing = resolved.experiment.fabric, None
     if fabric is None:
         yield
         return
@@ -243,9 +243,11 @@ def _routed(
             data.twin_not_routed = tuple(scheme.not_applied())
 
 
-def _compare_with_emulation(decided: Decided, lab: Lab, journal: Journal, data: RunData, progress: Progress) -> None:
+def _compare_with_emulation(
+    resolved: ResolvedRun, lab: Lab, journal: Journal, data: RunData, progress: Progress
+) -> None:
     """Determine the emulation's capacity if a soft lab's links have rates. If that fails, it stays unknown."""
-    experiment = decided.experiment
+    experiment = resolved.experiment
     data.offered_bps = emulation_limit.offered_load_bps(experiment.workload, lab.inventory_model, experiment.bystander)
     if data.offered_bps is None:
         return
@@ -277,21 +279,21 @@ class _TwinWrong(LabError):
 
 
 def _run_twin(
-    decided: Decided, lab: Lab, journal: Journal, progress: Progress, on_flights: OnEvent
+    resolved: ResolvedRun, lab: Lab, journal: Journal, progress: Progress, on_flights: OnEvent
 ) -> tuple[tuple[RankSeries, ...], MachineLoad]:
     """Run the same workload without faults. Return its series, and how busy the controller was meanwhile."""
     progress("fault-free twin: the same workload from the same snapshot")
     # As in the run itself: otherwise their ratio would include the cost of capture, probes, bystander and telemetry.
     with (
-        journal.doing("twin", workload=decided.plan.workload),
-        beside_workload.capturing(decided.experiment, lab),
-        beside_workload.probing(decided.experiment, lab),
-        beside_workload.bystander(decided.experiment, lab),
+        journal.doing("twin", workload=resolved.plan.workload),
+        beside_workload.capturing(resolved.experiment, lab),
+        beside_workload.probing(resolved.experiment, lab),
+        beside_workload.bystander(resolved.experiment, lab),
         telemetry.start(lab),
     ):
-        running = workload.start(decided.experiment, lab, on_flights)
+        running = workload.start(resolved.experiment, lab, on_flights)
         load = MachineLoad.watch()
-        result = running.wait(workload.patience_s(decided.experiment, running))
+        result = running.wait(workload.patience_s(resolved.experiment, running))
         busy = load()
     if result.outcome == "failed" and getattr(result, "wrong_elements", 0):
         raise _TwinWrong(f"the fault-free twin: {result.where}")
@@ -311,7 +313,7 @@ def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
 
 
 def _with_faults(
-    decided: Decided,
+    resolved: ResolvedRun,
     lab: Lab,
     journal: Journal,
     data: RunData,
@@ -323,12 +325,12 @@ def _with_faults(
     live = Live()
     data.injector = Injector(lab, journal, mutate=mutate)
     with data.injector as injector, contextlib.ExitStack() as taps:
-        capturing = taps.enter_context(beside_workload.capturing(decided.experiment, lab, progress))
-        if decided.faults:
-            progress(f"preparing {len(decided.faults)} faults on their targets")
-        ready = prepare_all(injector, decided.faults)
-        probing = taps.enter_context(beside_workload.probing(decided.experiment, lab, progress))
-        bystander = taps.enter_context(beside_workload.bystander(decided.experiment, lab, progress))
+        capturing = taps.enter_context(beside_workload.capturing(resolved.experiment, lab, progress))
+        if resolved.faults:
+            progress(f"preparing {len(resolved.faults)} faults on their targets")
+        ready = prepare_all(injector, resolved.faults)
+        probing = taps.enter_context(beside_workload.probing(resolved.experiment, lab, progress))
+        bystander = taps.enter_context(beside_workload.bystander(resolved.experiment, lab, progress))
         following = taps.enter_context(
             telemetry.start(lab, on_change=beside_workload.forward_changes(live.on_change, probing))
         )
@@ -337,12 +339,12 @@ def _with_faults(
         # emulated host.
         counted_from_s = time.monotonic()
         data.before = counters.read(lab)
-        work = decided.experiment.workload
+        work = resolved.experiment.workload
         online = taps.enter_context(Online(kind_of(work).rank_names(work), lab.topology, progress))
         live.slow_ranks = online.count
         on_event = flight_dump.to_each(restart_lines(progress), online.on_event, live.on_event, on_flights)
-        with journal.doing("workload", workload=decided.plan.workload):
-            running = workload.start(decided.experiment, lab, on_event)
+        with journal.doing("workload", workload=resolved.plan.workload):
+            running = workload.start(resolved.experiment, lab, on_event)
             with running:
                 data.began_ns, data.t0_ns, load = running.began_ns, running.started_ns, MachineLoad.watch()
                 progress("workload is running")
@@ -351,12 +353,12 @@ def _with_faults(
                 if ready:
                     live.is_over, live.standstills = lambda: running.ended_ns > 0, lambda: tuple(running.standstills)
                     live.reads = lambda: [*data.reads, *(read for fault in ready for read in fault.reads)]
-                    live.needs_baseline = needs_baseline(decided.experiment)
-                    live.begin(start_ns=data.t0_ns, fault_ns=data.t0_ns + decided.plan.faults[0].at_ns)
+                    live.needs_baseline = needs_baseline(resolved.experiment)
+                    live.begin(start_ns=data.t0_ns, fault_ns=data.t0_ns + resolved.plan.faults[0].at_ns)
                     with Watching(data.stops, live, lab.guard) as watching:
                         drive_all(lab, ready, running, data, watching, progress)
                     end_early(watching, running, journal, data, progress)
-                data.result = running.wait(workload.patience_s(decided.experiment, running))
+                data.result = running.wait(workload.patience_s(resolved.experiment, running))
                 data.load = load()
         data.end_ns = running.ended_ns
         # Without those before t0: while connections are made, an engine now and then waits for its kernel.

@@ -122,8 +122,8 @@ max = 0
 
 def finished(text, lab, tmp_path, *, verdict=Verdict.PASS, progress=print):
     source = text.encode()
-    decided = run.decide(decode(source, source="here.toml"), source, lab.inventory_model)
-    done = run.execute(decided, lab.inventory_model, out=tmp_path, progress=progress)
+    resolved = run.resolve(decode(source, source="here.toml"), source, lab.inventory_model)
+    done = run.execute(resolved, lab.inventory_model, out=tmp_path, progress=progress)
     lab.forget_connections()
     assert done.verdict.verdict is verdict, done.verdict
     return done

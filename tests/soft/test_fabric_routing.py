@@ -78,8 +78,8 @@ def run(lab, tmp_path, scheme, hosts=(1, 2, 3, 4), *, more="", iterations=8, wor
     usual = {"size": "256KiB", "timeout": 18, "fabric": "", "workload": "", "length": f"iterations = {iterations}"}
     text = TEXT.format(scheme=scheme, ranks=ranks, **usual | (words or {})) + more
     experiment = experiment_file.decode(text.encode(), source="scheme.toml")
-    decided = loop.decide(experiment, text.encode(), lab.inventory_model)
-    finished = loop.execute(decided, lab.inventory_model, out=tmp_path, progress=print, **options)
+    resolved = loop.resolve(experiment, text.encode(), lab.inventory_model)
+    finished = loop.execute(resolved, lab.inventory_model, out=tmp_path, progress=print, **options)
     lab.forget_connections()
     return finished
 

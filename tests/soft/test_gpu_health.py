@@ -139,8 +139,8 @@ def test_job_whose_gpu_has_an_uncontained_error_restarts_on_the_spare_and_its_ho
     """
     text = (Path(__file__).parents[1] / "experiments" / "gpu-memory-error.toml").read_text()
     source = text.encode()
-    decided = run.decide(decode(source, source="here.toml"), source, lab.inventory_model)
-    done = run.execute(decided, lab.inventory_model, out=tmp_path, progress=print)
+    resolved = run.resolve(decode(source, source="here.toml"), source, lab.inventory_model)
+    done = run.execute(resolved, lab.inventory_model, out=tmp_path, progress=print)
     lab.forget_connections()
     measured = done.run_dir.read_measurements()
     print(done.verdict.verdict, [(check.name, check.verdict, check.observed) for check in done.verdict.checks])

@@ -67,8 +67,8 @@ def run(lab, tmp_path, faults, **options):
         for index, (kind, target, parameters) in enumerate(faults)
     )
     experiment = experiment_file.decode(text.encode(), source="isolation.toml")
-    decided = loop.decide(experiment, text.encode(), lab.inventory_model)
-    finished = loop.execute(decided, lab.inventory_model, out=tmp_path, progress=print, **options)
+    resolved = loop.resolve(experiment, text.encode(), lab.inventory_model)
+    finished = loop.execute(resolved, lab.inventory_model, out=tmp_path, progress=print, **options)
     lab.forget_connections()
     checks = {check.name.removesuffix(".min").removesuffix(".max"): check for check in finished.verdict.checks}
     print(

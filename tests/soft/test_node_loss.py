@@ -37,12 +37,12 @@ def restarting(text, how):
 
 def finished(text, lab, tmp_path, *, restores=True):
     source = text.encode()
-    decided = run.decide(decode(source, source="here.toml"), source, lab.inventory_model)
-    job = decided.experiment.workload
+    resolved = run.resolve(decode(source, source="here.toml"), source, lab.inventory_model)
+    job = resolved.experiment.workload
     if not restores:
         job = replace(job, resilience=replace(job.resilience, restores=False))
-        decided = replace(decided, experiment=replace(decided.experiment, workload=job))
-    done = run.execute(decided, lab.inventory_model, out=tmp_path, progress=print)
+        resolved = replace(resolved, experiment=replace(resolved.experiment, workload=job))
+    done = run.execute(resolved, lab.inventory_model, out=tmp_path, progress=print)
     lab.forget_connections()
     measured = done.run_dir.read_measurements()
     for timed in observe(measured).restarts:

@@ -52,8 +52,8 @@ def test_run_whose_faults_do_nothing_is_inconclusive_for_each_fault(lab, tmp_pat
     """A control run meets all its bounds, and its verdict is still INCONCLUSIVE with each fault as a reason."""
     path = tmp_path / "noop.toml"
     path.write_text(EXPERIMENT)
-    decided = run_module.decide(experiment_module.load(path), EXPERIMENT.encode(), lab.inventory_model)
-    finished = run_module.execute(decided, lab.inventory_model, out=tmp_path, progress=lambda _: None, control=True)
+    resolved = run_module.resolve(experiment_module.load(path), EXPERIMENT.encode(), lab.inventory_model)
+    finished = run_module.execute(resolved, lab.inventory_model, out=tmp_path, progress=lambda _: None, control=True)
     verdict = finished.verdict
     assert verdict.verdict is Verdict.INCONCLUSIVE, verdict.checks
     assert exit_code(verdict.verdict, verdict.lab_state) == 2

@@ -82,8 +82,8 @@ set = { delay = 200 }
 def test_probes_during_a_job_locate_the_delaying_link_and_its_window(lab, tmp_path):
     """A delay moves no rxe counter that shows its place; only the probes do."""
     source = BESIDE.encode()
-    decided = run.decide(decode(source, source="here.toml"), source, lab.inventory_model)
-    done = run.execute(decided, lab.inventory_model, out=tmp_path, progress=print)
+    resolved = run.resolve(decode(source, source="here.toml"), source, lab.inventory_model)
+    done = run.execute(resolved, lab.inventory_model, out=tmp_path, progress=print)
     lab.forget_connections()
     assert done.verdict.lab_state == "CLEAN", done.verdict
     result = open_run(done.run_dir.path).read_probes()

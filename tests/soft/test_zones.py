@@ -79,8 +79,8 @@ def test_goodput_across_zones_is_goodput_within_zones_divided_by_the_taper(lab):
 
 def test_bytes_of_every_link_are_those_of_schedule_placement_and_ecmp(lab, tmp_path):
     experiment = experiment_file.decode(BYTES.encode(), source="bytes.toml")
-    decided = loop.decide(experiment, BYTES.encode(), lab.inventory_model)
-    finished = loop.execute(decided, lab.inventory_model, out=tmp_path, progress=print)
+    resolved = loop.resolve(experiment, BYTES.encode(), lab.inventory_model)
+    finished = loop.execute(resolved, lab.inventory_model, out=tmp_path, progress=print)
     lab.forget_connections()
     check = next(check for check in finished.verdict.checks if check.name == "link_bytes.error")
     print(check.observed, check.detail)

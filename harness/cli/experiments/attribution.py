@@ -156,8 +156,8 @@ def campaign(
             source = campaign_module.experiment(label, inventory.topology, probe=probe)
             if _is_done(out, label.name, source, inventory.digest):
                 continue
-            decided = run_module.decide(experiment_module.decode(source, source=label.name), source, inventory)
-            finished = run_module.execute(decided, inventory, out=out, progress=progress, guard=holding.refresh)
+            resolved = run_module.resolve(experiment_module.decode(source, source=label.name), source, inventory)
+            finished = run_module.execute(resolved, inventory, out=out, progress=progress, guard=holding.refresh)
             if finished.verdict.lab_state == "DIRTY" and not backend_of(inventory.kind).reset(inventory, progress):
                 raise DirtyLab(
                     f"{inventory.name} is DIRTY after {label.name}: `faultbed heal`, then the campaign again"

@@ -24,7 +24,7 @@ from harness.record import rundir
 from harness.report import summary
 from harness.report.judged_by import judged_by
 from harness.run import loop as run_module
-from harness.run.loop import Decided, Finished
+from harness.run.loop import Finished, ResolvedRun
 from harness.run.prepare import exclusions
 from harness.run.prepare.preflight import ALL_CHECKS
 from harness.run.repeats import alpha_spending, pooled, repeated
@@ -107,31 +107,31 @@ def run(
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
     most = _most(loaded, repeat, until_decided=until_decided, most=most)
     left_out = exclusions.named_by_user(inventory, without)
-    (decided,) = _decide(loaded, source, inventory, [seed], left_out)
-    _refuse_drained_spares(session, decided, inventory, out)
+    (resolved,) = _resolve_each(loaded, source, inventory, [seed], left_out)
+    _refuse_drained_spares(session, resolved, inventory, out)
     if only_plan:
         if leave_out:
             raise UsageError("--plan touches nothing, and --leave-out has to look; name hosts by --without")
-        _show_plan(session, decided, as_json=as_json)
-        if reason := run_module.refusal(decided, inventory):  # on stderr, so that a plan in JSON stays one document
+        _show_plan(session, resolved, as_json=as_json)
+        if reason := run_module.refusal(resolved, inventory):  # on stderr, so that a plan in JSON stays one document
             session.err.print(f"would be refused: {reason}", soft_wrap=True)
         return 0
-    seeds = range(decided.plan.seed, decided.plan.seed + (most or repeat))
+    seeds = range(resolved.plan.seed, resolved.plan.seed + (most or repeat))
     backend, resets = backend_of(inventory.kind), traits_of(inventory.kind).has_snapshot
     if leave_out and not resets:  # before anything is reserved: that depends on which hosts take part
         with session.progress() as progress:
             left_out = exclusions.find_unfit_hosts(inventory, ALL_CHECKS, left_out, progress)
-    trials = _decide(loaded, source, inventory, seeds, left_out)
+    trials = _resolve_each(loaded, source, inventory, seeds, left_out)
     names = () if resets else {name for trial in trials for name in run_module.touched(trial, inventory.topology)}
     with (
-        hold(inventory, sorted(names), why=f"run {decided.plan.experiment}", mode="exclusive") as holding,
+        hold(inventory, sorted(names), why=f"run {resolved.plan.experiment}", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
     ):
         backend.make_ready(inventory, progress)
         if resets and leave_out:
             backend.reset(inventory, progress)  # what a run finds is the snapshot, not what is there now
             left_out = exclusions.find_unfit_hosts(inventory, ALL_CHECKS, left_out, progress)
-            trials = _decide(loaded, source, inventory, seeds, left_out)
+            trials = _resolve_each(loaded, source, inventory, seeds, left_out)
         runs = _execute_all(trials, inventory, out, progress, holding, most=most, control=control)
     if len(trials) == 1:
         _show(session, runs[0], as_json=as_json)
@@ -159,16 +159,16 @@ def _trial(run: Finished, loaded: Experiment) -> pooled.Trial:
     return trial_of(run.run_dir, run.verdict, loaded.expectations)
 
 
-def _decide(
+def _resolve_each(
     loaded: Experiment,
     source: bytes,
     inventory: Inventory,
     seeds: Iterable[int | None],
     left_out: Sequence[ExcludedHost],
-) -> list[Decided]:
+) -> list[ResolvedRun]:
     """Return a plan for each seed. An error lists the excluded hosts."""
     try:
-        return [run_module.decide(loaded, source, inventory, seed=seed, left_out=left_out) for seed in seeds]
+        return [run_module.resolve(loaded, source, inventory, seed=seed, left_out=left_out) for seed in seeds]
     except (Unsupported, UsageError) as error:
         if not left_out:
             raise
@@ -177,7 +177,7 @@ def _decide(
         raise kind(f"{error}; left out: {without}") from None
 
 
-def _refuse_drained_spares(session: Session, decided: Decided, inventory: Inventory, runs: Path) -> None:
+def _refuse_drained_spares(session: Session, resolved: ResolvedRun, inventory: Inventory, runs: Path) -> None:
     """Refuse a job whose spare is on a host that the offenders of earlier runs list for drain or RMA.
 
     A lab with a snapshot is exempt: every run starts from it, so an earlier run says nothing about a host.
@@ -185,7 +185,7 @@ def _refuse_drained_spares(session: Session, decided: Decided, inventory: Invent
     Raises:
         ConfigError: a restart would move a rank to such a host.
     """
-    workload = decided.experiment.workload
+    workload = resolved.experiment.workload
     resilience = workload.resilience if isinstance(workload, Job) else None
     if resilience is None or not resilience.spares or traits_of(inventory.kind).has_snapshot:
         return
@@ -193,7 +193,7 @@ def _refuse_drained_spares(session: Session, decided: Decided, inventory: Invent
     for spare in resilience.spares:
         if (offender := drained.get(spare.partition(":")[0])) is not None:
             raise ConfigError(
-                f"{decided.experiment.source}: workload.resilience.spares: {spare} is on a host to drain "
+                f"{resolved.experiment.source}: workload.resilience.spares: {spare} is on a host to drain "
                 f"({offender.action}: {offender.causes[0]} at {offender.name}); name another spare or, "
                 f"if the host was repaired, move the runs from before the repair out of {runs} "
                 f"(`faultbed offenders --runs {runs}` lists them)"
@@ -201,7 +201,7 @@ def _refuse_drained_spares(session: Session, decided: Decided, inventory: Invent
 
 
 def _execute_all(
-    trials: Sequence[Decided],
+    trials: Sequence[ResolvedRun],
     inventory: Inventory,
     out: Path,
     progress: run_module.Progress,
@@ -351,8 +351,8 @@ def _show_pool(session: Session, pool: pooled.PooledFile) -> None:
     for run in pool.runs:
         if run.left_out is not None:
             session.out.print(f"seed {run.seed} is left out: {run.left_out}", soft_wrap=True)
-    decided = Text.assemble((str(pool.verdict), f"bold {COLOURS[pool.verdict]}"), f"  {len(pool.runs)} runs together")
-    session.out.print(decided)
+    headline = Text.assemble((str(pool.verdict), f"bold {COLOURS[pool.verdict]}"), f"  {len(pool.runs)} runs together")
+    session.out.print(headline)
 
 
 def _bound(check: Check) -> str:
@@ -383,24 +383,24 @@ def _marked(verdict: Verdict) -> Text:
     return styled(str(verdict), COLOURS[verdict])
 
 
-def _show_plan(session: Session, decided: Decided, *, as_json: bool) -> None:
+def _show_plan(session: Session, resolved: ResolvedRun, *, as_json: bool) -> None:
     if as_json:
-        session.out.print(plan_module.encode(decided.plan).decode(), end="", soft_wrap=True)
+        session.out.print(plan_module.encode(resolved.plan).decode(), end="", soft_wrap=True)
         return
-    words = f", seed {decided.plan.seed}: nothing is done yet"
-    session.out.print(Text.assemble((decided.plan.experiment, "bold"), words))
-    if fabric := decided.plan.fabric:
+    words = f", seed {resolved.plan.seed}: nothing is done yet"
+    session.out.print(Text.assemble((resolved.plan.experiment, "bold"), words))
+    if fabric := resolved.plan.fabric:
         chosen = ", ".join((fabric.fidelity, *(f"{name} {value}" for name, value in fabric.parameters.items())))
         session.out.print(f"routing scheme {fabric.routing} ({chosen}) on the switches while the workload runs")
-    if flow := decided.experiment.bystander:
+    if flow := resolved.experiment.bystander:
         session.out.print(f"bystander: {flow.verb} from {flow.src} to {flow.dst}, beside the workload")
-    if decided.plan.capture:
-        session.out.print(f"packets are kept at {', '.join(decided.plan.capture)}")
-    if probe := decided.plan.probe:
+    if resolved.plan.capture:
+        session.out.print(f"packets are kept at {', '.join(resolved.plan.capture)}")
+    if probe := resolved.plan.probe:
         session.out.print(
             f"probes from every RNIC to one in every rack, {probe.per_s:g} a second on each of {probe.qps} queue pairs"
         )
-    for fault in decided.faults:
+    for fault in resolved.faults:
         session.out.print(
             Text.assemble(
                 (f"\n{fault.at_s:.3f} s", "bold"),

@@ -65,10 +65,10 @@ class _Search:
                 f"--most {self.most}: the search is not complete after this number of runs; increase --most"
             )
         part = shrink_module.without(self.source, self.ids, some)
-        decided = run_module.decide(
+        resolved = run_module.resolve(
             experiment_module.decode(part, source=self.experiment.source), part, self.inventory, seed=self.seed
         )
-        finished = run_module.execute(decided, self.inventory, out=self.out, progress=self.progress, guard=self.guard)
+        finished = run_module.execute(resolved, self.inventory, out=self.out, progress=self.progress, guard=self.guard)
         self.tried.append((some, finished))
         verdict = finished.verdict
         self.progress(f"run {len(self.tried)}, {self.named(some)}: {verdict.verdict}")
@@ -112,7 +112,7 @@ def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, o
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
     if not loaded.faults:
         raise UsageError(f"{experiment}: it has no faults that could be taken away")
-    run_module.decide(loaded, source, inventory, seed=seed)
+    run_module.resolve(loaded, source, inventory, seed=seed)
     shrink_module.without(source, [fault.id for fault in loaded.faults], [])
     with (
         hold(inventory, (), why=f"shrink {loaded.name}", mode="exclusive") as holding,

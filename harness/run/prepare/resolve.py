@@ -24,16 +24,16 @@ from testbed.inventory.subset import without_hosts
 from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Topology
 
-__all__ = ["Decided", "decide", "refusal", "touched"]
+__all__ = ["ResolvedRun", "refusal", "resolve", "touched"]
 
 _version = functools.cache(metadata.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """An experiment held against a lab, with everything decided and nothing done.
+class ResolvedRun:
+    """An experiment that is resolved against a lab: ranks and fault targets are chosen, and nothing is changed yet.
 
-    `hosts` are the lab's without those that are `left_out`, which take no part in it.
+    `hosts` are the lab's hosts without those in `left_out`, which take no part in the run.
     """
 
     experiment: Experiment
@@ -44,20 +44,20 @@ class Decided:
     left_out: tuple[ExcludedHost, ...] = ()
 
 
-def decide(
+def resolve(
     experiment: Experiment,
     source: bytes,
     inventory: Inventory,
     *,
     seed: int | None = None,
     left_out: Sequence[ExcludedHost] = (),
-) -> Decided:
-    """Plan a run on the hosts that are not `left_out`; touches nothing.
+) -> ResolvedRun:
+    """Plan a run on the hosts that are not `left_out`. Nothing on the lab changes.
 
     Raises:
         ConfigError: the experiment does not fit the lab.
         UsageError: a fault that does not exist or does not fit its target.
-        Unsupported: the lab is too small, or has no way to do a fault.
+        Unsupported: the lab is too small, or has no mechanism for a fault.
     """
     inventory = without_hosts(inventory, [exclusion.host for exclusion in left_out])
     if experiment.lab_kind not in (None, inventory.kind):
@@ -72,7 +72,9 @@ def decide(
         inventory = _of_the_run(fitted, faults, inventory)
         faults = _planned(fitted, planned, inventory)
     hosts = tuple(host.name for host in inventory.topology.hosts)
-    return Decided(experiment=fitted, source=source, plan=planned, faults=faults, hosts=hosts, left_out=tuple(left_out))
+    return ResolvedRun(
+        experiment=fitted, source=source, plan=planned, faults=faults, hosts=hosts, left_out=tuple(left_out)
+    )
 
 
 def _of_the_run(experiment: Experiment, faults: Sequence[PlannedFault], inventory: Inventory) -> Inventory:
@@ -102,12 +104,12 @@ def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tup
     return faults
 
 
-def touched(decided: Decided, topology: Topology) -> tuple[str, ...]:
+def touched(resolved: ResolvedRun, topology: Topology) -> tuple[str, ...]:
     """Return the hosts of workload and bystander and the targets of the faults: what a run on a rack lab reserves.
 
     Probes run between all hosts. A run on a soft lab reserves the whole lab, because it restores the snapshot.
     """
-    return _touched(decided.experiment, decided.faults, topology, decided.hosts)
+    return _touched(resolved.experiment, resolved.faults, topology, resolved.hosts)
 
 
 def _touched(
@@ -123,13 +125,13 @@ def _touched(
     )
 
 
-def refusal(decided: Decided, inventory: Inventory) -> safety.Forbidden | None:
+def refusal(resolved: ResolvedRun, inventory: Inventory) -> safety.Forbidden | None:
     """Return why the lab's policy forbids the faults of a run; None: it allows them."""
     try:
-        for fault in decided.faults:
+        for fault in resolved.faults:
             safety.check(fault, inventory)
-        blast_radius.check(decided.faults, inventory)
-        safety.check_spacing(decided.faults, inventory)
+        blast_radius.check(resolved.faults, inventory)
+        safety.check_spacing(resolved.faults, inventory)
     except safety.Forbidden as reason:
         return reason
     return None

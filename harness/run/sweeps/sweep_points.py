@@ -1,4 +1,4 @@
-"""The points of a sweep: every combination of values, decided against the lab before anything runs."""
+"""The points of a sweep: every combination of values, resolved against the lab before anything runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.experiment.metrics import Metric
 from harness.experiment.parameters import Parameter, with_values
 from harness.experiment.workload_file import duration_ns
 from harness.run.prepare.bind_to_lab import wants_twin
-from harness.run.prepare.resolve import Decided, decide, refusal
+from harness.run.prepare.resolve import ResolvedRun, refusal, resolve
 from harness.run.workload_kinds import kind_of
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
@@ -28,12 +28,12 @@ _OVERHEAD_S = 25.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One combination of values, and a decided run for each seed. `parameters` are the values, by path."""
+    """One combination of values, and a resolved run for each seed. `parameters` are the values, by path."""
 
     number: int
     parameters: Mapping[str, str]
     experiment: Experiment
-    runs: tuple[Decided, ...]
+    runs: tuple[ResolvedRun, ...]
 
     @property
     def name(self) -> str:
@@ -71,9 +71,9 @@ def points_of(
         chosen = dict(zip(paths, values, strict=True))
         content_of_point, experiment = with_values(content, chosen, source=source)
         first = experiment.seed if seed is None else seed
-        runs = tuple(decide(experiment, content_of_point, inventory, seed=first + index) for index in range(repeat))
-        for decided in runs:
-            if reason := refusal(decided, inventory):
+        runs = tuple(resolve(experiment, content_of_point, inventory, seed=first + index) for index in range(repeat))
+        for resolved in runs:
+            if reason := refusal(resolved, inventory):
                 raise reason
         duplicate = next((point for point in points if all(map(_is_same_run, point.runs, runs))), None)
         if duplicate is not None:

@@ -30,7 +30,7 @@ from harness.record import code, sweep_file
 from harness.record.rundir import RunDir
 from harness.record.sweep_file import SweepFile, SweptParameter, SweptPoint
 from harness.run import loop
-from harness.run.prepare.resolve import Decided
+from harness.run.prepare.resolve import ResolvedRun
 from harness.run.sweeps.point_values import MODEL, swept_point, took_s
 from harness.run.sweeps.sweep_points import Point, expected_s
 from harness.verdict import ExitCode, Verdict
@@ -101,13 +101,13 @@ class Sweep:
             finished_runs=find_finished_runs(folder / "runs", points),
         )  # fmt: skip
 
-    def pending_runs(self) -> list[tuple[Point, Decided]]:
+    def pending_runs(self) -> list[tuple[Point, ResolvedRun]]:
         """Return the runs that are not finished, each with its point, in the order of execution."""
         return [
-            (point, decided)
+            (point, resolved)
             for point in self.points
-            for decided in point.runs
-            if decided.plan.seed not in {run.read_plan().seed for run in self.finished_runs.get(point.number, ())}
+            for resolved in point.runs
+            if resolved.plan.seed not in {run.read_plan().seed for run in self.finished_runs.get(point.number, ())}
         ]
 
     def expected_s(self) -> dict[int, float | None]:
@@ -130,10 +130,10 @@ class Sweep:
         """
         try:
             while pending := self.pending_runs():
-                point, decided = pending[0]
+                point, resolved = pending[0]
                 progress(f"point {point.number} of {len(self.points)}: {point.name}{self._remaining(pending)}")
                 finished = loop.execute(
-                    decided, self.inventory, out=self.folder / "runs", progress=progress, guard=guard, mutate=mutate
+                    resolved, self.inventory, out=self.folder / "runs", progress=progress, guard=guard, mutate=mutate
                 )
                 self.finished_runs.setdefault(point.number, []).append(finished.run_dir)
                 self._drop_runs_of_other_machines(finished.run_dir, progress)
@@ -205,7 +205,7 @@ class Sweep:
             self._swept[key] = swept_point(point, runs, self.metrics, self.folder)
         return self._swept[key]
 
-    def _remaining(self, pending: Sequence[tuple[Point, Decided]]) -> str:
+    def _remaining(self, pending: Sequence[tuple[Point, ResolvedRun]]) -> str:
         expected_by_point = self.expected_s()
         times = [expected_by_point[point.number] for point, _ in pending]
         known = [time for time in times if time is not None]
@@ -222,9 +222,9 @@ def find_finished_runs(runs: Path, points: Sequence[Point]) -> dict[int, list[Ru
         points: the points whose runs to look for.
     """
     by_plan = {
-        (decided.source, run_plan.encode(decided.plan)): (point.number, decided.plan.seed)
+        (resolved.source, run_plan.encode(resolved.plan)): (point.number, resolved.plan.seed)
         for point in points
-        for decided in point.runs
+        for resolved in point.runs
     }
     runs_by_point: dict[tuple[int, int], RunDir] = {}
     newest: RunDir | None = None

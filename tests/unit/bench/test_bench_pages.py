@@ -9,19 +9,19 @@ from bench.pages import name_of, with_faults
 from bench.rows import ratio
 from harness.cli.context import Session
 from harness.experiment.experiment_file import decode
-from harness.run.loop import decide
+from harness.run.loop import resolve
 from testbed.inventory.lab_inventory import load
 from testbed.shipped import inventory_named
 
 
 def test_bench_ten_minute_run_has_a_fault_each_minute_and_time_to_settle():
     source = with_faults()
-    decided = decide(decode(source.encode(), source="x"), source.encode(), load(inventory_named("soft")))
-    at_s = [fault.at_ns / 1e9 for fault in decided.plan.faults]
+    resolved = resolve(decode(source.encode(), source="x"), source.encode(), load(inventory_named("soft")))
+    at_s = [fault.at_ns / 1e9 for fault in resolved.plan.faults]
     assert len(at_s) >= 8
     assert all(later - earlier >= 60 for earlier, later in itertools.pairwise(at_s))
     assert at_s[-1] <= 540
-    assert name_of(decided) == "report of a run of 600 s with 8 faults"
+    assert name_of(resolved) == "report of a run of 600 s with 8 faults"
 
 
 def test_bench_goal_is_shown_as_a_coloured_word(capsys):

@@ -15,7 +15,7 @@ from house import HOUSE, TRACES
 from pages import NAMED, PAGES, blocks, commands
 
 from harness.experiment.experiment_file import decode
-from harness.run.loop import decide
+from harness.run.loop import resolve
 from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
 
@@ -111,13 +111,13 @@ def test_documented_experiment_parts_are_accepted(text, tmp_path):
     request = tomllib.loads(text)
 
     experiment = decode(text.encode(), source=str(tmp_path / "page.toml"))
-    decided = decide(experiment, text.encode(), lab_inventory.load(inventories() / "soft.yml"))
+    resolved = resolve(experiment, text.encode(), lab_inventory.load(inventories() / "soft.yml"))
 
-    assert [fault.kind for fault in decided.faults] == [fault["kind"] for fault in request["faults"]]
+    assert [fault.kind for fault in resolved.faults] == [fault["kind"] for fault in request["faults"]]
     assert len(experiment.needs) == len(request.get("lab", {}).get("needs", ()))
     assert len(experiment.stops) == len(request.get("stop", ()))
     assert experiment.capture == tuple(request.get("capture", {}).get("ports", ()))
-    assert len(decided.plan.workload) >= len(request["workload"])
+    assert len(resolved.plan.workload) >= len(request["workload"])
 
 
 def test_pages_contain_experiment_parts():

@@ -95,9 +95,9 @@ def test_campaign_ended_early_has_covered_every_kind(labels):
 def test_campaign_runs_can_all_be_planned(labels, lab):
     for one in labels:
         source = campaign.experiment(one, lab.topology)
-        decided = run.decide(decode(source, source=one.name), source, lab)
-        assert [fault.kind for fault in decided.plan.faults] == ([] if one.kind is None else [one.kind])
-        assert [fault.target for fault in decided.plan.faults] == ([] if one.kind is None else [one.target])
+        resolved = run.resolve(decode(source, source=one.name), source, lab)
+        assert [fault.kind for fault in resolved.plan.faults] == ([] if one.kind is None else [one.kind])
+        assert [fault.target for fault in resolved.plan.faults] == ([] if one.kind is None else [one.target])
 
 
 def test_campaign_of_a_lab_has_only_kinds_the_lab_supports(labels):
@@ -143,14 +143,14 @@ def campaign_of(monkeypatch, tmp_path):
     def run(verdicts, *options, lab=SOFT):
         began = []
 
-        def execute(decided, _inventory, *, out, **_):
+        def execute(resolved, _inventory, *, out, **_):
             verdict = verdicts[len(began) % len(verdicts)]
-            began.append(decided)
-            folder = out / f"20261126T000000Z-{decided.plan.experiment}-{len(list(out.glob('*')))}"
+            began.append(resolved)
+            folder = out / f"20261126T000000Z-{resolved.plan.experiment}-{len(list(out.glob('*')))}"
             folder.mkdir(parents=True)
             (folder / "verdict.json").write_bytes(encode(verdict))
-            (folder / "experiment.toml").write_bytes(decided.source)
-            (folder / "plan.json").write_bytes(run_plan.encode(decided.plan))
+            (folder / "experiment.toml").write_bytes(resolved.source)
+            (folder / "plan.json").write_bytes(run_plan.encode(resolved.plan))
             return SimpleNamespace(verdict=verdict)
 
         monkeypatch.setattr(attribution.run_module, "execute", execute)

@@ -9,7 +9,7 @@ from synthetic_run import soft_topology
 from harness.experiment import run_plan
 from harness.report.comparison.differences import of_plans
 from harness.run.prepare.bind_to_lab import fit
-from harness.run.prepare.resolve import decide, touched
+from harness.run.prepare.resolve import resolve, touched
 from testbed.errors import ConfigError
 from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
@@ -89,12 +89,12 @@ def test_bystander_metric_without_a_bystander_is_refused():
 def test_fault_of_the_bystander_itself_is_refused(kind, target, parameters, where):
     text = TEXT.format(OTHERS) + FAULT.format(kind, target, parameters)
     with pytest.raises(ConfigError, match=r"faults\[0\]: .* which the bystander uses") as caught:
-        decide(read(text), text.encode(), SOFT)
+        resolve(read(text), text.encode(), SOFT)
     assert f"affects {where}, " in str(caught.value)
 
 
 @pytest.mark.parametrize("target", ["rtsw1:host1:rxe0", "rtsw1:ctsw1"])
 def test_fault_off_the_bystanders_path_is_accepted_and_the_bystanders_hosts_are_reserved(target):
     text = TEXT.format(OTHERS) + FAULT.format("packet.drop", target, "set = { share = 0.1 }")
-    decided = decide(read(text), text.encode(), SOFT)
-    assert {"host1", "host2", "host3", "host4"} <= set(touched(decided, SOFT.topology))
+    resolved = resolve(read(text), text.encode(), SOFT)
+    assert {"host1", "host2", "host3", "host4"} <= set(touched(resolved, SOFT.topology))

@@ -13,7 +13,7 @@ from synthetic_run import soft_topology
 from harness.experiment.experiment_file import decode, load
 from harness.experiment.needs import parse_need, unmet
 from harness.experiment.workload_file import Collective
-from harness.run.loop import decide
+from harness.run.loop import resolve
 from harness.run.prepare.bind_to_lab import fit
 from testbed.errors import ConfigError, FaultbedError
 from testbed.inventory import lab_inventory
@@ -245,7 +245,7 @@ def test_experiment_misfit_fault_is_named_by_its_place_in_the_file(kind, target,
     text = TWO_FAULTS.format(kind=kind, target=target, at=at, more=more).encode()
 
     with pytest.raises(FaultbedError) as caught:
-        decide(decode(text, source="x.toml"), text, lab_inventory.load(inventories() / "soft.yml"))
+        resolve(decode(text, source="x.toml"), text, lab_inventory.load(inventories() / "soft.yml"))
 
     assert str(caught.value).startswith(message)
 

@@ -10,7 +10,7 @@ from synthetic_run import soft_topology
 from harness.experiment import run_plan as plans
 from harness.experiment.experiment_file import decode, load
 from harness.run.prepare.bind_to_lab import fit
-from harness.run.prepare.resolve import decide
+from harness.run.prepare.resolve import resolve
 from testbed import shipped
 from testbed.inventory import lab_inventory
 
@@ -56,10 +56,10 @@ def test_plan_draws_are_unchanged():
 
 
 def test_planned_faults_contain_the_specs_of_their_entries_in_the_plan():
-    decided = decide(decode(OPEN, source="x"), OPEN, lab_inventory.load(shipped.inventories() / "soft.yml"), seed=7)
+    resolved = resolve(decode(OPEN, source="x"), OPEN, lab_inventory.load(shipped.inventories() / "soft.yml"), seed=7)
 
-    assert [fault.spec for fault in decided.faults] == [fault.spec for fault in decided.plan.faults]
-    assert [fault.spec.name for fault in decided.faults] == ["gpu.throttle", "link.flap"]
+    assert [fault.spec for fault in resolved.faults] == [fault.spec for fault in resolved.plan.faults]
+    assert [fault.spec.name for fault in resolved.faults] == ["gpu.throttle", "link.flap"]
 
 
 @given(st.integers(min_value=0, max_value=2**63 - 1))

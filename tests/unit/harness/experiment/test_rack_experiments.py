@@ -25,12 +25,12 @@ OF_RACKS = sorted(FOLDER.glob("rack-*.toml"))
 
 @pytest.mark.parametrize("path", OF_RACKS, ids=lambda path: path.stem)
 def test_rack_experiment_fits_the_example_and_its_policy(path):
-    decided = run.decide(experiment_module.load(path), path.read_bytes(), RACK)
-    assert decided.faults
-    for fault in decided.faults:
+    resolved = run.resolve(experiment_module.load(path), path.read_bytes(), RACK)
+    assert resolved.faults
+    for fault in resolved.faults:
         safety.check(fault, RACK)
     with pytest.raises(Unsupported, match="it is for a rack lab; soft is none"):
-        run.decide(decided.experiment, path.read_bytes(), SOFT)
+        run.resolve(resolved.experiment, path.read_bytes(), SOFT)
 
 
 def test_experiment_with_selectors_is_planned_on_both_kinds_of_lab_and_always_the_same():
@@ -38,10 +38,10 @@ def test_experiment_with_selectors_is_planned_on_both_kinds_of_lab_and_always_th
     experiment = experiment_module.load(path)
     assert experiment.lab_kind is None
     for inventory, rnic in ((SOFT, "rxe0"), (RACK, "mlx5_0")):
-        decided = run.decide(experiment, path.read_bytes(), inventory)
-        assert [fault.target.text for fault in decided.faults] == [f"rtsw1:host1:{rnic}", "host2:gpu0"]
-        assert run.refusal(decided, inventory) is None
-        assert encode(decided.plan) == encode(run.decide(experiment, path.read_bytes(), inventory).plan)
+        resolved = run.resolve(experiment, path.read_bytes(), inventory)
+        assert [fault.target.text for fault in resolved.faults] == [f"rtsw1:host1:{rnic}", "host2:gpu0"]
+        assert run.refusal(resolved, inventory) is None
+        assert encode(resolved.plan) == encode(run.resolve(experiment, path.read_bytes(), inventory).plan)
 
 
 EXACT = """
@@ -77,14 +77,14 @@ min = 1
 def decided_on(inventory, port, tmp_path):
     path = tmp_path / "exact.toml"
     path.write_text(EXACT.replace("PORT", port))
-    return run.decide(experiment_module.load(path), path.read_bytes(), inventory)
+    return run.resolve(experiment_module.load(path), path.read_bytes(), inventory)
 
 
 def test_rack_linux_box_drops_one_packet_and_captures_it(tmp_path):
     """The box's owner permits the fault; packets that the ASIC at the other end forwards cannot be captured."""
-    decided = decided_on(BOX, "host1:mlx5_0", tmp_path)
-    assert decided.experiment.capture == ("box1:host1:mlx5_0",)
-    (fault,) = decided.faults
+    resolved = decided_on(BOX, "host1:mlx5_0", tmp_path)
+    assert resolved.experiment.capture == ("box1:host1:mlx5_0",)
+    (fault,) = resolved.faults
     assert fault.place.node == "box1"
     safety.check(fault, BOX)
     for port in ("rtsw2:ctsw1", "host2:mlx5_0"):
@@ -154,12 +154,12 @@ def test_run_on_two_hosts_of_a_rack_ignores_other_hosts(tmp_path):
     """Another user's losses on host3 do not prove this run's faults, and a reboot of host4 does not end the run."""
     path = tmp_path / "pair.toml"
     path.write_text(PAIR)
-    decided = run.decide(experiment_module.load(path), path.read_bytes(), RACK)
-    assert decided.hosts == ("host1", "host2")
-    (fault,) = decided.faults
+    resolved = run.resolve(experiment_module.load(path), path.read_bytes(), RACK)
+    assert resolved.hosts == ("host1", "host2")
+    (fault,) = resolved.faults
     keys = {key for witness in fault.must_move for key in witness.any_of} | set(fault.must_not_move)
     assert keys
     assert not [key for key in keys if key.startswith(("host3/", "host4/"))]
     assert not {"host3", "host4"} & set(fault.reads)
     path.write_text(f"{PAIR}\n[probe]\n")
-    assert len(run.decide(experiment_module.load(path), path.read_bytes(), RACK).hosts) == 4
+    assert len(run.resolve(experiment_module.load(path), path.read_bytes(), RACK).hosts) == 4

@@ -185,14 +185,14 @@ equals = "host[1]"
 """
 
 
-def decided(inventory, target, *, seed=1, text=TEXT):
+def resolved(inventory, target, *, seed=1, text=TEXT):
     source = text.replace("TARGET", target).encode()
-    return run.decide(decode(source, source="x.toml"), source, inventory, seed=seed)
+    return run.resolve(decode(source, source="x.toml"), source, inventory, seed=seed)
 
 
 def test_decide_resolves_selectors_of_an_experiment_on_either_kind_of_lab():
     for inventory, rnic in ((SOFT, "rxe0"), (RACK, "mlx5_0")):
-        one = decided(inventory, "host[0]:downlink[0]")
+        one = resolved(inventory, "host[0]:downlink[0]")
         assert one.plan.workload["ranks"] == [f"host{number}:{rnic}" for number in (1, 2, 3, 4)]
         assert one.plan.workload["storage"]["host"] == "host4"
         assert one.plan.faults[0].target == one.faults[0].target.text == f"rtsw1:host1:{rnic}"
@@ -206,22 +206,22 @@ def test_decide_draws_a_target_from_a_selector_as_from_the_list_of_names():
     listed = TEXT.replace('"TARGET"', '["TARGET"]')
     drawn = set()
     for seed in range(12):
-        plan = decided(SOFT, "uplink[*]", seed=seed).plan
-        assert plan == decided(SOFT, names, seed=seed, text=listed).plan
-        assert plan == decided(SOFT, "uplink[*]", seed=seed).plan
+        plan = resolved(SOFT, "uplink[*]", seed=seed).plan
+        assert plan == resolved(SOFT, names, seed=seed, text=listed).plan
+        assert plan == resolved(SOFT, "uplink[*]", seed=seed).plan
         drawn.add(plan.faults[0].target)
     assert len(drawn) > 1
 
 
 def test_decide_names_the_place_of_a_selector_that_selects_nothing():
     with pytest.raises(ConfigError, match=r'x.toml: faults\[0\].target: "uplink\[9\]" selects nothing: this lab has 4'):
-        decided(SOFT, "uplink[9]")
+        resolved(SOFT, "uplink[9]")
     text = TEXT.replace("host[-1]", "host[*]")
     with pytest.raises(ConfigError, match=r"x.toml: workload.storage.host: .*selects 4 targets"):
-        decided(SOFT, "uplink[0]", text=text)
+        resolved(SOFT, "uplink[0]", text=text)
     text = TEXT.replace("rack[1]:host[*]:rnic[0]", "rack[7]:rnic[0]")
     with pytest.raises(ConfigError, match=r"x.toml: workload.ranks\[1\]: .*this lab has 2 of the class rack"):
-        decided(SOFT, "uplink[0]", text=text)
+        resolved(SOFT, "uplink[0]", text=text)
 
 
 FLOW = """
@@ -246,11 +246,11 @@ set = { share = 0.1, src = "rnic[0]" }
 
 
 def test_decide_resolves_selectors_of_flows_captures_and_parameters():
-    one = run.decide(decode(FLOW.encode(), source="x.toml"), FLOW.encode(), SOFT)
+    one = run.resolve(decode(FLOW.encode(), source="x.toml"), FLOW.encode(), SOFT)
     assert (one.plan.workload["src"], one.plan.workload["dst"]) == ("host1:rxe0", "host3:rxe0")
     assert one.plan.workload["pairs"] == [["host1:rxe0", "host3:rxe0"]]
     assert one.plan.capture == ("rtsw1:ctsw1", "rtsw1:ctsw2", "rtsw1:host1:rxe0")
     assert one.plan.faults[0].parameters == {"share": 0.1, "src": "host1:rxe0"}
     same = FLOW.replace("rack[-1]:rnic[0]", "rnic[0]")
     with pytest.raises(ConfigError, match="the flow ends where it begins"):
-        run.decide(decode(same.encode(), source="x.toml"), same.encode(), SOFT)
+        run.resolve(decode(same.encode(), source="x.toml"), same.encode(), SOFT)

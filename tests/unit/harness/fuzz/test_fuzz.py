@@ -25,7 +25,7 @@ from harness.fuzz.kinds import kinds_named
 from harness.fuzz.on_lab import keep
 from harness.fuzz.outcome import Outcome, outcome_of
 from harness.fuzz.search import Search
-from harness.run.prepare.resolve import decide, refusal
+from harness.run.prepare.resolve import refusal, resolve
 from harness.verdict import Check, Verdict, VerdictFile
 from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from inject.fault_plan import FaultSpec
@@ -231,9 +231,9 @@ def test_drawn_case_fits_the_lab(case):
     """Every case decodes, can be planned and is permitted, and no fault outlasts the workload."""
     source = to_toml(case).encode()
     decoded = experiment.decode(source, source="case")
-    decided = decide(decoded, source, MINI)
-    assert refusal(decided, MINI) is None
-    assert [(fault.kind, fault.target.text) for fault in decided.faults] == [
+    resolved = resolve(decoded, source, MINI)
+    assert refusal(resolved, MINI) is None
+    assert [(fault.kind, fault.target.text) for fault in resolved.faults] == [
         (fault.kind, fault.target) for fault in case.faults
     ]
     assert all(fault.at_s + fault.for_s < duration_s(case) for fault in case.faults)
@@ -364,7 +364,7 @@ def test_keep_writes_the_smallest_case_as_an_experiment(overlap, tmp_path):
     assert f"# Shrunk from {len(failure.first.faults)} faults to 2 in {failure.runs} runs." in text
     kept = experiment.decode(text.encode(), source="kept")
     assert [fault.kind for fault in kept.faults] == [fault.kind for fault in failure.smallest.faults]
-    decide(kept, text.encode(), MINI)
+    resolve(kept, text.encode(), MINI)
     script = (folder / "repro.sh").read_text()
     assert 'run "$here/experiment.toml" --seed 1' in script
     assert subprocess.run(["sh", "-n", folder / "repro.sh"], check=False, timeout=20).returncode == 0

@@ -205,12 +205,12 @@ def test_run_with_probes_is_planned_with_all_hosts_of_a_rack():
     text = FLOW.format("write", "{}").replace('"host1"', '"host1:rxe0"').replace('"host3"', '"host3:rxe0"')
     for section, count in (("", 2), ("[probe]\nrate = 5", 4)):
         source = text.format(section).encode()
-        decided = loop.decide(decode(source, source="x.toml"), source, lab)
-        assert len(set(loop.touched(decided, lab.topology))) == count
-    assert (decided.plan.probe.per_s, decided.plan.probe.qps) == (5.0, 4)
-    plain = loop.decide(decode(text.format("").encode(), source="x.toml"), source, lab).plan
+        resolved = loop.resolve(decode(source, source="x.toml"), source, lab)
+        assert len(set(loop.touched(resolved, lab.topology))) == count
+    assert (resolved.plan.probe.per_s, resolved.plan.probe.qps) == (5.0, 4)
+    plain = loop.resolve(decode(text.format("").encode(), source="x.toml"), source, lab).plan
     assert "probe" not in json.loads(run_plan.encode(plain))
-    (difference,) = of_plans(plain, decided.plan)
+    (difference,) = of_plans(plain, resolved.plan)
     assert (difference.what, difference.b) == ("probes", "5 a second, 4 queue pairs")
 
 
@@ -247,10 +247,10 @@ def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkey
     experiment = SimpleNamespace(
         capture=("rtsw1:ctsw1",), probe=object(), bystander=SimpleNamespace(src="host2:rxe0", dst="host4:rxe0")
     )
-    decided = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload="collective"))
+    resolved = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload="collective"))
     journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
     lab = SimpleNamespace(topology=None)
-    loop._run_twin(decided, lab, journal, lambda _text: None, lambda _event: None)
+    loop._run_twin(resolved, lab, journal, lambda _text: None, lambda _event: None)
     assert sorted(during) == ["bystander", "capture ('rtsw1:ctsw1',)", "probes", "watchers"]
     assert beside == []
 
@@ -264,9 +264,9 @@ def twin_that_ends_with(monkeypatch, result):
     monkeypatch.setattr(loop.workload, "start", lambda *_: running)
     monkeypatch.setattr(loop.workload, "patience_s", lambda *_: 1.0)
     monkeypatch.setattr(loop, "series_of", lambda _result: ())
-    decided = SimpleNamespace(experiment=None, plan=SimpleNamespace(workload="job"))
+    resolved = SimpleNamespace(experiment=None, plan=SimpleNamespace(workload="job"))
     journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
-    loop._run_twin(decided, None, journal, lambda _text: None, lambda _event: None)
+    loop._run_twin(resolved, None, journal, lambda _text: None, lambda _event: None)
 
 
 def test_twin_that_was_restarted_is_not_fault_free(monkeypatch):
