@@ -109,7 +109,7 @@ class Missing:
 
 
 class Guard:
-    """Looks at conditions again and again, and remembers how long each has held."""
+    """Evaluates stop conditions repeatedly, and remembers how long each has held."""
 
     def __init__(self, conditions: Sequence[Condition] = ()) -> None:
         self.conditions = tuple(conditions)
@@ -117,17 +117,17 @@ class Guard:
         self.missing: Missing | None = None
         self.refused: str | None = None
         """Why no fault was armed: what was wrong with the workload before the first one."""
-        self.seen: dict[Condition, float] = {}
-        """The last value of each condition that could be looked at."""
-        self.seen_ns: dict[Condition, tuple[int, int]] = {}
-        """When each of these was looked at first and last (controller, ns)."""
-        self.doubtful_ns: dict[Condition, tuple[int, int]] = {}
-        """The time for which a condition may have held: it did in every look of it that had a value."""
-        self._since_ns: dict[Condition, int] = {}
-        self._never_better_ns: dict[Condition, int] = {}
-        self._unknown_ns: dict[Condition, int] = {}
+        self.last_values: dict[Condition, float] = {}
+        """The last known value of each condition that had one."""
+        self.evaluated_ns: dict[Condition, tuple[int, int]] = {}
+        """When each of these conditions had a known value first and last (controller, ns)."""
+        self.may_have_held_ns: dict[Condition, tuple[int, int]] = {}
+        """A time for which a condition held at every known value, with unknown values in between."""
+        self._held_since_ns: dict[Condition, int] = {}
+        self._not_refuted_since_ns: dict[Condition, int] = {}
+        self._unknown_since_ns: dict[Condition, int] = {}
 
-    def look(self, now_ns: int, values: Mapping[str, float | None], *, due: Collection[str] = ()) -> Ending | None:
+    def evaluate(self, now_ns: int, values: Mapping[str, float | None], *, due: Collection[str] = ()) -> Ending | None:
         """Compare every condition with the values of now; return the first one that holds.
 
         A value that is None, or absent, is not known: `missing` is set when that lasts, for metrics in `due` and for
@@ -135,32 +135,32 @@ class Guard:
         """
         for condition in self.conditions:
             value = values.get(condition.metric.name)
-            if value is not None or not (condition.metric.name in due or condition in self.seen):
-                self._unknown_ns.pop(condition, None)
+            if value is not None or not (condition.metric.name in due or condition in self.last_values):
+                self._unknown_since_ns.pop(condition, None)
             else:
-                since_ns = self._unknown_ns.setdefault(condition, now_ns)
+                since_ns = self._unknown_since_ns.setdefault(condition, now_ns)
                 if self.missing is None and now_ns - since_ns > MISSING_NS:
                     self.missing = Missing(condition=condition, since_ns=since_ns, at_ns=now_ns)
             if value is None or not condition.holds(value):
-                self._since_ns.pop(condition, None)
+                self._held_since_ns.pop(condition, None)
             else:
-                since_ns = self._since_ns.setdefault(condition, now_ns)
+                since_ns = self._held_since_ns.setdefault(condition, now_ns)
                 if self.held is None and now_ns - since_ns >= condition.for_ns:
                     self.held = Ending(condition=condition, value=value, since_ns=since_ns, at_ns=now_ns)
             if value is not None:
-                self.seen[condition] = value
-                self.seen_ns[condition] = self.seen_ns.get(condition, (now_ns, now_ns))[0], now_ns
-                self._doubt(condition, value, now_ns)
+                self.last_values[condition] = value
+                self.evaluated_ns[condition] = self.evaluated_ns.get(condition, (now_ns, now_ns))[0], now_ns
+                self._note_possible_hold(condition, value, now_ns)
         return self.held
 
-    def _doubt(self, condition: Condition, value: float, now_ns: int) -> None:
-        """Note that a condition may have held for its time, if only unknown values came between."""
+    def _note_possible_hold(self, condition: Condition, value: float, now_ns: int) -> None:
+        """Note that a condition may have held for its time, if only unknown values interrupted it."""
         if not condition.holds(value):
-            self._never_better_ns.pop(condition, None)
+            self._not_refuted_since_ns.pop(condition, None)
             return
-        since_ns = self._never_better_ns.setdefault(condition, now_ns)
+        since_ns = self._not_refuted_since_ns.setdefault(condition, now_ns)
         if now_ns - since_ns >= condition.for_ns:
-            self.doubtful_ns.setdefault(condition, (since_ns, now_ns))
+            self.may_have_held_ns.setdefault(condition, (since_ns, now_ns))
 
 
 def judged(verdict: VerdictFile, guard: Guard, *, t0_ns: int) -> VerdictFile:
@@ -188,7 +188,7 @@ def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
     metric, ending = condition.metric, guard.held
     good = "<=" if metric.bound == "max" else ">="
     lasting = f" for {condition.for_ns / 1e9:g} s" if condition.for_ns else ""
-    value: float | None = guard.seen.get(condition)
+    value: float | None = guard.last_values.get(condition)
     if ending is not None and ending.condition == condition:
         value, outcome = ending.value, condition.verdict
         since_s, at_s = (ending.since_ns - t0_ns) / 1e9, (ending.at_ns - t0_ns) / 1e9
@@ -198,13 +198,13 @@ def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
         since_s, at_s = (guard.missing.since_ns - t0_ns) / 1e9, (guard.missing.at_ns - t0_ns) / 1e9
         detail = f"no data of it from {since_s:.1f} s on; at {at_s:.1f} s all faults were cleared and the run was ended"
     elif value is None:
-        outcome, detail = Verdict.INCONCLUSIVE, "it could not be looked at while faults were on"
-    elif (looked_ns := guard.seen_ns[condition][1] - guard.seen_ns[condition][0]) < condition.for_ns:
+        outcome, detail = Verdict.INCONCLUSIVE, "it could not be evaluated while faults were on"
+    elif (watched_ns := guard.evaluated_ns[condition][1] - guard.evaluated_ns[condition][0]) < condition.for_ns:
         outcome = Verdict.INCONCLUSIVE
-        detail = f"it was looked at for {looked_ns / 1e9:.1f} s, and could only have held after {lasting.strip()[4:]}"
-    elif condition in guard.doubtful_ns:
+        detail = f"it was evaluated for {watched_ns / 1e9:.1f} s, and could only have held after {lasting.strip()[4:]}"
+    elif condition in guard.may_have_held_ns:
         outcome = Verdict.INCONCLUSIVE
-        since_s, at_s = ((at_ns - t0_ns) / 1e9 for at_ns in guard.doubtful_ns[condition])
+        since_s, at_s = ((at_ns - t0_ns) / 1e9 for at_ns in guard.may_have_held_ns[condition])
         detail = f"it may have held from {since_s:.1f} s to {at_s:.1f} s, with times in between when it was unknown"
     else:
         outcome, detail = Verdict.PASS, "never while faults were on; observed is the last value"

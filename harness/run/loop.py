@@ -26,7 +26,7 @@ from harness.run import beside_workload, emulation_limit, ends, flight_dump, wor
 from harness.run.collect_measurements import RunData
 from harness.run.conclude import Finished, conclude, not_recorded
 from harness.run.faults.drive_faults import drive_all, end_early, prepare_all
-from harness.run.faults.live_guard import Live, Watching
+from harness.run.faults.live_guard import Live, StopWatcher
 from harness.run.online import Online
 from harness.run.prepare.bind_to_lab import needs_baseline, wants_twin
 from harness.run.prepare.resolve import ResolvedRun, refusal, resolve, touched
@@ -355,7 +355,7 @@ def _with_faults(
                     live.reads = lambda: [*data.reads, *(read for fault in ready for read in fault.reads)]
                     live.needs_baseline = needs_baseline(resolved.experiment)
                     live.begin(start_ns=data.t0_ns, fault_ns=data.t0_ns + resolved.plan.faults[0].at_ns)
-                    with Watching(data.stops, live, lab.guard) as watching:
+                    with StopWatcher(data.stops, live, lab.guard) as watching:
                         drive_all(lab, ready, running, data, watching, progress)
                     end_early(watching, running, journal, data, progress)
                 data.result = running.wait(workload.patience_s(resolved.experiment, running))

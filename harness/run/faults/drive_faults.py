@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.run import ends
 from harness.run.collect_measurements import RunData
-from harness.run.faults.live_guard import Watching
+from harness.run.faults.live_guard import StopWatcher
 from inject.evidence.receipt import FaultReceipt
 from inject.fault_plan import PlannedFault
 from inject.injector import Injector
@@ -53,7 +53,9 @@ def prepare_all(injector: Injector, faults: Sequence[PlannedFault]) -> list[Prep
     return [ready[planned.id] for planned in faults]
 
 
-def end_early(watching: Watching, running: Running[Any], journal: Journal, data: RunData, progress: Progress) -> None:
+def end_early(
+    watching: StopWatcher, running: Running[Any], journal: Journal, data: RunData, progress: Progress
+) -> None:
     """Stop the workload if the live guard has stopped the run, and report why; does nothing otherwise.
 
     All faults must be cleared.
@@ -81,7 +83,7 @@ def drive_all(
     ready: Sequence[PreparedFault],
     running: Running[Any],
     data: RunData,
-    watching: Watching,
+    watching: StopWatcher,
     progress: Progress,
 ) -> None:
     """Arm and clear each fault at its time, on its own thread: faults may overlap.

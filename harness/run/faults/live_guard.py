@@ -1,6 +1,6 @@
 """Live state of a run, and the guard that compares it with stop conditions and checks the lab's lease.
 
-with Watching(guard, live, lab.guard) as watching:
+with StopWatcher(guard, live, lab.guard) as watching:
     ...                                 # faults are armed and cleared; `watching.stopped`: clear them at once
 """
 
@@ -23,9 +23,9 @@ from testbed.observe.telemetry import Change
 from traffic.engine.run_results import Standstill
 from traffic.engine.samples import BIN_NS
 
-__all__ = ["LOOK_S", "Live", "Watching"]
+__all__ = ["CHECK_INTERVAL_S", "Live", "StopWatcher"]
 
-LOOK_S = 0.5
+CHECK_INTERVAL_S = 0.5
 """Interval at which stop conditions and reservation are checked."""
 LAG_NS = 1_000_000_000
 """Samples of traffic arrive twice a second, so all samples older than this have arrived."""
@@ -35,7 +35,7 @@ SILENT_NS = 5_000_000_000
 STANDSTILL_SHARE = 0.2
 """Share of the fault-free start for which a host may have stood still."""
 _GATE_NS = (1_500_000_000, 300_000_000)
-"""From how long before the first fault, and until when, the workload's health decides whether it is armed."""
+"""Time before the first fault, from and until, in which an unhealthy workload prevents that faults are armed."""
 
 
 class Live:
@@ -43,8 +43,9 @@ class Live:
 
     `heard_ns` returns, by machine, the time of its latest message (controller ns); None: without telemetry.
     `slow_ranks` returns how many ranks are slow now (`harness.run.online`); None: without detection.
-    `is_over` says whether the workload has ended, `standstills` and `reads` give the hosts' and the harness's own so
-    far. `needs_baseline`: the experiment bounds something that is compared with the fault-free start.
+    `is_over` returns whether the workload has ended. `standstills` returns when hosts stood still, and `reads` when the
+    harness read counters, up to now. `needs_baseline`: the experiment bounds a metric that is compared with the
+    fault-free start.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class Live:
             self._reported_ns = time.monotonic_ns()
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Take an event of the workload (`traffic.engine.running_traffic`)."""
+        """Record an event of the workload (`traffic.engine.running_traffic`)."""
         with self._lock:
             if event["event"] == "qp_error":
                 self._qp_errors += 1
@@ -183,39 +184,39 @@ def _unsteady(start: timeline.Goodput, iteration_ns: int, reads: Sequence[tuple[
     )
 
 
-class Watching:
+class StopWatcher:
     """Checks stop conditions and reservation twice a second, on its own thread, until its `with` block ends.
 
     `stopped` is set when a stop condition holds or has no data, or when the workload is not healthy before the first
     fault (`Guard` has the reason). It is also set when the reservation is lost; then `error` has the reason.
     """
 
-    def __init__(self, guard: Guard, live: Live, ours: Callable[[], None]) -> None:
+    def __init__(self, guard: Guard, live: Live, verify_lease: Callable[[], None]) -> None:
         self.stopped = threading.Event()
         self.error: FaultbedError | None = None
-        self._guard, self._live, self._ours = guard, live, ours
+        self._guard, self._live, self._verify_lease = guard, live, verify_lease
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stop conditions", daemon=True)
 
     def _watch(self) -> None:
-        while not self._done.wait(LOOK_S) and not self.stopped.is_set():
+        while not self._done.wait(CHECK_INTERVAL_S) and not self.stopped.is_set():
             try:
-                self.look()
+                self.check_once()
             except Exception as error:  # noqa: BLE001  # a defect of ours must not leave faults unguarded
                 self.error = FaultbedError(f"stop conditions could not be evaluated: {type(error).__name__}: {error}")
                 self.stopped.set()
 
-    def look(self) -> None:
+    def check_once(self) -> None:
         """Check the stop conditions and the reservation once."""
         now_ns = time.monotonic_ns()
-        broken_condition = self._guard.look(now_ns, self._live.values(now_ns), due=self._live.due(now_ns))
-        if broken_condition is None and self._guard.missing is None:
+        held = self._guard.evaluate(now_ns, self._live.values(now_ns), due=self._live.due(now_ns))
+        if held is None and self._guard.missing is None:
             self._guard.refused = self._live.unhealthy(now_ns)
-        if broken_condition is not None or self._guard.missing is not None or self._guard.refused is not None:
+        if held is not None or self._guard.missing is not None or self._guard.refused is not None:
             self.stopped.set()
             return
         try:
-            self._ours()
+            self._verify_lease()
         except FaultbedError as error:
             self.error = error
             self.stopped.set()

@@ -190,7 +190,7 @@ def _fit_stops(experiment: Experiment, names: LabNames) -> None:
         begin_ns = first_ns if condition.metric.name == "goodput_ratio" else 0
         if condition.for_ns > last_ns - begin_ns:
             problem = (
-                f"{condition.metric.name} would have to hold for {condition.for_ns / 1e9:g} s, but it is looked at for "
+                f"{condition.metric.name} would have to hold for {condition.for_ns / 1e9:g} s, but it is evaluated for "
                 f"{(last_ns - begin_ns) / 1e9:g} s, until the last fault is over: it could never stop the run"
             )
             raise names.error(f"stop[{index}].for", problem)

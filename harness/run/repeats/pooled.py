@@ -248,20 +248,20 @@ def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial],
         # A value may be missing because it would have been bad.
         verdict = Verdict.INCONCLUSIVE if verdict is Verdict.PASS else verdict
         detail = f"{detail}; {missing} runs have no value, so it is no PASS"
-    looks = f"; looked at after every run, at most {most} (alpha spending)" if most else ""
+    analyses = f"; analysed after every run, at most {most} (alpha spending)" if most else ""
     return Check(
         name=metric.name,
         verdict=verdict,
         observed=_middle(metric, observations),
         bound=bound,
         unit=metric.unit,
-        rule=f"{rule}, {_RULE.format(level=100 * level)}{risk(level, noisy)}{looks}. {metric.meaning}",
+        rule=f"{rule}, {_RULE.format(level=100 * level)}{risk(level, noisy)}{analyses}. {metric.meaning}",
         detail=detail,
     )
 
 
 def _decided_by(metric: Metric, observations: Sequence[Observation], most: int | None, tail: float) -> Interval | None:
-    """Return the interval that decides a metric, or None. With `most`, it is the intersection of those of all looks."""
+    """Return the interval that decides a metric, or None. With `most`, it is the intersection over all analyses."""
     if len(observations) < FIRST:
         return None
     if most is None:

@@ -26,7 +26,7 @@ from harness.experiment.stop import METRICS, Condition, Guard
 from harness.record.measurements import Iteration, Rank, RankSeries
 from harness.run import loop as run_module
 from harness.run.collect_measurements import RunData
-from harness.run.faults.live_guard import Live, Watching
+from harness.run.faults.live_guard import Live, StopWatcher
 from harness.run.online import Online
 from harness.run.prepare.bind_to_lab import fit
 from inject.journal import Journal
@@ -173,7 +173,7 @@ def test_online_slow_rank_stops_a_run():
     live = Live()
     with Online(RNICS[:4], soft_topology(), lambda _: None) as online:
         live.slow_ranks = online.count
-        with Watching(Guard([SLOW]), live, lambda: None) as watching:
+        with StopWatcher(Guard([SLOW]), live, lambda: None) as watching:
             for one in events(compute_ns(4, 100, slow=3)):
                 online.on_event(one)
             assert watching.stopped.wait(20)
@@ -187,7 +187,7 @@ def test_online_internal_error_stops_the_run():
         for rank in range(4):
             online.on_event({**event(rank, 0, 1), "compute_ns": "soon"})
     live.slow_ranks = online.count
-    with Watching(Guard([]), live, lambda: None) as watching:
+    with StopWatcher(Guard([]), live, lambda: None) as watching:
         assert watching.stopped.wait(20)
     (line,) = lines
     assert line.startswith("slow ranks are no longer detected: TypeError")

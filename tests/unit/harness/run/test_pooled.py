@@ -147,7 +147,7 @@ def test_interim_analyses_spend_risk_late_and_stay_within_it():
     assert len(result) == 8
     assert list(result) == sorted(result)
     assert 0.003 < result[-1] < 0.005
-    with pytest.raises(ValueError, match="looks are made after 3 to 100 runs"):
+    with pytest.raises(ValueError, match="analyses are made after 3 to 100 runs"):
         alpha_spending.tails(2, 0.005)
     assert alpha_spending.tails(100, 0.005)[0] == 0, "nothing is spent where it would decide nothing"
 

@@ -17,7 +17,7 @@ from harness.experiment.experiment_file import decode
 from harness.experiment.stop import METRICS, Condition, Guard, judged
 from harness.run.collect_measurements import RunData
 from harness.run.faults import drive_faults
-from harness.run.faults.live_guard import Live, Watching
+from harness.run.faults.live_guard import Live, StopWatcher
 from harness.run.prepare.bind_to_lab import fit
 from harness.verdict import Check, Verdict, VerdictFile
 from inject.fault_plan import FaultSpec, plan
@@ -69,8 +69,8 @@ def test_stop_conditions_are_decoded():
         ('for = "5s"\n[[stop]]', 'for = "5"\n[[stop]]', ["stop[0].for"]),
         ('for = "5s"\n[[stop]]', 'fro = "5s"\n[[stop]]', ["stop[0]", "did you mean for"]),
         ('"INCONCLUSIVE"', '"PASS"', ["stop[1].verdict", "PASS"]),
-        ('for = "9s"', 'for = "4s"', ["stop[0].for", "it is looked at for 4 s", "could never stop the run"]),
-        ('max = "10s"', 'max = "10s"\nfor = "18s"', ["stop[1].for", "it is looked at for 17 s"]),
+        ('for = "9s"', 'for = "4s"', ["stop[0].for", "it is evaluated for 4 s", "could never stop the run"]),
+        ('max = "10s"', 'max = "10s"\nfor = "18s"', ["stop[1].for", "it is evaluated for 17 s"]),
         ('at = "8s"', 'at = "0s"', ["stop[0].metric", "fault-free start"]),
         ('"silence"\nmax = "10s"', '"slow_ranks"\nmax = 0', ["stop[1].metric", "compute_units"]),
         ('"silence"\nmax = "10s"', '"slow_ranks"\nmin = 1', ["stop[1]", "bounded by max alone"]),
@@ -105,7 +105,7 @@ def test_stop_condition_stops_after_its_holding_time(values):
         run = run + 1 if value is not None and value < 0.2 else 0
         if expected is None and run == 11:  # the first reading, and ten half seconds after it
             expected = index * S // 2
-        guard.look(index * S // 2, {"goodput_ratio": value})
+        guard.evaluate(index * S // 2, {"goodput_ratio": value})
     assert (guard.held.at_ns if guard.held else None) == expected
     if guard.held:
         assert guard.held.at_ns - guard.held.since_ns == 5 * S
@@ -118,21 +118,21 @@ def verdict_of(*checks):
     )
 
 
-def test_stop_condition_that_was_not_looked_at_for_as_long_as_it_has_to_hold_is_inconclusive():
+def test_stop_condition_evaluated_for_less_than_its_holding_time_is_inconclusive():
     """Goodput was 0, but for two seconds only, and the condition must hold for five. It used to pass."""
     guard = Guard([SLOW])
     for at_s in (100, 101, 102):
-        guard.look(at_s * S, {"goodput_ratio": 0.0})
+        guard.evaluate(at_s * S, {"goodput_ratio": 0.0})
     (_, slow) = judged(verdict_of(), guard, t0_ns=90 * S).checks
     assert slow.verdict is Verdict.INCONCLUSIVE
-    assert slow.detail == "it was looked at for 2.0 s, and could only have held after 5 s"
+    assert slow.detail == "it was evaluated for 2.0 s, and could only have held after 5 s"
 
 
 def test_stop_condition_that_only_unknown_values_kept_from_holding_is_inconclusive():
     """Goodput was 0 whenever it was known, for ten seconds, but unknown for half a second in each two."""
     guard = Guard([SLOW])
     for half in range(21):
-        guard.look((200 + half) * S // 2, {"goodput_ratio": None if half % 4 == 3 else 0.0})
+        guard.evaluate((200 + half) * S // 2, {"goodput_ratio": None if half % 4 == 3 else 0.0})
     assert guard.held is None
     assert guard.missing is None
     (_, slow) = judged(verdict_of(), guard, t0_ns=90 * S).checks
@@ -143,7 +143,7 @@ def test_stop_condition_that_only_unknown_values_kept_from_holding_is_inconclusi
 def test_stop_condition_that_was_better_in_between_did_not_hold():
     guard = Guard([SLOW])
     for half in range(21):
-        guard.look((200 + half) * S // 2, {"goodput_ratio": 1.0 if half % 4 == 3 else 0.0})
+        guard.evaluate((200 + half) * S // 2, {"goodput_ratio": 1.0 if half % 4 == 3 else 0.0})
     (_, slow) = judged(verdict_of(), guard, t0_ns=90 * S).checks
     assert slow.verdict is Verdict.PASS
 
@@ -151,8 +151,8 @@ def test_stop_condition_that_was_better_in_between_did_not_hold():
 def test_stop_condition_that_held_is_reported_with_time_and_value():
     """The condition that held decides the run; the other conditions have passed."""
     guard = Guard([LOST, SLOW])
-    guard.look(96 * S, {"qp_errors": 1, "goodput_ratio": 0.9})
-    guard.look(102 * S, {"qp_errors": 3, "goodput_ratio": 0.1})
+    guard.evaluate(96 * S, {"qp_errors": 1, "goodput_ratio": 0.9})
+    guard.evaluate(102 * S, {"qp_errors": 3, "goodput_ratio": 0.1})
     output = judged(verdict_of(), guard, t0_ns=90 * S)
     assert output.verdict is Verdict.FAIL
     lost, slow = output.checks[1:]
@@ -164,7 +164,7 @@ def test_stop_condition_that_held_is_reported_with_time_and_value():
 
 def test_stop_condition_without_data_proves_nothing():
     guard = Guard([SLOW])
-    guard.look(1 * S, {"goodput_ratio": None})
+    guard.evaluate(1 * S, {"goodput_ratio": None})
     assert judged(verdict_of(), guard, t0_ns=0).verdict is Verdict.INCONCLUSIVE
     assert judged(verdict_of(), Guard([]), t0_ns=0) == verdict_of()
 
@@ -172,11 +172,11 @@ def test_stop_condition_without_data_proves_nothing():
 def test_guard_condition_whose_data_stop_coming_ends_the_run_as_inconclusive():
     """Data exist at first, and then stop for more than a second."""
     guard = Guard([LOST])
-    guard.look(10 * S, {"qp_errors": 0})
-    guard.look(int(10.5 * S), {"qp_errors": None})
-    guard.look(int(11.5 * S), {"qp_errors": None})
+    guard.evaluate(10 * S, {"qp_errors": 0})
+    guard.evaluate(int(10.5 * S), {"qp_errors": None})
+    guard.evaluate(int(11.5 * S), {"qp_errors": None})
     assert guard.missing is None, "no longer than a second yet"
-    guard.look(12 * S, {"qp_errors": None})
+    guard.evaluate(12 * S, {"qp_errors": None})
     assert guard.missing is not None
     output = judged(verdict_of(), guard, t0_ns=0)
     assert output.verdict is Verdict.INCONCLUSIVE
@@ -186,14 +186,14 @@ def test_guard_condition_whose_data_stop_coming_ends_the_run_as_inconclusive():
 def test_guard_gap_shorter_than_a_second_does_not_end_the_run():
     guard = Guard([LOST])
     for at, value in ((10, 0), (10.5, None), (11, None), (11.4, 0), (12, None), (12.6, 0)):
-        guard.look(int(at * S), {"qp_errors": value})
+        guard.evaluate(int(at * S), {"qp_errors": value})
     assert guard.missing is None
 
 
 def test_guard_condition_that_is_due_and_was_never_known_ends_the_run():
     guard = Guard([LOST, SLOW])
     for at in range(5):
-        guard.look(at * S, {}, due={"qp_errors"})
+        guard.evaluate(at * S, {}, due={"qp_errors"})
     assert guard.missing is not None
     assert guard.missing.condition is LOST
 
@@ -218,7 +218,7 @@ def test_watching_stops_when_all_ranks_are_silent():
     live.begin(start_ns=now_ns - 60 * S, fault_ns=now_ns - 30 * S)
     live.on_event({**sample(now_ns - 10 * S, 1), "time_ns": now_ns - 9 * S})
     guard = Guard([LOST])
-    with Watching(guard, live, lambda: None) as watching:
+    with StopWatcher(guard, live, lambda: None) as watching:
         assert watching.stopped.wait(30)
     assert guard.missing is not None
     assert watching.error is None
@@ -274,12 +274,12 @@ def test_watching_unhealthy_start_arms_nothing_and_is_inconclusive():
     live, guard = Live(), Guard([])
     now_ns = time.monotonic_ns()
     live.begin(start_ns=now_ns - 60 * S, fault_ns=now_ns + int(1.2 * S))
-    watching = Watching(guard, live, lambda: None)
-    watching.look()
+    watching = StopWatcher(guard, live, lambda: None)
+    watching.check_once()
     assert watching.stopped.is_set()
     fault = Fault()
     drive(fault, watching.stopped)
-    assert fault.asked == []
+    assert fault.calls == []
     output = judged(verdict_of(), guard, t0_ns=0)
     assert output.verdict is Verdict.INCONCLUSIVE
     assert output.checks[-1].name == "healthy_start"
@@ -331,7 +331,7 @@ def test_watching_evaluates_conditions_by_itself_and_stops():
     live = Live()
     for _ in range(3):
         live.on_event({"event": "qp_error"})
-    with Watching(Guard([LOST]), live, lambda: None) as watching:
+    with StopWatcher(Guard([LOST]), live, lambda: None) as watching:
         assert watching.stopped.wait(10)
     assert watching.error is None
 
@@ -342,8 +342,8 @@ def test_watching_stops_when_the_reservation_is_lost():
     def lost():
         raise LabError("soft is reserved by somebody else")
 
-    watching = Watching(Guard([]), Live(), lost)
-    watching.look()
+    watching = StopWatcher(Guard([]), Live(), lost)
+    watching.check_once()
     assert watching.stopped.is_set()
     assert "somebody else" in str(watching.error)
 
@@ -354,16 +354,16 @@ class Fault:
     planned = SimpleNamespace(kind="link.down", target=SimpleNamespace(text="rtsw1:ctsw1"), at_s=0.0, for_s=3600.0)
 
     def __init__(self, stopped=None):
-        self.asked, self.stopped, self.reason = [], stopped, None
+        self.calls, self.stopped, self.reason = [], stopped, None
 
     def cancel(self, reason):
         self.reason = reason
 
     def baseline(self):
-        self.asked.append("baseline")
+        self.calls.append("baseline")
 
     def arm(self, *, at_ns, cancel_reason):
-        self.asked.append("arm")
+        self.calls.append("arm")
         if self.stopped is not None:
             assert not cancel_reason()
             self.stopped.set()
@@ -382,14 +382,14 @@ def test_drive_ends_a_window_when_the_run_stops():
     stopped = threading.Event()
     fault = Fault(stopped)
     drive(fault, stopped)
-    assert fault.asked == ["baseline", "arm"]
+    assert fault.calls == ["baseline", "arm"]
 
 
 def test_drive_arms_nothing_when_the_run_has_stopped():
     stopped, fault = threading.Event(), Fault()
     stopped.set()
     drive(fault, stopped)
-    assert fault.asked == []
+    assert fault.calls == []
     assert fault.reason == "the run was stopped"
 
 
@@ -398,7 +398,7 @@ def test_drive_workload_over_before_the_fault_is_due_arms_nothing():
     fault, now_ns = Fault(), time.monotonic_ns()
     running = SimpleNamespace(is_over=True, ended_ns=now_ns)
     drive(fault, threading.Event(), running=running, at_ns=now_ns + 60 * S)
-    assert fault.asked == []
+    assert fault.calls == []
     assert fault.reason == "the workload ended 60.0 s before the fault was due"
 
 
@@ -410,7 +410,7 @@ def test_drive_workload_over_during_the_baseline_arms_nothing():
 
     fault.baseline = baseline
     drive(fault, threading.Event(), running=running)
-    assert fault.asked == []
+    assert fault.calls == []
     assert "could not be armed by then" in fault.reason
 
 
@@ -446,7 +446,7 @@ class Hang(Fault):
     def arm(self, *, at_ns, cancel_reason):
         assert not cancel_reason()
         time.sleep(max(0, at_ns - time.monotonic_ns()) / 1e9)
-        self.asked.append("arm")
+        self.calls.append("arm")
         self.target["stopped"] = self.is_on = True
 
     def clear(self, *, keep_holder):
@@ -473,13 +473,13 @@ def test_second_fault_of_a_workload_at_one_place_is_refused_with_a_time_at_which
     for name, value in (("LEAD_S", 0.4), ("TAIL_S", 0.3), ("_REMOVAL_S", 0.4)):
         monkeypatch.setattr(drive_faults, name, value)
     first, second = hung_twice(1.0)
-    assert (first.asked, second.asked) == (["arm"], [])
+    assert (first.calls, second.calls) == (["arm"], [])
     assert second.reason == (
         "its target is inspected 0.4 s before it begins, and host.rank-hang on host1 still changed "
         "traffic.node.engine of host host1 then; begin it at 1.9 s or later"
     )
     first, second = hung_twice(float(second.reason.split()[-4]))
-    assert (first.asked, second.asked, second.reason) == (["arm"], ["arm"], None)
+    assert (first.calls, second.calls, second.reason) == (["arm"], ["arm"], None)
     assert second.inspected_ns - first.ended_ns >= 0.3 * S, "else the first one's effects are evidence for the second"
 
 
@@ -496,7 +496,7 @@ def test_drive_arms_nothing_if_the_run_stopped_during_the_baseline():
     stopped, fault = threading.Event(), Fault()
     fault.baseline = stopped.set
     drive(fault, stopped)
-    assert fault.asked == []
+    assert fault.calls == []
 
 
 def test_fault_waiting_for_its_time_is_called_off():
