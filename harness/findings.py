@@ -1,4 +1,4 @@
-"""What an attribution can say: the set of causes, the set of places, and one finding. Written into `verdict.json`."""
+"""What an attribution can say: the causes, the places, and one attribution. Written into `verdict.json`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-__all__ = ["CAUSES", "NOTHING", "PLACES", "Cause", "Finding", "Place"]
+__all__ = ["CAUSES", "NOTHING", "PLACES", "Attribution", "Cause", "Place"]
 
 Cause = Literal[
     "link-down",
@@ -46,8 +46,8 @@ PLACES: tuple[str, ...] = get_args(Place)
 _NETWORK: frozenset[str] = frozenset({"rnic", "host-link", "rtsw", "rtsw-ctsw-link", "ctsw", "zone-uplink"})
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. `name` is the place as the topology calls it; `confidence` in 0..1 orders findings, no more."""
+class Attribution(msgspec.Struct, frozen=True, kw_only=True):
+    """A cause and its place. `name` is the place's name in the topology; `confidence` only orders attributions."""
 
     cause: Cause
     place: Place
@@ -61,4 +61,4 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return self.place in _NETWORK
 
 
-NOTHING = Finding(cause="nothing", place="none", name="", confidence=0.5, evidence=("nothing out of the ordinary",))
+NOTHING = Attribution(cause="nothing", place="none", name="", confidence=0.5, evidence=("nothing out of the ordinary",))

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness.findings import Finding
+from harness.findings import Attribution
 from harness.json_text import json_text
 from inject.evidence.receipt import Receipt
 from inject.kinds.kind import Fidelity
@@ -169,7 +169,7 @@ class VerdictFile(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[Check, ...]
     faults: tuple[Receipt, ...]
     lab_state: LabState
-    attribution: tuple[Finding, ...] = ()
+    attribution: tuple[Attribution, ...] = ()
     left_out: tuple[ExcludedHost, ...] = ()
     routing: RoutingReceipt | msgspec.UnsetType = msgspec.UNSET
 

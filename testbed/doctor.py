@@ -8,13 +8,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from testbed.backends.lab_backend import Finding, backend_of
+from testbed.backends.lab_backend import DoctorFinding, backend_of
 from testbed.backends.soft import accel, capacity, image
 from testbed.directories import cache_dir, home_dir, lab_dir
 from testbed.inventory.lab_inventory import Inventory
 from testbed.tenancy import dirty
 
-__all__ = ["Finding", "examine"]
+__all__ = ["DoctorFinding", "examine"]
 
 _TOOLS = (
     ("qemu-system-x86_64", "qemu-system-x86", "runs the VMs"),
@@ -29,27 +29,27 @@ _TOOLS = (
 _STATE_MIB = 1500
 
 
-def examine(inventory: Inventory) -> list[Finding]:
+def examine(inventory: Inventory) -> list[DoctorFinding]:
     """Check everything that `up` and `run` need for this lab."""
     findings = [_tool(*tool) for tool in _TOOLS]
     findings += [_memory(inventory), *_disks(), _image(), _accelerator(), _cores()]
     return findings + backend_of(inventory.kind).examine(inventory) + _marks(inventory)
 
 
-def _tool(name: str, package: str, purpose: str) -> Finding:
+def _tool(name: str, package: str, purpose: str) -> DoctorFinding:
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     if path := shutil.which(name, path=places):
-        return Finding(what=name, state="ok", found=path)
+        return DoctorFinding(what=name, state="ok", found=path)
     advice = f"`apt-get install {package}`" if package else "install faultbed again (`make setup`)"
-    return Finding(what=name, state="bad", found=f"missing; it {purpose}", advice=advice)
+    return DoctorFinding(what=name, state="bad", found=f"missing; it {purpose}", advice=advice)
 
 
-def _memory(inventory: Inventory) -> Finding:
+def _memory(inventory: Inventory) -> DoctorFinding:
     needed, available = backend_of(inventory.kind).needed_mib(inventory), capacity.available_mib()
     memory = f"{available} MiB available, {inventory.name} needs {needed}"
     if available >= needed or backend_of(inventory.kind).is_up(inventory):
-        return Finding(what="memory", state="ok", found=memory)
-    return Finding(
+        return DoctorFinding(what="memory", state="ok", found=memory)
+    return DoctorFinding(
         what="memory",
         state="bad",
         found=memory,
@@ -57,7 +57,7 @@ def _memory(inventory: Inventory) -> Finding:
     )
 
 
-def _disks() -> list[Finding]:
+def _disks() -> list[DoctorFinding]:
     wanted = {
         "disk for images": (cache_dir(), 0 if image.cached() else image.NEEDED_MIB, "FAULTBED_CACHE"),
         "disk for labs": (home_dir(), _STATE_MIB, "FAULTBED_HOME"),
@@ -69,11 +69,13 @@ def _disks() -> list[Finding]:
         free = shutil.disk_usage(folder_or_parent).free // 2**20
         if not os.access(folder_or_parent, os.W_OK):
             findings.append(
-                Finding(what=check, state="bad", found=f"cannot write in {folder_or_parent}", advice=f"set {variable}")
+                DoctorFinding(
+                    what=check, state="bad", found=f"cannot write in {folder_or_parent}", advice=f"set {variable}"
+                )
             )
         elif free < needed:
             findings.append(
-                Finding(
+                DoctorFinding(
                     what=check,
                     state="bad",
                     found=f"{free} MiB free in {folder_or_parent}, {needed} needed",
@@ -81,47 +83,49 @@ def _disks() -> list[Finding]:
                 )
             )
         else:
-            findings.append(Finding(what=check, state="ok", found=f"{free} MiB free in {folder_or_parent}"))
+            findings.append(DoctorFinding(what=check, state="ok", found=f"{free} MiB free in {folder_or_parent}"))
     return findings
 
 
-def _image() -> Finding:
+def _image() -> DoctorFinding:
     built = image.cached()
     if built:
-        return Finding(what="VM image", state="ok", found=f"{built.digest}, Linux {built.kernel_version}")
-    return Finding(what="VM image", state="note", found="not built yet; `faultbed up` builds it in about a minute")
+        return DoctorFinding(what="VM image", state="ok", found=f"{built.digest}, Linux {built.kernel_version}")
+    return DoctorFinding(
+        what="VM image", state="note", found="not built yet; `faultbed up` builds it in about a minute"
+    )
 
 
-def _accelerator() -> Finding:
+def _accelerator() -> DoctorFinding:
     remembered = accel.remembered(image.cached())
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        return Finding(
+        return DoctorFinding(
             what="KVM",
             state="note",
             found="no usable /dev/kvm: VMs are emulated (TCG), which is slower and supports everything",
         )
     if remembered is None:
-        return Finding(what="KVM", state="note", found="/dev/kvm opens; `faultbed up` verifies it with a boot")
+        return DoctorFinding(what="KVM", state="note", found="/dev/kvm opens; `faultbed up` verifies it with a boot")
     if remembered:
-        return Finding(what="KVM", state="ok", found="a guest has booted with it")
-    return Finding(what="KVM", state="note", found="a guest does not boot with it here: VMs are emulated (TCG)")
+        return DoctorFinding(what="KVM", state="ok", found="a guest has booted with it")
+    return DoctorFinding(what="KVM", state="note", found="a guest does not boot with it here: VMs are emulated (TCG)")
 
 
-def _cores() -> Finding:
+def _cores() -> DoctorFinding:
     cores = os.cpu_count() or 1
     if cores >= 2:  # noqa: PLR2004 (the number with which the default lab was measured)
-        return Finding(what="cores", state="ok", found=f"{cores}")
-    return Finding(what="cores", state="note", found="1: everything works, but slowly; use `--lab soft-mini`")
+        return DoctorFinding(what="cores", state="ok", found=f"{cores}")
+    return DoctorFinding(what="cores", state="note", found="1: everything works, but slowly; use `--lab soft-mini`")
 
 
-def _marks(inventory: Inventory) -> list[Finding]:
+def _marks(inventory: Inventory) -> list[DoctorFinding]:
     """Report why the lab is DIRTY, and which commands were killed before they compared it."""
     folder = lab_dir(inventory.name)
     findings = [
-        Finding(what="unfinished", state="note", found=sentence, advice="`faultbed heal` compares it now")
+        DoctorFinding(what="unfinished", state="note", found=sentence, advice="`faultbed heal` compares it now")
         for sentence in dirty.unfinished(folder)
     ]
     if marked := dirty.reasons(folder):
         advice = "`faultbed heal`, or on a soft lab `faultbed reset`"
-        findings.append(Finding(what="DIRTY", state="note", found="; ".join(marked), advice=advice))
+        findings.append(DoctorFinding(what="DIRTY", state="note", found="; ".join(marked), advice=advice))
     return findings

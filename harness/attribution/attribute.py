@@ -37,7 +37,7 @@ import msgspec
 
 from harness.attribution import host_causes, network_causes
 from harness.attribution.probe_findings import with_probes
-from harness.findings import NOTHING, Finding
+from harness.findings import NOTHING, Attribution
 from harness.record.measurements import Measurements, counter_deltas
 from traffic.engine.flight_recorder import Flight
 from traffic.probes.rtt import Trip
@@ -45,7 +45,7 @@ from traffic.probes.rtt import Trip
 __all__ = ["attribute"]
 
 
-def attribute(run: Measurements, flights: Sequence[Flight] = (), trips: Sequence[Trip] = ()) -> tuple[Finding, ...]:
+def attribute(run: Measurements, flights: Sequence[Flight] = (), trips: Sequence[Trip] = ()) -> tuple[Attribution, ...]:
     """Return the findings, the most confident first; only `NOTHING` if there is none.
 
     `trips` are the run's probes, if it had any.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from harness.attribution.attribute import attribute
 from harness.attribution.places import place_of_link, place_of_switch
 from harness.confidence import Interval, share_interval
-from harness.findings import Finding
+from harness.findings import Attribution
 from harness.proof import why_unproven_in
 from harness.record.measurements import FaultRun, Measurements
 from testbed.model.topology import Topology
@@ -40,7 +40,7 @@ class Truth:
     names: frozenset[str]
     is_network: bool
 
-    def named_by(self, finding: Finding) -> bool:
+    def named_by(self, finding: Attribution) -> bool:
         """Return whether a finding names this place."""
         return finding.name in self.names
 

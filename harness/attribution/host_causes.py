@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.analysis.ranks.slow_ranks import slow_ranks
 from harness.attribution.stalls import culprit
-from harness.findings import Finding
+from harness.findings import Attribution
 from harness.record.measurements import Deltas, Measurements
 from testbed.model.topology import Topology
 from testbed.node.gpu.xid import SYNTHETIC, event
@@ -68,7 +68,7 @@ _HOLDS = {"power_capped_us": "its power limit", "thermal_slowdown_us": "heat", "
 """Counters of a GPU's clocks (testbed.node.gpu.nvml) and their meaning. Not yet run on hardware."""
 
 
-def rebooted(run: Measurements) -> list[Finding]:
+def rebooted(run: Measurements) -> list[Attribution]:
     """Return hosts whose kernel counters restarted."""
     findings = []
     for host, fell in counters.restarted(run.counters_before, run.counters_after).items():
@@ -76,11 +76,13 @@ def rebooted(run: Measurements) -> list[Finding]:
             was, now = run.counters_before[host], run.counters_after[host]
             shown = ", ".join(f"{name} from {was[name]} to {now[name]}" for name in fell[:3] if name != counters.BOOT)
             evidence = (f"{host}: {f'counters restarted, as after a boot: {shown}' if shown else 'another boot id'}",)
-            findings.append(Finding(cause="host-reboot", place="rank", name=host, confidence=0.95, evidence=evidence))
+            findings.append(
+                Attribution(cause="host-reboot", place="rank", name=host, confidence=0.95, evidence=evidence)
+            )
     return findings
 
 
-def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
+def slow(run: Measurements, deltas: Deltas) -> list[Attribution]:
     """Return ranks that compute slower than the others, and a GPU that was throttled if it was the only one."""
     throttled = {
         (node, name.partition(".")[0]): count
@@ -98,7 +100,7 @@ def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
         throttling = (f"{rank.host}: {gpu} was throttled {throttled[rank.host, gpu]} times" for gpu in gpus)
         evidence = (words, *throttling, *_held_back(rank.host, deltas))
         name = f"{rank.host}:{gpus[0]}" if gpus else _only_gpu(run.topology, rank.host)
-        by_host[rank.host] = Finding(
+        by_host[rank.host] = Attribution(
             cause="slow-rank", place="gpu", name=name, confidence=0.95 if gpus else 0.75, evidence=evidence
         )
     if len(throttled) == 1:
@@ -106,7 +108,9 @@ def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
         throttle_words = f"{node}: {gpu} was throttled {count} times, no other"
         by_host.setdefault(
             node,
-            Finding(cause="slow-rank", place="gpu", name=f"{node}:{gpu}", confidence=0.8, evidence=(throttle_words,)),
+            Attribution(
+                cause="slow-rank", place="gpu", name=f"{node}:{gpu}", confidence=0.8, evidence=(throttle_words,)
+            ),
         )
     return list(by_host.values())
 
@@ -122,10 +126,10 @@ def _held_back(host: str, deltas: Deltas) -> Iterator[str]:
             yield f"{host}: {gpu} was held back by {_HOLDS[reason]} for {held_us / 1e6:.1f} s"
 
 
-def gpu_errors(run: Measurements) -> list[Finding]:
+def gpu_errors(run: Measurements) -> list[Attribution]:
     """Return the errors that GPU drivers wrote to the kernel log, by GPU."""
     return [
-        Finding(
+        Attribution(
             cause="gpu-error",
             place="gpu",
             name=name,
@@ -154,7 +158,7 @@ def _gpu_at(topology: Topology, host: str, address: str) -> str:
     return host
 
 
-def stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:
+def stood_still(run: Measurements, down: Sequence[Attribution]) -> list[Attribution]:
     """Return hosts whose engine stood still while the others ran.
 
     A standstill of several engines at once does not count: the machine below their VMs causes it. A host whose link was
@@ -174,7 +178,7 @@ def stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:
             continue
         words = f"the traffic engine on {host} did not run for {longest_ns / 1e9:.1f} s, while the others did"
         findings.append(
-            Finding(cause="hung-rank", place="rank", name=host, confidence=_HUNG_CONFIDENCE, evidence=(words,))
+            Attribution(cause="hung-rank", place="rank", name=host, confidence=_HUNG_CONFIDENCE, evidence=(words,))
         )
     return findings
 
@@ -187,7 +191,7 @@ def _overlap_ns(standstill: Standstill, other: Standstill) -> int:
     return max(0, min(standstill.end_ns, other.end_ns) - max(standstill.start_ns, other.start_ns))
 
 
-def storage(run: Measurements) -> list[Finding]:
+def storage(run: Measurements) -> list[Attribution]:
     """Return the storage of the job, if ranks on running hosts waited for it much longer than usual."""
     host = (run.workload.get("storage") or {}).get("host")
     lengths_ns = [step.end_ns - step.start_ns for rank in run.series for step in rank.iterations]
@@ -210,7 +214,7 @@ def storage(run: Measurements) -> list[Finding]:
         return []
     # Slow storage may also show on few ranks: a waiting rank keeps the others from requesting data.
     sure = _STORAGE_OF_MOST_RANKS if len(waited) >= len(run.series) / 2 else _STORAGE_OF_FEWER_RANKS
-    return [Finding(cause="slow-storage", place="storage", name=host, confidence=sure, evidence=tuple(evidence))]
+    return [Attribution(cause="slow-storage", place="storage", name=host, confidence=sure, evidence=tuple(evidence))]
 
 
 def _storage_waits(run: Measurements) -> dict[str, list[tuple[int, int]]]:
@@ -236,7 +240,7 @@ def _awake_ns(run: Measurements, rank: int, start_ns: int, end_ns: int) -> int:
     )
 
 
-def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:
+def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Attribution]:
     """Return a host whose programs wait for its CPUs, with low confidence: a rank with more work looks the same."""
     waits = {
         host: sum(
@@ -255,10 +259,10 @@ def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:
     ):
         return []
     words = f"{worst}: programs waited {waits[worst] / 1e6:.1f} s for a CPU, on the other hosts {usual_us / 1e6:.1f} s"
-    return [Finding(cause="busy-host", place="rank", name=worst, confidence=_BUSY_CONFIDENCE, evidence=(words,))]
+    return [Attribution(cause="busy-host", place="rank", name=worst, confidence=_BUSY_CONFIDENCE, evidence=(words,))]
 
 
-def late_receives(run: Measurements, deltas: Deltas) -> list[Finding]:
+def late_receives(run: Measurements, deltas: Deltas) -> list[Attribution]:
     """Return hosts whose RNICs had no receive posted for arriving messages, which a correct program avoids."""
     names = (_RNR_NAKS_SENT, MLX5[_RNR_NAKS_SENT])
     sent = {
@@ -266,7 +270,7 @@ def late_receives(run: Measurements, deltas: Deltas) -> list[Finding]:
         for host in run.topology.hosts
     }
     return [
-        Finding(
+        Attribution(
             cause="late-receives",
             place="rank",
             name=host,
@@ -278,7 +282,7 @@ def late_receives(run: Measurements, deltas: Deltas) -> list[Finding]:
     ]
 
 
-def low_memory(run: Measurements, deltas: Deltas) -> list[Finding]:
+def low_memory(run: Measurements, deltas: Deltas) -> list[Attribution]:
     """Return hosts whose programs waited for memory (pressure stall information), which is rare on a healthy host."""
     stalled = {
         host: deltas.get(host, {}).get("memory.stalled_us", 0)
@@ -286,7 +290,7 @@ def low_memory(run: Measurements, deltas: Deltas) -> list[Finding]:
     }
     usual_us = float(np.median(list(stalled.values()))) if stalled else 0.0
     return [
-        Finding(
+        Attribution(
             cause="low-memory",
             place="rank",
             name=host,
@@ -303,10 +307,12 @@ def _only_gpu(topology: Topology, host: str) -> str:
     return f"{host}:{gpus[0].name}" if len(gpus) == 1 else host
 
 
-def lost_rank(run: Measurements, flights: Sequence[Flight]) -> list[Finding]:
+def lost_rank(run: Measurements, flights: Sequence[Flight]) -> list[Attribution]:
     """Return the rank whose flight recorder ends before the others."""
     root = culprit(flights, run)
     if root is None:
         return []
     host = next((rank.host for rank in run.ranks if rank.rank == root.rank), f"rank {root.rank}")
-    return [Finding(cause="lost-rank", place="rank", name=host, confidence=root.confidence, evidence=tuple(root.words))]
+    return [
+        Attribution(cause="lost-rank", place="rank", name=host, confidence=root.confidence, evidence=tuple(root.words))
+    ]

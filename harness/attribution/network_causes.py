@@ -10,7 +10,7 @@ from dataclasses import replace
 from harness.attribution.gaps import match_gaps, match_kept
 from harness.attribution.places import place_of_link, place_of_switch
 from harness.attribution.signatures import Signs, crosses, match, match_acks, out_of_retries
-from harness.findings import Finding, Place
+from harness.findings import Attribution, Place
 from harness.record.measurements import Deltas, Measurements
 from testbed.model.topology import Link, Topology
 
@@ -26,7 +26,7 @@ _FEW = 3
 """Fewer gaps than this may follow from a link that went down."""
 
 
-def carriers(topology: Topology, deltas: Deltas) -> list[Finding]:
+def carriers(topology: Topology, deltas: Deltas) -> list[Attribution]:
     """Return links with a lost carrier at an end, or the node if all its links lost theirs."""
     gone: dict[str, tuple[Link, str]] = {}
     for link in topology.links:
@@ -42,14 +42,16 @@ def carriers(topology: Topology, deltas: Deltas) -> list[Finding]:
         if len(links) > 1 and len(gone) > 1 and {link.name for link in links} == gone.keys():
             place: Place = "rank" if node in topology.host_by_name else place_of_switch(topology, node)
             evidence = tuple(words for _, words in gone.values())
-            return [Finding(cause="link-down", place=place, name=node, confidence=0.95, evidence=evidence)]
+            return [Attribution(cause="link-down", place=place, name=node, confidence=0.95, evidence=evidence)]
     return [
-        Finding(cause="link-down", place=place_of_link(topology, link), name=name, confidence=0.97, evidence=(words,))
+        Attribution(
+            cause="link-down", place=place_of_link(topology, link), name=name, confidence=0.97, evidence=(words,)
+        )
         for name, (link, words) in gone.items()
     ]
 
 
-def control_plane(topology: Topology, deltas: Deltas) -> list[Finding]:
+def control_plane(topology: Topology, deltas: Deltas) -> list[Attribution]:
     """Return the switch common to all closed TCP sessions of switches, or the link."""
 
     def torn(node: str) -> int:
@@ -68,16 +70,16 @@ def control_plane(topology: Topology, deltas: Deltas) -> list[Finding]:
     if len(common) == 1:
         (name,) = common
         place = place_of_switch(topology, name)
-        return [Finding(cause="control-plane", place=place, name=name, confidence=0.85, evidence=evidence)]
+        return [Attribution(cause="control-plane", place=place, name=name, confidence=0.85, evidence=evidence)]
     if len(links) == 1:
         place = place_of_link(topology, links[0])
-        return [Finding(cause="control-plane", place=place, name=links[0].name, confidence=0.7, evidence=evidence)]
+        return [Attribution(cause="control-plane", place=place, name=links[0].name, confidence=0.7, evidence=evidence)]
     worst = max(topology.switch_by_name, key=torn)
     place = place_of_switch(topology, worst)
-    return [Finding(cause="control-plane", place=place, name=worst, confidence=0.5, evidence=evidence)]
+    return [Attribution(cause="control-plane", place=place, name=worst, confidence=0.5, evidence=evidence)]
 
 
-def withdrawn(run: Measurements) -> list[Finding]:
+def withdrawn(run: Measurements) -> list[Attribution]:
     """Return the switch whose prefixes others lost, although its links and sessions stayed up."""
     owners = {str(ipaddress.ip_network(switch.loopback)): switch.name for switch in run.topology.switches}
     for host in run.topology.hosts:
@@ -101,20 +103,20 @@ def withdrawn(run: Measurements) -> list[Finding]:
         f"{', '.join(sorted(nodes))} lost {len(gone)} routes, all of them to {name}, whose links and sessions stayed"
     )
     place = place_of_switch(run.topology, name)
-    return [Finding(cause="control-plane", place=place, name=name, confidence=0.8, evidence=(words,))]
+    return [Attribution(cause="control-plane", place=place, name=name, confidence=0.8, evidence=(words,))]
 
 
-def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list[Finding]:
+def packets(run: Measurements, deltas: Deltas, known: Sequence[Attribution]) -> list[Attribution]:
     """Return findings from the transport's counters that the known findings do not explain."""
     signs = Signs.of(run, deltas)
     if too_big := _too_big(run, deltas, signs):
         return too_big
     some_died, signs = bool(signs.dead), replace(signs, dead=_unexplained(run, signs.dead, known))
-    findings: list[Finding] = []
+    findings: list[Attribution] = []
     marked = match(run, signs.marks(), among=run.topology.links)
     if signs.marked and marked is not None and marked.link is not None:
         findings.append(
-            Finding(
+            Attribution(
                 cause="congestion",
                 place=place_of_link(run.topology, marked.link),
                 name=marked.link.name,
@@ -133,7 +135,7 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list
         return findings
     if best.link is None:
         findings.append(
-            Finding(
+            Attribution(
                 cause="silent-host",
                 place="rank",
                 name=best.host,
@@ -144,14 +146,14 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list
     else:
         place = place_of_link(run.topology, best.link)
         findings.append(
-            Finding(
+            Attribution(
                 cause="loss", place=place, name=best.link.name, confidence=0.9 * best.likeness, evidence=best.evidence
             )
         )
     return findings
 
 
-def _lost_within(run: Measurements, signs: Signs) -> list[Finding]:
+def _lost_within(run: Measurements, signs: Signs) -> list[Attribution]:
     """Return a switch that received more packets than it sent, if the RNICs show too little to name a link.
 
     Only switches with exact counts of their own packets are used: link-local BGP traffic alone is a dozen packets more
@@ -167,13 +169,15 @@ def _lost_within(run: Measurements, signs: Signs) -> list[Finding]:
             place_of_link(run.topology, link),
             f"by gaps, NAKs and dead queue pairs {likely:.0%} likely here",
         )
-        return [Finding(cause="loss", place=place, name=link.name, confidence=0.8 * likely, evidence=(words, evidence))]
+        return [
+            Attribution(cause="loss", place=place, name=link.name, confidence=0.8 * likely, evidence=(words, evidence))
+        ]
     place = place_of_switch(run.topology, name)
     words += "; the RNICs do not show which ones"
-    return [Finding(cause="loss", place=place, name=name, confidence=_SOMEWHERE, evidence=(words,))]
+    return [Attribution(cause="loss", place=place, name=name, confidence=_SOMEWHERE, evidence=(words,))]
 
 
-def _one_lost(run: Measurements, signs: Signs) -> list[Finding]:
+def _one_lost(run: Measurements, signs: Signs) -> list[Attribution]:
     """Return a finding for one lost packet: one gap at a receiver, one NAK at the sender of a queue pair to it.
 
     One packet cannot separate links, so all possible paths are listed as evidence. The finding names the link to the
@@ -203,10 +207,10 @@ def _one_lost(run: Measurements, signs: Signs) -> list[Finding]:
     )
     confidence = min(_SOMEWHERE, 1 / max(1, len(links)))
     place = place_of_link(run.topology, link)
-    return [Finding(cause="loss", place=place, name=link.name, confidence=confidence, evidence=evidence)]
+    return [Attribution(cause="loss", place=place, name=link.name, confidence=confidence, evidence=evidence)]
 
 
-def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:
+def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Attribution]:
     """Return switches with packets too large to forward, and the link by which the lost traffic had to leave."""
     findings = []
     for switch in run.topology.switches:
@@ -225,7 +229,7 @@ def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:
             else (place_of_link(run.topology, link), link.name)
         )
         confidence = 0.5 if link is None else 0.9
-        findings.append(Finding(cause="mtu", place=place, name=name, confidence=confidence, evidence=evidence))
+        findings.append(Attribution(cause="mtu", place=place, name=name, confidence=confidence, evidence=evidence))
     return findings
 
 
@@ -246,7 +250,7 @@ def _way_out(run: Measurements, switch: str, links: Sequence[Link], dead: frozen
 
 
 def _unexplained(
-    run: Measurements, dead: frozenset[tuple[str, str]], known: Sequence[Finding]
+    run: Measurements, dead: frozenset[tuple[str, str]], known: Sequence[Attribution]
 ) -> frozenset[tuple[str, str]]:
     """Return the dead queue pairs that no known finding explains.
 
@@ -269,7 +273,7 @@ def _unexplained(
     return frozenset(pair for pair in dead - cut_off if not hung & {end.partition(":")[0] for end in pair})
 
 
-def _explained(link: Link | None, signs: Signs, known: Sequence[Finding], *, some_died: bool) -> bool:
+def _explained(link: Link | None, signs: Signs, known: Sequence[Attribution], *, some_died: bool) -> bool:
     """Return whether the known findings explain the rest: timers and duplicates often follow, gaps rarely.
 
     `signs` exclude the explained queue pairs; `some_died` says whether there were any.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.findings import Finding
+from harness.findings import Attribution
 from harness.packets.analysis import FlowReport
 from harness.packets.episodes import Episode
 from harness.packets.evidence import Evidence
@@ -52,14 +52,14 @@ class _Ends:
 
 
 def sentences(
-    run: Measurements, packets: Evidence, findings: Sequence[Finding] = (), *, most: int = 10
+    run: Measurements, packets: Evidence, findings: Sequence[Attribution] = (), *, most: int = 10
 ) -> tuple[str, ...]:
     """Return sentences about the longest waits, longest first; a loss that `findings` locate on the path is named."""
     return tuple(wait.words for wait in waits(run, packets, findings, most=most))
 
 
 def waits(
-    run: Measurements, packets: Evidence, findings: Sequence[Finding] = (), *, most: int = 10
+    run: Measurements, packets: Evidence, findings: Sequence[Attribution] = (), *, most: int = 10
 ) -> tuple[Wait, ...]:
     """Return the longest waits, longest first."""
     by_ip = _rnics_by_ip(run)
@@ -109,7 +109,7 @@ def _sentence(
     *,
     ends: _Ends,
     iteration: int | None,
-    findings: Sequence[Finding],
+    findings: Sequence[Attribution],
 ) -> str:
     iteration_text = "" if iteration is None else f"iteration {iteration}, "
     return (
@@ -118,7 +118,7 @@ def _sentence(
     )
 
 
-def _fate(run: Measurements, flow: FlowReport, episode: Episode, ends: _Ends, findings: Sequence[Finding]) -> str:
+def _fate(run: Measurements, flow: FlowReport, episode: Episode, ends: _Ends, findings: Sequence[Attribution]) -> str:
     """Return what happened to the packet: it was rejected, or lost before, at or after the captured port."""
     if episode.cause == "rnr":
         return "was rejected"

@@ -19,7 +19,7 @@ import msgspec
 
 from harness.analysis.probe_lines import WINDOW_NS
 from harness.attribution.places import place_of_link, place_of_switch
-from harness.findings import Cause, Finding, Place
+from harness.findings import Attribution, Cause, Place
 from harness.record.measurements import Measurements
 from testbed.model.topology import Link, Topology
 from traffic.engine.traffic_metrics import percentile
@@ -48,7 +48,7 @@ class _Evidence:
     """Whether it only supports a known finding and cannot create a new one."""
 
 
-def with_probes(run: Measurements, findings: Sequence[Finding], trips: Sequence[Trip]) -> list[Finding]:
+def with_probes(run: Measurements, findings: Sequence[Attribution], trips: Sequence[Trip]) -> list[Attribution]:
     """Return the findings with the evidence of the probes that were sent while the workload ran."""
     topology, t0_ns = run.topology, run.t0_ns
     during = [trip for trip in trips if t0_ns <= trip.echo.sent_ns < run.end_ns]
@@ -65,14 +65,14 @@ def with_probes(run: Measurements, findings: Sequence[Finding], trips: Sequence[
             known[at] = msgspec.structs.replace(known[at], evidence=(*known[at].evidence, evidence.words))
         elif not evidence.weak:
             known.append(
-                Finding(
+                Attribution(
                     cause=evidence.causes[is_host], place=place, name=name, confidence=sure, evidence=(evidence.words,)
                 )
             )
     return known
 
 
-def _answered_all_along(known: Finding, trips: Sequence[Trip], every: Sequence[_Evidence]) -> bool:
+def _answered_all_along(known: Attribution, trips: Sequence[Trip], every: Sequence[_Evidence]) -> bool:
     """Return whether a host that seems silent by its peers' timers was probed without any loss or delay.
 
     Timers also expire if a link takes longer than they do.
@@ -84,14 +84,14 @@ def _answered_all_along(known: Finding, trips: Sequence[Trip], every: Sequence[_
     return probed and known.name not in pointed
 
 
-def _is_there(known: Finding, evidence: _Evidence, sure: float) -> bool:
+def _is_there(known: Attribution, evidence: _Evidence, sure: float) -> bool:
     """Return whether the evidence belongs to a known finding: the same place, or a link of a more confident switch."""
     names = {name for _, name in evidence.places}
     upper = {name.partition(":")[0] for name in names}
     return bool(names & {known.name, *_hosts_of(known)}) or (known.name in upper and known.confidence >= sure)
 
 
-def _hosts_of(finding: Finding) -> Sequence[str]:
+def _hosts_of(finding: Attribution) -> Sequence[str]:
     """Return the host of a finding's host link: evidence for that host also belongs to the link."""
     return finding.name.split(":")[1:2] if finding.place == "host-link" else ()
 

@@ -26,7 +26,7 @@ from harness.attribution import packet_stalls
 from harness.attribution.attribute import attribute
 from harness.attribution.stalls import Stall, stalls
 from harness.experiment.metrics import METRICS, lookup
-from harness.findings import Finding
+from harness.findings import Attribution
 from harness.packets.evidence import Evidence
 from harness.proof import why_unproven_in
 from harness.record.measurements import FaultRun, Measurements, connection_between, counter_deltas
@@ -199,7 +199,7 @@ def _gantts(
     *,
     flights: Sequence[Flight],
     waits: Sequence[packet_stalls.Wait],
-    findings: Sequence[Finding],
+    findings: Sequence[Attribution],
 ) -> list[tuple[step_gantt.Gantt, Mapping[str, Markup] | None]]:
     """Return the charts of steps around each fault."""
     faults, bands = shown
@@ -272,7 +272,7 @@ def _sampled(recorded: Recorded, run: Measurements) -> dict[str, float]:
     return {node: count / seconds for node, count in counted.items()}
 
 
-def _stall(stall: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
+def _stall(stall: Stall, run: Measurements, findings: Sequence[Attribution]) -> str:
     """Describe a stall, with the path of its connection, or the link on it that lost packets."""
     names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
     ends = names.get(stall.sender, ""), names.get(stall.receiver, "")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from testbed.remote.ssh import Address
     from testbed.tenancy.reservation_store import ReservationStore
 
-__all__ = ["NOT_A_VM", "Access", "Environment", "Finding", "LabBackend", "Progress", "backend_of"]
+__all__ = ["NOT_A_VM", "Access", "DoctorFinding", "Environment", "LabBackend", "Progress", "backend_of"]
 
 Progress = Callable[[str], None]
 NOT_A_VM = "not a VM of a soft lab, so that QEMU cannot act on it; choose another target"
@@ -43,7 +43,7 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class DoctorFinding:
     """One check of this machine: `ok`, `note` (works, with a remark) or `bad` (will not work), with what to do."""
 
     what: str
@@ -148,7 +148,7 @@ class LabBackend(Protocol):
     def is_up(self, inventory: Inventory) -> bool:
         """Return whether every machine answers."""
 
-    def examine(self, inventory: Inventory) -> list[Finding]:
+    def examine(self, inventory: Inventory) -> list[DoctorFinding]:
         """Check what the lab needs on this machine besides memory, and how it is."""
 
 

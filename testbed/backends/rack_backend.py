@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NoReturn
 
-from testbed.backends.lab_backend import NOT_A_VM, Access, Environment, Finding, LabBackend, Progress
+from testbed.backends.lab_backend import NOT_A_VM, Access, DoctorFinding, Environment, LabBackend, Progress
 from testbed.backends.rack import rack_status
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
@@ -65,7 +65,7 @@ class _Rack:
     def is_up(self, inventory: Inventory) -> bool:
         return rack_status.status(inventory).state == "up"
 
-    def examine(self, inventory: Inventory) -> list[Finding]:
+    def examine(self, inventory: Inventory) -> list[DoctorFinding]:
         return []
 
 

@@ -6,7 +6,7 @@ import functools
 import os
 from pathlib import Path
 
-from testbed.backends.lab_backend import NOT_A_VM, Access, Environment, Finding, LabBackend, Progress
+from testbed.backends.lab_backend import NOT_A_VM, Access, DoctorFinding, Environment, LabBackend, Progress
 from testbed.backends.soft import capacity, fleet, image, lifecycle, serial_console, ssh_access, vm
 from testbed.backends.soft.lab_state import read_snapshot, read_state, sockets_of
 from testbed.directories import SOCKET_PATH_MAX, lab_dir
@@ -109,7 +109,7 @@ class _Soft:
     def is_up(self, inventory: Inventory) -> bool:
         return lifecycle.patient_status(inventory, lambda _: None).state == "up"
 
-    def examine(self, inventory: Inventory) -> list[Finding]:
+    def examine(self, inventory: Inventory) -> list[DoctorFinding]:
         return [_sockets(inventory), _lab(inventory)]
 
 
@@ -118,11 +118,11 @@ def _remedy(console: Path) -> str:
     return serial_console.panic_message(console) or usual
 
 
-def _sockets(inventory: Inventory) -> Finding:
+def _sockets(inventory: Inventory) -> DoctorFinding:
     longest = max(len(os.fsencode(path)) for path in lifecycle.socket_paths(inventory))
     if longest <= SOCKET_PATH_MAX:
-        return Finding(what="socket paths", state="ok", found=f"{longest} of {SOCKET_PATH_MAX} bytes")
-    return Finding(
+        return DoctorFinding(what="socket paths", state="ok", found=f"{longest} of {SOCKET_PATH_MAX} bytes")
+    return DoctorFinding(
         what="socket paths",
         state="bad",
         found=f"{longest} bytes, the limit of unix sockets is {SOCKET_PATH_MAX}",
@@ -130,17 +130,17 @@ def _sockets(inventory: Inventory) -> Finding:
     )
 
 
-def _lab(inventory: Inventory) -> Finding:
+def _lab(inventory: Inventory) -> DoctorFinding:
     now = lifecycle.patient_status(inventory, lambda _: None)
     if now.state == "broken":
         dead = ", ".join(vm.name for vm in now.vms if not vm.ssh)
-        return Finding(
+        return DoctorFinding(
             what=f"lab {now.name}",
             state="bad",
             found=f"broken: {dead} do not answer",
             advice="`faultbed down`, then `faultbed up`",
         )
-    return Finding(what=f"lab {now.name}", state="ok", found=now.state)
+    return DoctorFinding(what=f"lab {now.name}", state="ok", found=now.state)
 
 
 BACKEND: LabBackend = _Soft()

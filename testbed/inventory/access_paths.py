@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.inventory.audit_finding import Finding, repeated_values
+from testbed.inventory.audit_finding import InventoryFinding, repeated_values
 from testbed.inventory.consistency import Entries
 from testbed.inventory.schema import HostVars, LabVars, OutletVars, SwitchVars
 from testbed.model.lab_kind import traits_of
@@ -34,7 +34,7 @@ class _AccessPath:
     port: int | None = None
 
 
-def check_access_paths(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+def check_access_paths(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[InventoryFinding]:
     """Yield what is wrong with a lab's access paths. `variables` are all variables of each node, with Ansible's own."""
     _, lab = next(iter(entries.placed()))
     by_ssh: list[_AccessPath] = []
@@ -53,14 +53,16 @@ def _names(entries: Entries) -> list[str]:
     return [*entries.hosts, *switches, *entries.carriers, *entries.jumps]
 
 
-def _ssh(name: str, variables: Mapping[str, Any]) -> Iterator[Finding]:
+def _ssh(name: str, variables: Mapping[str, Any]) -> Iterator[InventoryFinding]:
     """Yield invalid values of `ansible_host` and `ansible_port`, which Ansible and our own SSH use literally."""
     host, port = variables.get("ansible_host"), variables.get("ansible_port")
     if host is not None and (not isinstance(host, str) or not host.strip() or set(host) & set("{} /")):
         do = "write an address or a name; templates are not filled in here"
-        yield Finding(place=f"{name}.ansible_host", what=f'not an address "{host}"', do=do)
+        yield InventoryFinding(place=f"{name}.ansible_host", what=f'not an address "{host}"', do=do)
     if port is not None and (type(port) is not int or port not in _PORTS):
-        yield Finding(place=f"{name}.ansible_port", what=f'not a port "{port}"', do="write 1 to 65535, without quotes")
+        yield InventoryFinding(
+            place=f"{name}.ansible_port", what=f'not a port "{port}"', do="write 1 to 65535, without quotes"
+        )
 
 
 def _machines(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[_AccessPath]:
@@ -101,30 +103,30 @@ def _bare(address: str) -> str:
     return address.partition("/")[0]
 
 
-def _in_plan(by_ssh: list[_AccessPath], lab: LabVars) -> Iterator[Finding]:
+def _in_plan(by_ssh: list[_AccessPath], lab: LabVars) -> Iterator[InventoryFinding]:
     """Yield SSH addresses outside of the management networks of the IP plan. Names are not resolved."""
     plan = [network for network in map(_network, (x.prefix for x in lab.networks if x.use == "management")) if network]
     for path in by_ssh:
         address = _ipv4(path.address)
         if plan and address is not None and not any(address in prefix for prefix in plan):
-            yield Finding(
+            yield InventoryFinding(
                 place=path.place,
                 what=f"{address} is in no management network of the IP plan ({', '.join(map(str, plan))})",
                 do="correct the address, or the plan in faultbed_networks",
             )
 
 
-def _shared(paths: list[_AccessPath]) -> Iterator[Finding]:
+def _shared(paths: list[_AccessPath]) -> Iterator[InventoryFinding]:
     """Yield addresses that two owners share. Those within the fabric are checked when its topology is built."""
     first: dict[str, list[_AccessPath]] = {}
     for path in paths:
         if path.kind in ("BMC", "PDU") and "/" in path.address:
-            yield Finding(
+            yield InventoryFinding(
                 place=path.place, what=f'not an address "{path.address}"', do="write it without prefix length"
             )
         clashes = [other for other in first.get(_bare(path.address), ()) if _clash(other, path)]
         if clashes:
-            yield Finding(
+            yield InventoryFinding(
                 place=path.place,
                 what=f"{path.kind} at {_bare(path.address)} is already used at {clashes[0].place}",
                 do="give each its own address; otherwise commands for one reach the other",
@@ -138,7 +140,7 @@ def _clash(path: _AccessPath, other: _AccessPath) -> bool:
     return path.port == other.port if path.kind == other.kind == "SSH" else True
 
 
-def _outlets(entries: Entries, lab: LabVars) -> Iterator[Finding]:
+def _outlets(entries: Entries, lab: LabVars) -> Iterator[InventoryFinding]:
     """Yield wrong or shared outlets, because a power cycle must reach the intended machine only."""
     outlets = {pdu.name: pdu.outlets for pdu in lab.pdus}
     fed = [
@@ -154,13 +156,13 @@ def _outlets(entries: Entries, lab: LabVars) -> Iterator[Finding]:
         yield from _outlet(place, outlet, outlets)
 
 
-def _outlet(place: str, outlet: OutletVars, outlets: Mapping[str, int]) -> Iterator[Finding]:
+def _outlet(place: str, outlet: OutletVars, outlets: Mapping[str, int]) -> Iterator[InventoryFinding]:
     if outlet.pdu not in outlets:
         do = f"add it to faultbed_pdus, which has {', '.join(outlets) or 'none'}"
-        yield Finding(place=place, what=f'no PDU "{outlet.pdu}"', do=do)
+        yield InventoryFinding(place=place, what=f'no PDU "{outlet.pdu}"', do=do)
     elif not 1 <= outlet.outlet <= outlets[outlet.pdu]:
         problem = f"{outlet.pdu} has outlets 1 to {outlets[outlet.pdu]}, not {outlet.outlet}"
-        yield Finding(place=place, what=problem, do="read the number on the PDU")
+        yield InventoryFinding(place=place, what=problem, do="read the number on the PDU")
 
 
 def _ipv4(text: str) -> ipaddress.IPv4Address | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from testbed.inventory.access_paths import check_access_paths
 from testbed.inventory.ansible_listing import listing
-from testbed.inventory.audit_finding import Finding, repeated_values
+from testbed.inventory.audit_finding import InventoryFinding, repeated_values
 from testbed.inventory.consistency import Entries, build_topology
 from testbed.inventory.fabric_rules import fabric
 from testbed.inventory.lab_inventory import Inventory, entries_of, lab_wide_vars
@@ -28,7 +28,7 @@ from testbed.inventory.rates import shapes_of, with_speeds
 from testbed.inventory.schema import GoldenVars, LabVars, Mistakes, QosVars
 from testbed.model.lab_kind import traits_of
 
-__all__ = ["Finding", "audit", "unreachable"]
+__all__ = ["InventoryFinding", "audit", "unreachable"]
 
 ROCE_HEADERS_BYTES = 40 + 8 + 12 + 16 + 4
 """Around the payload of an RDMA write: IPv6 (the larger of the two), UDP, BTH, RETH, ICRC (InfiniBand annex A17)."""
@@ -49,7 +49,7 @@ _PRESENCE_PING = bytes([6, 0, 0xFF, 6, 0, 0, 0x11, 0xBE, 0x80, 0, 0, 0])
 """RMCP header (version 6, no sequence, class ASF), ASF's enterprise number, message type 80h."""
 
 
-def audit(path: Path) -> list[Finding]:
+def audit(path: Path) -> list[InventoryFinding]:
     """Return all findings of an inventory file.
 
     Raises:
@@ -69,7 +69,9 @@ def audit(path: Path) -> list[Finding]:
         with mistakes.part():
             shapes_of(with_speeds(topology, lab, path), lab, path)
     mistaken = [
-        Finding(place=raised.place, what=raised.what, do="correct this value, or the other one that the message names")
+        InventoryFinding(
+            place=raised.place, what=raised.what, do="correct this value, or the other one that the message names"
+        )
         for raised in mistakes.found
     ]
     # The further rules are meaningful only for an inventory without contradictions.
@@ -80,7 +82,7 @@ def audit(path: Path) -> list[Finding]:
     return sorted(beyond, key=lambda finding: finding.place)
 
 
-def unreachable(inventory: Inventory) -> list[Finding]:
+def unreachable(inventory: Inventory) -> list[InventoryFinding]:
     """Return what does not answer from here: machines by SSH, BMCs by Redfish or IPMI, PDUs by any protocol.
 
     A soft lab has no such findings, because its ports are not in the file.
@@ -128,7 +130,7 @@ def _doors(inventory: Inventory) -> Iterator[_Door]:
         )
 
 
-def _unanswered(door: _Door) -> Finding | None:
+def _unanswered(door: _Door) -> InventoryFinding | None:
     last_error = ""
     for port in door.ports:
         try:
@@ -141,7 +143,9 @@ def _unanswered(door: _Door) -> Finding | None:
         else:
             return None
     ports = " or ".join(map(str, door.ports))
-    return Finding(place=door.place, what=f"{door.address} port {ports} does not answer: {last_error}", do=door.do)
+    return InventoryFinding(
+        place=door.place, what=f"{door.address} port {ports} does not answer: {last_error}", do=door.do
+    )
 
 
 def _ping_rmcp(address: str, port: int) -> None:
@@ -153,7 +157,7 @@ def _ping_rmcp(address: str, port: int) -> None:
         asking.recv(64)
 
 
-def _beyond(entries: Entries) -> Iterator[Finding]:
+def _beyond(entries: Entries) -> Iterator[InventoryFinding]:
     _, lab = next(iter(entries.placed()))
     yield from _mtu_chain(entries, lab)
     yield from _speeds(entries)
@@ -165,7 +169,9 @@ def _beyond(entries: Entries) -> Iterator[Finding]:
     yield from _busbw(lab)
     if not 0 <= lab.ecmp_hash_seed < _SEEDS:
         do = "give 0 (none) to 4294967295"
-        yield Finding(place="all.ecmp_hash_seed", what=f"{lab.ecmp_hash_seed} does not fit into 32 bits", do=do)
+        yield InventoryFinding(
+            place="all.ecmp_hash_seed", what=f"{lab.ecmp_hash_seed} does not fit into 32 bits", do=do
+        )
     if lab.qos is not None:
         yield from _qos(lab, lab.qos)
         yield from _classes(lab, lab.qos)
@@ -174,7 +180,7 @@ def _beyond(entries: Entries) -> Iterator[Finding]:
         yield from _golden(lab.golden)
 
 
-def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
+def _safety(entries: Entries, names: set[str]) -> Iterator[InventoryFinding]:
     _, lab = next(iter(entries.placed()))
     if lab.safety is None:
         return
@@ -182,32 +188,32 @@ def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
         if not fnmatch.filter(names, pattern):
             problem = f'"{pattern}" matches no target of this lab'
             do = "write target names as in `faultbed inject`, such as host1:*"
-            yield Finding(place=f"all.safety.may_disrupt[{index}]", what=problem, do=do)
+            yield InventoryFinding(place=f"all.safety.may_disrupt[{index}]", what=problem, do=do)
     if not 0 < lab.safety.longest_fault_s < math.inf:
         problem = f"{lab.safety.longest_fault_s:g} s does not limit how long a fault lasts"
-        yield Finding(place="all.safety.longest_fault_s", what=problem, do="give seconds, above 0")
+        yield InventoryFinding(place="all.safety.longest_fault_s", what=problem, do="give seconds, above 0")
     if not 0 <= lab.safety.min_spacing_s < math.inf:
         problem = f"{lab.safety.min_spacing_s:g} s is not a time between faults"
-        yield Finding(place="all.safety.min_spacing_s", what=problem, do="give seconds, 0 or more")
+        yield InventoryFinding(place="all.safety.min_spacing_s", what=problem, do="give seconds, 0 or more")
     for field in ("most_links", "most_hosts", "most_switches"):
         most = getattr(lab.safety, field)
         if most is not None and most < 1:
             problem = f"{most} would allow no fault at all"
-            yield Finding(
+            yield InventoryFinding(
                 place=f"all.safety.{field}",
                 what=problem,
                 do="give 1 or more; to protect targets, use may_disrupt",
             )
 
 
-def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[Finding]:
+def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[InventoryFinding]:
     """Yield MTUs that are too small for the RDMA MTU of 4096, or for the RNICs that send through a port."""
     needed = RDMA_MTU_BYTES + ROCE_HEADERS_BYTES
     rnic_mtu = {(name, rnic.name): rnic.mtu or lab.mtu for name, host in entries.hosts.items() for rnic in host.rnics}
     largest = max(rnic_mtu.values(), default=lab.mtu)
     for (name, rnic), mtu in rnic_mtu.items():
         if mtu < needed:
-            yield Finding(
+            yield InventoryFinding(
                 place=f"hosts.{name}.rnics[{rnic}].mtu",
                 what=f"{mtu} bytes are too few for an RDMA MTU of {RDMA_MTU_BYTES}, which takes {needed} with headers",
                 do=f"set faultbed_mtu to at least {needed} (soft labs use 4200, racks 9000)",
@@ -222,21 +228,21 @@ def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[Finding]:
                 continue
             wanted = rnic_mtu.get((port.peer, port.rnic or ""), largest)
             if mtu < wanted:
-                yield Finding(
+                yield InventoryFinding(
                     place=at,
                     what=f"{mtu} bytes, but packets from {port.peer} may have {wanted}",
                     do=f"set it to {wanted} or more, on both ends of the cable",
                 )
             elif port.rnic is None and (far := _far_mtu(entries, name, port.peer, lab.mtu)) != mtu:
-                yield Finding(
+                yield InventoryFinding(
                     place=at,
                     what=f"{mtu} bytes, but {port.peer}'s end of the cable has {far}",
                     do="give both ends the same MTU",
                 )
 
 
-def _soft_mtu(place: str) -> Finding:
-    return Finding(
+def _soft_mtu(place: str) -> InventoryFinding:
+    return InventoryFinding(
         place=place,
         what="a soft lab has one MTU for its whole back end",
         do="remove it here and set faultbed_mtu",
@@ -248,7 +254,7 @@ def _far_mtu(entries: Entries, name: str, peer: str, default: int) -> int:
     return next(port.mtu or default for port in switch.ports if port.peer == name)
 
 
-def _speeds(entries: Entries) -> Iterator[Finding]:
+def _speeds(entries: Entries) -> Iterator[InventoryFinding]:
     ends: dict[frozenset[str], list[tuple[str, int]]] = defaultdict(list)
     for name, host in entries.hosts.items():
         for rnic in host.rnics:
@@ -263,46 +269,50 @@ def _speeds(entries: Entries) -> Iterator[Finding]:
     for placed_speeds in ends.values():
         if len({speed for _, speed in placed_speeds}) > 1:
             (near, near_gbps), (far, far_gbps) = placed_speeds
-            yield Finding(place=near, what=f"{near_gbps} Gb/s, but {far} is {far_gbps}", do="give both ends one speed")
+            yield InventoryFinding(
+                place=near, what=f"{near_gbps} Gb/s, but {far} is {far_gbps}", do="give both ends one speed"
+            )
 
 
-def _affinity(entries: Entries) -> Iterator[Finding]:
+def _affinity(entries: Entries) -> Iterator[InventoryFinding]:
     for name, host in entries.hosts.items():
         known = {gpu.name for gpu in host.gpus}
         for rnic in host.rnics:
             if rnic.gpu is not None and rnic.gpu not in known:
-                yield Finding(
+                yield InventoryFinding(
                     place=f"hosts.{name}.rnics[{rnic.name}].gpu",
                     what=f'no GPU "{rnic.gpu}" on this host',
                     do=f"choose one of: {', '.join(sorted(known)) or 'none; leave gpu out'}",
                 )
 
 
-def _networks(lab: LabVars) -> Iterator[Finding]:
+def _networks(lab: LabVars) -> Iterator[InventoryFinding]:
     parsed: list[tuple[int, ipaddress.IPv4Network]] = []
     for index, network in enumerate(lab.networks):
         try:
             prefix = ipaddress.IPv4Network(network.prefix)
         except ValueError as error:
-            yield Finding(place=f"all.networks[{index}].prefix", what=str(error), do="write it as 10.77.0.0/16")
+            yield InventoryFinding(
+                place=f"all.networks[{index}].prefix", what=str(error), do="write it as 10.77.0.0/16"
+            )
             continue
         for other_index, other in parsed:
             if prefix.overlaps(other):
-                yield Finding(
+                yield InventoryFinding(
                     place=f"all.networks[{index}].prefix",
                     what=f"{prefix} overlaps {other} (all.networks[{other_index}])",
                     do="give each use a prefix of its own",
                 )
         parsed.append((index, prefix))
         if network.vlan is not None and network.vlan not in _VLANS:
-            yield Finding(
+            yield InventoryFinding(
                 place=f"all.networks[{index}].vlan", what=f"{network.vlan} is not a VLAN", do="give 1 to 4094"
             )
     vlans = ((f"all.networks[{i}].vlan", str(x.vlan)) for i, x in enumerate(lab.networks) if x.vlan is not None)
     yield from repeated_values(vlans, "VLAN", "each network")
 
 
-def _ip_plan(entries: Entries, lab: LabVars) -> Iterator[Finding]:
+def _ip_plan(entries: Entries, lab: LabVars) -> Iterator[InventoryFinding]:
     """Every address lies in a prefix that the plan gives to its use; a use that the plan does not name is free."""
     plan: dict[str, list[ipaddress.IPv4Network]] = defaultdict(list)
     for network in lab.networks:
@@ -314,10 +324,10 @@ def _ip_plan(entries: Entries, lab: LabVars) -> Iterator[Finding]:
         try:
             ip = ipaddress.IPv4Interface(address).ip
         except ValueError:
-            yield Finding(place=place, what=f'not an address "{address}"', do="write an IPv4 address")
+            yield InventoryFinding(place=place, what=f'not an address "{address}"', do="write an IPv4 address")
             continue
         if plan.get(use) and not any(ip in prefix for prefix in plan[use]):
-            yield Finding(
+            yield InventoryFinding(
                 place=place,
                 what=f"{ip} is in no {use} network of the IP plan ({', '.join(map(str, plan[use]))})",
                 do="correct the address, or the plan in faultbed_networks",
@@ -335,45 +345,45 @@ def _addresses(entries: Entries) -> Iterator[tuple[str, str, str]]:
         yield f"{role}.{name}.loopback", "loopback", switch.loopback
 
 
-def _dscp_map(lab: LabVars) -> Iterator[Finding]:
+def _dscp_map(lab: LabVars) -> Iterator[InventoryFinding]:
     for index, line in enumerate(lab.dscp_map):
         at = f"all.dscp_map[{index}]"
         if line.dscp not in _DSCPS:
-            yield Finding(place=f"{at}.dscp", what=f"{line.dscp} is not a DSCP", do="give 0 to 63 (RFC 2474)")
+            yield InventoryFinding(place=f"{at}.dscp", what=f"{line.dscp} is not a DSCP", do="give 0 to 63 (RFC 2474)")
         if line.priority not in _PRIORITIES:
-            yield Finding(place=f"{at}.priority", what=f"{line.priority} is not a priority", do="give 0 to 7")
+            yield InventoryFinding(place=f"{at}.priority", what=f"{line.priority} is not a priority", do="give 0 to 7")
     yield from repeated_values(
         ((f"all.dscp_map[{i}].dscp", str(x.dscp)) for i, x in enumerate(lab.dscp_map)), "DSCP", "each"
     )
 
 
-def _busbw(lab: LabVars) -> Iterator[Finding]:
+def _busbw(lab: LabVars) -> Iterator[InventoryFinding]:
     for index, line in enumerate(lab.busbw):
         if line.collective not in _COLLECTIVES:
             problem = f'no collective "{line.collective}", so this line is never compared with a run'
             do = f"choose one of {', '.join(_COLLECTIVES)}"
-            yield Finding(place=f"all.busbw[{index}].collective", what=problem, do=do)
+            yield InventoryFinding(place=f"all.busbw[{index}].collective", what=problem, do=do)
         if line.ranks < 2 or line.size_bytes < 1 or not 0 < line.at_least_gbytes_per_s < math.inf:  # noqa: PLR2004
             problem = f"{line.ranks} ranks, {line.size_bytes} bytes, {line.at_least_gbytes_per_s:g} GB/s is no bound"
             do = "give 2 ranks or more, a size above 0 and a rate above 0"
-            yield Finding(place=f"all.busbw[{index}]", what=problem, do=do)
+            yield InventoryFinding(place=f"all.busbw[{index}]", what=problem, do=do)
 
 
-def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
+def _qos(lab: LabVars, qos: QosVars) -> Iterator[InventoryFinding]:
     priority = {line.dscp: line.priority for line in lab.dscp_map}
     for field, dscp in (("roce_dscp", qos.roce_dscp), ("cnp_dscp", qos.cnp_dscp)):
         if dscp not in priority:
             problem = f"DSCP {dscp} is not in faultbed_dscp_map, so switches put it in priority 0"
-            yield Finding(place=f"all.qos.{field}", what=problem, do="add a line for it to the map")
+            yield InventoryFinding(place=f"all.qos.{field}", what=problem, do="add a line for it to the map")
     roce, cnp = priority.get(qos.roce_dscp), priority.get(qos.cnp_dscp)
     if roce is not None and qos.pfc_priorities and roce not in qos.pfc_priorities:
-        yield Finding(
+        yield InventoryFinding(
             place="all.qos.pfc_priorities",
             what=f"RoCE is in priority {roce}, but PFC pauses only {qos.pfc_priorities}",
             do=f"add {roce}, or map DSCP {qos.roce_dscp} to one of those priorities",
         )
     if cnp is not None and cnp in qos.pfc_priorities:
-        yield Finding(
+        yield InventoryFinding(
             place="all.qos.cnp_dscp",
             what=f"CNPs are in priority {cnp}, which PFC pauses, so that congestion would delay them",
             do="map the CNP DSCP to a priority of its own, with strict scheduling",
@@ -381,32 +391,32 @@ def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
     for priority_paused in qos.pfc_priorities:
         if priority_paused not in _PRIORITIES:
             problem = f"{priority_paused} is not a priority"
-            yield Finding(place="all.qos.pfc_priorities", what=problem, do="give 0 to 7")
+            yield InventoryFinding(place="all.qos.pfc_priorities", what=problem, do="give 0 to 7")
     if qos.dcqcn and qos.ecn is None:
-        yield Finding(
+        yield InventoryFinding(
             place="all.qos.ecn",
             what="DCQCN is on, but no switch marks ECN, so that no sender slows down",
             do="give ecn with min_kib, max_kib and max_percent, or turn dcqcn off",
         )
     if qos.ecn is not None and not 0 < qos.ecn.min_kib < qos.ecn.max_kib:
         problem = f"min_kib is {qos.ecn.min_kib}, max_kib {qos.ecn.max_kib}"
-        yield Finding(place="all.qos.ecn", what=problem, do="give both above 0, and min_kib below max_kib")
+        yield InventoryFinding(place="all.qos.ecn", what=problem, do="give both above 0, and min_kib below max_kib")
     if qos.ecn is not None and not 0 < qos.ecn.max_percent <= 100:  # noqa: PLR2004 (percent)
-        yield Finding(place="all.qos.ecn.max_percent", what=f"{qos.ecn.max_percent} %", do="give 1 to 100")
+        yield InventoryFinding(place="all.qos.ecn.max_percent", what=f"{qos.ecn.max_percent} %", do="give 1 to 100")
 
 
-def _classes(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
+def _classes(lab: LabVars, qos: QosVars) -> Iterator[InventoryFinding]:
     """Check which traffic shares a priority, and which priorities pause."""
     priority = {line.dscp: line.priority for line in lab.dscp_map}
     roce, cnp, unmarked = priority.get(qos.roce_dscp), priority.get(qos.cnp_dscp), priority.get(0, 0)
     if cnp is not None and cnp == roce and cnp not in qos.pfc_priorities:
-        yield Finding(
+        yield InventoryFinding(
             place="all.qos.cnp_dscp",
             what=f"CNPs and RoCE data share priority {cnp}, so that CNPs wait behind data",
             do="map the CNP DSCP to a priority of its own, with strict scheduling",
         )
     if unmarked in qos.pfc_priorities:
-        yield Finding(
+        yield InventoryFinding(
             place="all.qos.pfc_priorities",
             what=f"unmarked traffic (DSCP 0) is in priority {unmarked}, which PFC pauses, so that TCP would pause RoCE",
             do=f"map DSCP 0 to another priority, or remove {unmarked}",
@@ -414,33 +424,37 @@ def _classes(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
     if qos.pfc_watchdog_ms is not None and qos.pfc_watchdog_ms <= 0:
         problem = f"{qos.pfc_watchdog_ms} ms: the watchdog would take every pause for a storm"
         do = "give 100 or more, or leave it out to have no watchdog"
-        yield Finding(place="all.qos.pfc_watchdog_ms", what=problem, do=do)
+        yield InventoryFinding(place="all.qos.pfc_watchdog_ms", what=problem, do=do)
 
 
-def _buffer(qos: QosVars) -> Iterator[Finding]:
+def _buffer(qos: QosVars) -> Iterator[InventoryFinding]:
     buffer = qos.buffer
     if buffer is None:
         return
     if not qos.pfc_priorities:
         problem = "sizes of lossless buffers are given, but PFC pauses no priority"
-        yield Finding(place="all.qos.buffer", what=problem, do="give pfc_priorities, or remove buffer")
+        yield InventoryFinding(place="all.qos.buffer", what=problem, do="give pfc_priorities, or remove buffer")
     if min(buffer.xon_kib, buffer.xoff_kib) <= 0:
         problem = f"xon_kib is {buffer.xon_kib}, xoff_kib (headroom) {buffer.xoff_kib}"
-        yield Finding(
+        yield InventoryFinding(
             place="all.qos.buffer",
             what=problem,
             do="give both above 0: without headroom, packets are lost after a pause",
         )
     for field, alpha in (("alpha", buffer.alpha), ("egress_alpha", buffer.egress_alpha)):
         if alpha not in _ALPHAS:
-            yield Finding(
+            yield InventoryFinding(
                 place=f"all.qos.buffer.{field}", what=f"{alpha} is not an alpha", do="give -8 to 7, as in dynamic_th"
             )
 
 
-def _golden(golden: GoldenVars) -> Iterator[Finding]:
+def _golden(golden: GoldenVars) -> Iterator[InventoryFinding]:
     if golden.pcie_speed_gts is not None and golden.pcie_speed_gts not in _PCIE_GTS:
         problem = f"{golden.pcie_speed_gts:g} GT/s is not a PCIe speed"
-        yield Finding(place="all.golden.pcie_speed_gts", what=problem, do="give 32 (generation 5), 16 (generation 4)")
+        yield InventoryFinding(
+            place="all.golden.pcie_speed_gts", what=problem, do="give 32 (generation 5), 16 (generation 4)"
+        )
     if golden.pcie_width is not None and golden.pcie_width not in _PCIE_WIDTHS:
-        yield Finding(place="all.golden.pcie_width", what=f"{golden.pcie_width} lanes", do="give 1, 2, 4, 8, 16 or 32")
+        yield InventoryFinding(
+            place="all.golden.pcie_width", what=f"{golden.pcie_width} lanes", do="give 1, 2, 4, 8, 16 or 32"
+        )

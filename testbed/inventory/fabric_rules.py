@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from testbed.inventory.audit_finding import Finding
+from testbed.inventory.audit_finding import InventoryFinding
 from testbed.inventory.consistency import Entries
 
 __all__ = ["fabric"]
@@ -13,7 +13,7 @@ __all__ = ["fabric"]
 _HOST_BITS, _PAIR_BITS = 32, 31
 
 
-def fabric(entries: Entries) -> Iterator[Finding]:
+def fabric(entries: Entries) -> Iterator[InventoryFinding]:
     """Yield what is wrong with a fabric in which both ends of every link agree."""
     yield from _ends_of_subnets(entries)
     yield from _subnets(entries)
@@ -22,17 +22,17 @@ def fabric(entries: Entries) -> Iterator[Finding]:
     yield from _hidden(entries)
 
 
-def _ends_of_subnets(entries: Entries) -> Iterator[Finding]:
+def _ends_of_subnets(entries: Entries) -> Iterator[InventoryFinding]:
     """Check that no interface has the first or last address of its subnet, except in a /31 (RFC 3021) or /32."""
     for place, text in [*_front_ends(entries), *_ports(entries), *_rnics(entries)]:
         address = ipaddress.IPv4Interface(text)
         network = address.network
         if network.prefixlen < _PAIR_BITS and address.ip in (network.network_address, network.broadcast_address):
             problem = f"{address} is the first or last address of its subnet, which no interface may have"
-            yield Finding(place=place, what=problem, do="give it another one, or make it a /31 (RFC 3021)")
+            yield InventoryFinding(place=place, what=problem, do="give it another one, or make it a /31 (RFC 3021)")
 
 
-def _subnets(entries: Entries) -> Iterator[Finding]:
+def _subnets(entries: Entries) -> Iterator[InventoryFinding]:
     """Each cable has a subnet to itself; front ends share theirs, all with one prefix length."""
     shared = [(ipaddress.IPv4Interface(text).network, place, True) for place, text in _front_ends(entries)]
     own = [(ipaddress.IPv4Interface(text).network, place, False) for place, text in _ports(entries)]
@@ -43,20 +43,20 @@ def _subnets(entries: Entries) -> Iterator[Finding]:
             if network != before[0] or not (is_shared and before[2]):
                 problem = f"its subnet {network} overlaps {before[0]} of {before[1]}"
                 do = "give each cable its own subnet, and front ends that share one the same prefix length"
-                yield Finding(place=place, what=problem, do=do)
+                yield InventoryFinding(place=place, what=problem, do=do)
         else:
             before = network, place, is_shared
 
 
-def _loopbacks(entries: Entries) -> Iterator[Finding]:
+def _loopbacks(entries: Entries) -> Iterator[InventoryFinding]:
     for name, (role, switch) in entries.switches.items():
         length = ipaddress.IPv4Interface(switch.loopback).network.prefixlen
         if length != _HOST_BITS:
             problem = f"{switch.loopback} would attract the traffic of all of its /{length} to this switch"
-            yield Finding(place=f"{role}.{name}.loopback", what=problem, do="write it as a /32")
+            yield InventoryFinding(place=f"{role}.{name}.loopback", what=problem, do="write it as a /32")
 
 
-def _islands(entries: Entries) -> Iterator[Finding]:
+def _islands(entries: Entries) -> Iterator[InventoryFinding]:
     """Yield switches with hosts that the uplinks do not connect to the others. A lab without any uplink is allowed."""
     peers = {name: _peers(entries, name) for name in entries.switches}
     with_hosts = [name for name, (_, switch) in entries.switches.items() if any(port.rnic for port in switch.ports)]
@@ -71,10 +71,10 @@ def _islands(entries: Entries) -> Iterator[Finding]:
             role, switch = entries.switches[name]
             hosts = ", ".join(dict.fromkeys(port.peer for port in switch.ports if port.rnic))
             problem = f"no uplinks lead from {name} ({hosts}) to {with_hosts[0]}, so their hosts are not connected"
-            yield Finding(place=f"{role}.{name}.ports", what=problem, do="add the uplinks, at both ends")
+            yield InventoryFinding(place=f"{role}.{name}.ports", what=problem, do="add the uplinks, at both ends")
 
 
-def _hidden(entries: Entries) -> Iterator[Finding]:
+def _hidden(entries: Entries) -> Iterator[InventoryFinding]:
     """Every switch with hosts must learn the routes of every other one, past switches that refuse their own ASN."""
     asns = {name: switch.asn for name, (_, switch) in entries.switches.items()}
     if len(set(asns.values())) == len(asns):
@@ -98,7 +98,7 @@ def _hidden(entries: Entries) -> Iterator[Finding]:
             problem = (
                 f"AS {asns[at]} is on the path from {origin}, so that {missing[0]} never learns routes of {origin}"
             )
-            yield Finding(place=f"{role}.{at}.asn", what=problem, do="give it an ASN of its own")
+            yield InventoryFinding(place=f"{role}.{at}.asn", what=problem, do="give it an ASN of its own")
             return
 
 

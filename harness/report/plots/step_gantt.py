@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from harness.attribution.packet_stalls import Wait
 from harness.attribution.stalls import Stall
-from harness.findings import Finding
+from harness.findings import Attribution
 from harness.quantities import format_duration
 from harness.record.measurements import Iteration, Measurements, connection_between
 from harness.report.fabric.fabric_states import Window
@@ -104,7 +104,7 @@ class _KnownStalls(NamedTuple):
 
     stalled: Sequence[tuple[Stall, str]]
     waits: Sequence[Wait]
-    findings: Sequence[Finding]
+    findings: Sequence[Attribution]
     silent: Mapping[int, float]
 
 
@@ -116,7 +116,7 @@ def gantts(
     flights: Sequence[Flight] = (),
     stalled: Sequence[tuple[Stall, str]] = (),
     waits: Sequence[Wait] = (),
-    findings: Sequence[Finding] = (),
+    findings: Sequence[Attribution] = (),
 ) -> tuple[Gantt, ...]:
     """Return a chart for each of the first `MOST` faults with iterations during or after it.
 
@@ -323,7 +323,7 @@ def _mark(
     )
 
 
-def _died(run: Measurements, worst: _Worst, name: str, findings: Sequence[Finding]) -> str:
+def _died(run: Measurements, worst: _Worst, name: str, findings: Sequence[Attribution]) -> str:
     """Describe a failed queue pair of the rank, with its path, or the link on it that the attribution names."""
     for lost_qp in run.qps_lost:
         at_s = (lost_qp.time_ns - run.t0_ns) / 1e9

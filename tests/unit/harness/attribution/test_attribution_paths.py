@@ -17,7 +17,7 @@ from synthetic_run import T0
 from harness.attribution.attribute import attribute
 from harness.attribution.probe_findings import with_probes
 from harness.cli.main import cli
-from harness.findings import NOTHING, Finding
+from harness.findings import NOTHING, Attribution
 from harness.report.run_page import render
 from traffic.probes.results import ProbeTrips
 from traffic.probes.tomography import Probes
@@ -91,7 +91,7 @@ def test_probes_add_a_link_finding_unless_its_switch_is_certain(confidence, is_a
     """An uncertain finding about a switch (16 packets lost by rtsw2) used to absorb the probes' evidence on one of its
     links.
     """
-    known = Finding(cause="loss", place="rtsw", name="rtsw2", confidence=confidence, evidence=("16 packets",))
+    known = Attribution(cause="loss", place="rtsw", name="rtsw2", confidence=confidence, evidence=("16 packets",))
     findings = with_probes(Network(3).run().measured(None, ""), [known], probed(("rtsw2", "host3:rxe1")))
     assert [finding.name for finding in findings] == ["rtsw2", *(["rtsw2:host3:rxe1"] if is_added else [])]
     assert len(findings[0].evidence) == (1 if is_added else 2)
@@ -108,7 +108,7 @@ def test_probes_add_a_link_finding_unless_its_switch_is_certain(confidence, is_a
 )
 def test_probes_answered_by_a_host_clear_it_of_silence(place, names):
     """Peers' timers also expire when a link delays packets. The finding of the probes about that link stays."""
-    silent = Finding(cause="silent-host", place="rank", name="host1", confidence=0.56, evidence=("35 timers",))
+    silent = Attribution(cause="silent-host", place="rank", name="host1", confidence=0.56, evidence=("35 timers",))
     run = Network(3).run().measured(None, "")
     assert [finding.name for finding in with_probes(run, [silent], probed(place))] == names
     assert with_probes(run, [silent], ()) == [silent]

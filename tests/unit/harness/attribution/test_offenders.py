@@ -17,7 +17,7 @@ from synthetic_run import soft_topology
 from harness.attribution.gpu_readings import GpuReading, readings_of_preflight, readings_of_run
 from harness.attribution.offenders import Strike, Thresholds, offenders, strikes_of_preflight, strikes_of_run
 from harness.cli.main import cli
-from harness.findings import Finding
+from harness.findings import Attribution
 from harness.record.measurements import ResilienceRun
 from harness.verdict import Verdict, VerdictFile
 from testbed.errors import UsageError
@@ -32,7 +32,7 @@ TOPOLOGY = soft_topology()
 
 
 def finding(name="host2:gpu0", *, cause="slow-rank", place="gpu", confidence=0.8):
-    return Finding(cause=cause, place=place, name=name, confidence=confidence, evidence=("it is slow",))
+    return Attribution(cause=cause, place=place, name=name, confidence=confidence, evidence=("it is slow",))
 
 
 def verdict(*findings, lab="soft"):

@@ -7,11 +7,11 @@ from gbn_model import go_back_n
 from synthetic_run import synthetic_run
 
 from harness.attribution.packet_stalls import sentences, waits
-from harness.findings import Finding
+from harness.findings import Attribution
 from harness.packets import evidence
 from testbed.observe.packet_capture import Captured, PortProof
 
-LOST = Finding(cause="loss", place="rtsw-ctsw-link", name="rtsw1:ctsw1", confidence=0.9, evidence=("x",))
+LOST = Attribution(cause="loss", place="rtsw-ctsw-link", name="rtsw1:ctsw1", confidence=0.9, evidence=("x",))
 
 
 def captured(tmp_path, run, *, source, target):

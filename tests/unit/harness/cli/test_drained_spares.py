@@ -9,7 +9,7 @@ from finished_run import finished
 from labelled_run import Network
 
 from harness.cli.main import cli
-from harness.findings import Finding
+from harness.findings import Attribution
 from testbed.errors import ConfigError
 from testbed.inventory.lab_inventory import load
 from testbed.shipped import inventories
@@ -38,7 +38,7 @@ def rnics(inventory):
 def past_run(folder, number, *, lab, name):
     """Write a run without faults that blames a GPU, `number` days ago."""
     directory = finished(folder / str(number), Network(seed=number + 1).measured(None, None))
-    blamed = Finding(cause="slow-rank", place="gpu", name=name, confidence=0.9, evidence=("it is slow",))
+    blamed = Attribution(cause="slow-rank", place="gpu", name=name, confidence=0.9, evidence=("it is slow",))
     directory.write_verdict(msgspec.structs.replace(directory.read_verdict(), lab=lab, attribution=(blamed,)))
     day = datetime.now(UTC) - timedelta(days=number)
     directory.path.rename(folder / f"{day:%Y%m%dT%H%M%SZ}-demo-{number}")

@@ -13,7 +13,7 @@ from synthetic_run import MS, T0, S, lost_at, synthetic_run
 
 from harness.attribution.packet_stalls import Wait
 from harness.attribution.stalls import stalls
-from harness.findings import Finding
+from harness.findings import Attribution
 from harness.record.measurements import Iteration, Rank, RankSeries
 from harness.report import run_page as report
 from harness.report.plots.charts import Band
@@ -104,7 +104,7 @@ def test_gantt_stall_names_the_hop_of_a_queue_pair_that_died():
         ),
     )
     died = "; its queue pair host1:rxe0 → host3:rxe0 died meanwhile (RETRY_EXC_ERR)"
-    link = Finding(cause="link-down", place="link", name="rtsw1:ctsw2", confidence=0.9, evidence=())
+    link = Attribution(cause="link-down", place="link", name="rtsw1:ctsw2", confidence=0.9, evidence=())
 
     assert one_of(run).stall.words.endswith(f"{died} over host1 → rtsw1 → ctsw2 → rtsw2 → host3")
     assert one_of(run, findings=[link]).stall.words.endswith(f"{died}, stalled at rtsw1:ctsw2")
