@@ -154,7 +154,7 @@ def install(lab: TrafficLab, hosts: Sequence[str], debs: Sequence[Path]) -> None
     public = first.run(["cat", f"{KEY}.pub"]).stdout
     program = (Path(__file__).with_name("mpi_program.py")).read_bytes()
     # PRRTE finds no slots on hosts that are named by an address.
-    names = "".join(f"{_front_end(lab.topology, host)} {host}\n" for host in hosts)
+    names = "".join(f"{lab.topology.host_by_name[host].front_end_ip} {host}\n" for host in hosts)
     for host in hosts:
         node = lab.node(host)
         node.put(bundle.getvalue(), "/tmp/debs.tar")  # noqa: S108
@@ -205,10 +205,6 @@ def against_open_mpi(
                 progress(f"{name} of {size} B: Open MPI / ours {row.times}")
                 rows.append(row)
     return tuple(rows)
-
-
-def _front_end(topology: Topology, host: str) -> str:
-    return topology.host_by_name[host].front_end_address.split("/")[0]
 
 
 def _first_rnic(topology: Topology, host: str) -> tuple[str, str, str]:

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from testbed.errors import CommandFailed, LabError
-from testbed.model.topology import Topology
 from testbed.remote.remote_node import Node
 from traffic.engine.engine_client import TrafficLab, endpoint
 from traffic.engine.gid import gid_index
@@ -185,13 +184,9 @@ def _perftest(lab: TrafficLab, src: Endpoint, dst: Endpoint, command: list[str],
     with ThreadPoolExecutor(max_workers=1) as pool:
         listening = pool.submit(receiver.run, passive, timeout_s=limit_s + 5, check=False)
         _wait_for_listener(receiver, dst.host)
-        output = sender.run([*active, _front_end(lab.topology, dst.host)], timeout_s=limit_s + 5).stdout
+        output = sender.run([*active, lab.topology.host_by_name[dst.host].front_end_ip], timeout_s=limit_s + 5).stdout
         listening.result()
     return output
-
-
-def _front_end(topology: Topology, host: str) -> str:
-    return topology.host_by_name[host].front_end_address.split("/")[0]
 
 
 def _wait_for_listener(node: Node, host: str) -> None:

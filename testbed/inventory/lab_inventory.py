@@ -22,6 +22,7 @@ from testbed.inventory.schema import (
     BmcVars,
     BusbwVars,
     CarrierVars,
+    FrontEndPortVars,
     GoldenVars,
     HostVars,
     JumpVars,
@@ -33,24 +34,17 @@ from testbed.inventory.schema import (
     SafetyVars,
     SwitchVars,
     Vars,
+    VmVars,
     decode,
     mistake,
 )
 from testbed.model.lab_kind import LabKind, traits_of
 from testbed.model.topology import SwitchRole, Topology
 
-__all__ = ["Carrier", "FrontEndPort", "Inventory", "Management", "VmResources", "entries_of", "lab_wide_vars", "load"]
+__all__ = ["Carrier", "Inventory", "Management", "entries_of", "lab_wide_vars", "load"]
 
 SCHEMA = 1
 _LAB_NAME = re.compile(r"\w[\w.-]*")  # files and reservations are named after it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VmResources:
-    """The memory and CPUs of a soft machine."""
-
-    memory_mib: int
-    vcpus: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,21 +60,12 @@ class Management:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontEndPort:
-    """A carrier's end of the front-end wire of host `peer`."""
-
-    netdev: str
-    mac: str
-    peer: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Carrier:
     """A VM that carries `switches` as network namespaces, and the front end's bridge."""
 
     name: str
     switches: tuple[str, ...]
-    front_end_ports: tuple[FrontEndPort, ...]
+    front_end_ports: tuple[FrontEndPortVars, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +87,7 @@ class Inventory:
     topology: Topology
     carriers: tuple[Carrier, ...]
     management: Mapping[str, Management]
-    vms: Mapping[str, VmResources]
+    vms: Mapping[str, VmVars]
     netns: Mapping[str, str]
     mtu: int
     ecmp_hash_seed: int
@@ -164,18 +149,12 @@ def load(path: Path) -> Inventory:
                 switches=tuple(
                     switch_name for switch_name, (_, switch) in entries.switches.items() if switch.carrier == name
                 ),
-                front_end_ports=tuple(
-                    FrontEndPort(netdev=port.netdev, mac=port.mac, peer=port.peer) for port in carrier.front_end_ports
-                ),
+                front_end_ports=tuple(carrier.front_end_ports),
             )
             for name, carrier in entries.carriers.items()
         ),
         management=_management(entries, answer),
-        vms={
-            name: VmResources(memory_mib=node.vm.memory_mib, vcpus=node.vm.vcpus)
-            for name, node in (entries.hosts | entries.carriers).items()
-            if node.vm is not None
-        },
+        vms={name: node.vm for name, node in (entries.hosts | entries.carriers).items() if node.vm is not None},
         netns={name: switch.netns for name, (_, switch) in entries.switches.items() if switch.netns},
         mtu=lab.mtu,
         ecmp_hash_seed=lab.ecmp_hash_seed,

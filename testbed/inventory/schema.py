@@ -283,7 +283,7 @@ class PortVars(_Strict, frozen=True, kw_only=True):
 
 
 class FrontEndPortVars(_Strict, frozen=True, kw_only=True):
-    """A carrier's end of one host's front-end wire."""
+    """A carrier's end of the front-end wire of host `peer`."""
 
     netdev: str
     mac: str

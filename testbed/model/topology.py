@@ -60,7 +60,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A server in a rack. `front_end` is the TCP interface (`netdev`, address/prefix), never an RDMA path."""
+    """A server in a rack. Its front end is a TCP interface, never an RDMA path. Addresses have a prefix length."""
 
     name: str
     zone: str
@@ -70,6 +70,11 @@ class Host:
     front_end_netdev: str
     front_end_mac: str
     front_end_address: str
+
+    @property
+    def front_end_ip(self) -> str:
+        """The front-end address without its prefix length."""
+        return str(ipaddress.ip_interface(self.front_end_address).ip)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,7 @@ def record(state_dir: Path, command: str, covers: Sequence[str] = (WHOLE_LAB,)) 
                 "pid": os.getpid(),
                 "at": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
                 "covers": list(covers),
-                "machine": _machine(),
+                "machine": boot_and_pid_namespace(),
                 "processes": [list(ancestor) for ancestor in ancestors().items()],
             }
             entries = (*current.entries, entry)[-_MOST_ENTRIES:]
@@ -159,7 +159,7 @@ def forget(state_dir: Path) -> None:
 
 def _is_below(entry: dict[str, Any], process: tuple[int, int | None]) -> bool:
     """Return whether the command of an entry was run by this process, or by one that it started."""
-    return entry.get("machine") == _machine() and list(process) in entry.get("processes", [])
+    return entry.get("machine") == boot_and_pid_namespace() and list(process) in entry.get("processes", [])
 
 
 def _overlaps(entry: dict[str, Any], covers: Sequence[str]) -> bool:
@@ -212,8 +212,8 @@ def _key(state_dir: Path) -> Path:
     return state_dir.absolute()
 
 
-def _machine() -> str:
-    """Return the boot of this machine and the namespace of process ids."""
+def boot_and_pid_namespace() -> str:
+    """Return an id of this boot and of the namespace of process ids: within both, a process id is unambiguous."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 (a text, not a path)
 

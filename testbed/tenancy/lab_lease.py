@@ -23,7 +23,7 @@ from testbed.errors import FaultbedError, UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.model.lab_kind import traits_of
 from testbed.tenancy import dirty, interventions, reservation
-from testbed.tenancy.interventions import who
+from testbed.tenancy.interventions import boot_and_pid_namespace, who
 from testbed.tenancy.reservation import WHOLE_LAB, Entry, Mode, ReservationLost, Reserved, covered
 from testbed.tenancy.reservation_store import NotWritten, Reading, ReservationStore
 
@@ -314,21 +314,16 @@ def owner() -> str:
 
 def this_process() -> str:
     """Return an id of this process that is unique on this machine, also across boots and PID namespaces."""
-    return f"{_machine()}:{os.getpid()}:{_start_of(os.getpid())}"
+    return f"{boot_and_pid_namespace()}:{os.getpid()}:{_start_of(os.getpid())}"
 
 
 def is_dead(process: str) -> bool:
     """Return whether a process is known to be dead; False for processes of other machines."""
     try:
         machine, pid, start = process.rsplit(":", 2)
-        return machine == _machine() and _start_of(int(pid)) != start
+        return machine == boot_and_pid_namespace() and _start_of(int(pid)) != start
     except ValueError:  # not written by this version
         return False
-
-
-def _machine() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 (a text, not a path)
 
 
 def _start_of(pid: int) -> str | None:

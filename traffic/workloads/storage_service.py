@@ -204,7 +204,7 @@ def serve(lab: TrafficLab, host: str, *, keep: int = 3, folder: str = FOLDER) ->
         raise UsageError(
             f'storage on "{host}": there is no such host; choose one of {", ".join(lab.topology.host_by_name)}'
         )
-    address = server.front_end_address.split("/")[0]
+    address = server.front_end_ip
     lab.ensure_code(host)
     channel = lab.node(host).open(
         [*lab.python(MODULE), address, "--keep", f"{folder}/job-{secrets.token_hex(4)}", str(keep)]

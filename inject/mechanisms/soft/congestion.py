@@ -17,7 +17,7 @@ from inject.mechanisms.mechanism import (
     on_switch,
     rnic_counters,
 )
-from inject.mechanisms.soft.hop import detour_act, detour_request, detour_steps, hop_of, ruleset
+from inject.mechanisms.soft.hop import LOSS_COUNTERS, detour_act, detour_request, detour_steps, hop_of, ruleset
 from inject.mechanisms.soft.host import ENGINE
 from inject.mechanisms.soft.processes import limited
 from inject.node.inside import ip
@@ -28,7 +28,6 @@ from testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 
-_LOSS = ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "duplicate_request")
 _MTU_BYTES = 4200
 _DATAGRAM_BYTES = 4000
 # At least this share of the datagrams must arrive: else the load was not the one requested.
@@ -49,7 +48,7 @@ def _shallow(request: Request) -> Mechanism:
         place=hop.place,
         request=detour_request(request, hop, rules, queue=queue, count="drops", drain_ms=drain_ms),
         steps=detour_steps(request, hop, rules, queue=queue),
-        must_move=(Witness(any_of=rnic_counters(request.topology, *_LOSS)),),
+        must_move=(Witness(any_of=rnic_counters(request.topology, *LOSS_COUNTERS)),),
         must_not_move=rnic_counters(request.topology, "send_err"),
         shows={"device": hop.port.netdev, "hook": hop.hook, "queue": "netem"},
     )

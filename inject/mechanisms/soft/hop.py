@@ -32,10 +32,12 @@ from inject.node.network.detour import GUEST, OWN, REDIRECTION
 from inject.selection import Selection, by_share
 from testbed.errors import UsageError
 from testbed.model.topology import Port, Target
+from testbed.packets.bth import ROCE_PORT
 
 __all__ = [
     "ACTS",
     "CORRUPTED_ID",
+    "LOSS_COUNTERS",
     "Hop",
     "counters_of_ends",
     "detour_request",
@@ -50,7 +52,6 @@ __all__ = [
     "selection_of",
 ]
 
-ROCE_PORT = 4791
 MARK = 0xFB000001
 
 # Base transport header behind the UDP header: opcode in byte 0, destination QP in bytes 5-7, PSN in bytes 9-11
@@ -68,6 +69,9 @@ OPCODES: Mapping[str, tuple[str, ...]] = {
     "atomic": (f"{_OPCODE} 0x12-0x14",),
 }
 """RC opcodes by class (InfiniBand 9.2.1, table 38); CNP: annex A17.9.3."""
+
+LOSS_COUNTERS = ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "duplicate_request")
+"""RNIC counters that show a loss: a gap at the receiver, a timeout at the sender, a duplicate after a lost ACK."""
 
 CORRUPTED_ID = 0xBEEF
 """The IP identification that `packet.corrupt` writes."""

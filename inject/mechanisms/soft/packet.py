@@ -9,6 +9,7 @@ from typing import Any
 from inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, holder_request, rnic_counters
 from inject.mechanisms.soft.hop import (
     ACTS,
+    LOSS_COUNTERS,
     Hop,
     counters_of_ends,
     detour_act,
@@ -27,8 +28,6 @@ from testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 
-# A lost packet shows as a gap at the receiver (NAK) or a timeout at the sender; a lost ACK shows as a duplicate.
-_LOSS = ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "duplicate_request")
 # Counters that a forged packet moves at the RNIC that accepts it.
 _FORGED = {"nak": ("completer_retry_err", "rcvd_seq_err"), "replay": ("duplicate_request",)}
 # More packets than all queue pairs of a host have in flight: the detour itself drops nothing (tc-netem(8), limit).
@@ -78,7 +77,7 @@ def _on_detour(
 
 
 def _lost(request: Request) -> Witness:
-    return Witness(any_of=counters_of_ends(request, *_LOSS))
+    return Witness(any_of=counters_of_ends(request, *LOSS_COUNTERS))
 
 
 def _marked(request: Request, hop: Hop, counter: str) -> Witness:
