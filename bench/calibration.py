@@ -156,11 +156,11 @@ def _mean_ratio(rng: np.random.Generator, shape: Shape, count: int, memory: floa
     """Yield (interval, true ratio) of a fault that leaves 60 % of goodput, with equally many bins before and during."""
     under = noise(shape, rng, series, count, memory)
     for before, values in zip(noise(shape, rng, series, count, memory), 0.6 * under, strict=True):
-        clean, hurt = confidence.mean_interval(before), confidence.mean_interval(values)
-        if clean is None or hurt is None:
+        clean, impaired = confidence.mean_interval(before), confidence.mean_interval(values)
+        if clean is None or impaired is None:
             yield None, 0.6
         else:
-            yield confidence.ratio_interval(hurt, clean, (float(values.mean()), float(before.mean()))), 0.6
+            yield confidence.ratio_interval(impaired, clean, (float(values.mean()), float(before.mean()))), 0.6
 
 
 def _jct(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:

@@ -11,11 +11,11 @@ The rules, in the order in which they are applied:
    all, is INCONCLUSIVE: the effect of the fault was not tested.
    A routing scheme that the experiment chose is such a check, too (`harness.run.routing.routing_scheme`): without proof
    that it routed the workload the run is INCONCLUSIVE.
-4. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval (`statistics`), and
-   INCONCLUSIVE without one; several noisy checks share a risk of 1 % of a wrong FAIL (Bonferroni). A count, a name, and
-   a share that must be all of it need no interval: PASS inside the bound, FAIL outside, INCONCLUSIVE where errors of
-   measurement leave both open. A censored value (the truth is at least it) fails a maximum that it already exceeds,
-   else it is INCONCLUSIVE.
+4. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval
+   (`harness.confidence`), and is INCONCLUSIVE without one. Several noisy checks share a risk of 1 % of a wrong FAIL
+   (Bonferroni). A count, a name, and a share that must be all of it need no interval: PASS inside the bound, FAIL
+   outside, INCONCLUSIVE if errors of measurement leave both possible. A censored value is a lower bound of the true
+   one: it fails a maximum that it already exceeds, else it is INCONCLUSIVE.
 5. A check whose metric is *about faults* is INCONCLUSIVE, whatever its value, unless the faults it is about provably
    fired. Other checks stand: wrong data is wrong even if no fault fired.
 6. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it. So is a soft lab whose offered

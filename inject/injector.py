@@ -200,7 +200,7 @@ class Injector:
             FaultError: another command has; the message names it.
         """
         try:
-            interventions.refuse(self.lab.state_dir, self.lab.name, self.lab.ours)
+            interventions.refuse(self.lab.state_dir, self.lab.name, self.lab.reserved)
         except interventions.Intervened as error:
             raise FaultError(f"{planned.kind} on {planned.target.text}: {error}") from error
 

@@ -367,7 +367,7 @@ class PreparedFault:
             )
             if self._armed.ok and fired.count:
                 doubts += shared
-            if cleared.by == "lease" and (ended := interventions.since_begin(self._lab.state_dir, self._lab.ours)):
+            if cleared.by == "lease" and (ended := interventions.since_begin(self._lab.state_dir, self._lab.reserved)):
                 doubts += (ended,)
         except Exception as error:  # noqa: BLE001 (the fault is reverted: a later failure must not hide that)
             doubt = f"its witnesses could not be read: {_named(error)}"

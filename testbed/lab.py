@@ -59,7 +59,7 @@ class Lab:
         self._lock = threading.Lock()
         self.guard: Callable[[], None] = lambda: None
         """Called before the lab is changed; raises if its lease is lost. Set by the holder of the lease."""
-        self.ours: tuple[str, ...] = (WHOLE_LAB,)
+        self.reserved: tuple[str, ...] = (WHOLE_LAB,)
         """Names of hosts, switches and links that are reserved for this command, as in `testbed.tenancy.reservation`.
 
         Set by the holder of the lease.

@@ -63,7 +63,7 @@ class Session:
         with open_lab(inventory) as lab, hold(inventory, names, why=why, mode="shared") as holding:
             lab.guard, lab.held_by_others = holding.refresh, holding.held_by_others
             if not traits_of(lab.kind).has_snapshot:  # a soft lab is one user's
-                lab.ours = holding.covers
+                lab.reserved = holding.covers
             with self.progress() as progress:
                 dirty.admit(lab, progress)
             yield lab

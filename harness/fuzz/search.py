@@ -26,8 +26,8 @@ _SHRINKING_S = 300.0
 _BATCH = 9
 """Examples of one call of hypothesis. From ten on it keeps the first tenth small (`generate_new_examples`): the dozen
 runs that fit into a few minutes would all be of nearly nothing."""
-_BARREN = 50
-"""Batches in a row without a case that is new: the strategy has no more."""
+_MAX_BATCHES_WITHOUT_NEW = 50
+"""Batches in a row without a new case, after which the strategy counts as exhausted."""
 
 
 @dataclass(kw_only=True)
@@ -56,7 +56,7 @@ class Search:
     _known: dict[str, Outcome] = field(default_factory=dict)
 
     def go(self) -> None:
-        """Search until the budget is spent or no case is left. `tried` and `failures` grow meanwhile.
+        """Search until the budget is spent or no case is left. `tried` and `failures` grow during the search.
 
         Raises:
             Exception: what `run` has raised; also KeyboardInterrupt. What was found until then is in `failures`.
@@ -89,66 +89,66 @@ class Search:
 
     def _find_one(self) -> bool:
         """Find and shrink one more kind of failure; return False if no case is left."""
-        hunt = _Hunt(found=frozenset(name for failure in self.failures for name in failure.checks))
-        settled, again = False, None
+        search = _FailureSearch(known_checks=frozenset(name for failure in self.failures for name in failure.checks))
+        is_smallest, fails_again = False, None
         try:
-            smallest = self._shrunk(hunt)
-            settled = True
+            smallest = self._shrunk(search)
+            is_smallest = True
             if smallest is None:
                 return False
-            hunt.failing = [smallest]
-            wanted = self._known[to_toml(smallest)].failed & hunt.wanted
-            again = bool(self._outcome(smallest, anew=True).failed & wanted)
+            search.failing = [smallest]
+            checks = self._known[to_toml(smallest)].failed & search.checks
+            fails_again = bool(self._outcome(smallest, repeat=True).failed & checks)
         finally:
-            # Also when the budget, Ctrl-C or an error has ended it: what is known so far is kept.
-            if hunt.failing:
-                smallest = min(hunt.failing, key=size)
+            # Also if the budget, Ctrl-C or an error ended the search: keep the smallest failing case so far.
+            if search.failing:
+                smallest = min(search.failing, key=size)
                 outcome = self._known[to_toml(smallest)]
                 self.failures.append(
                     Failure(
-                        checks=tuple(sorted(outcome.failed & hunt.wanted)),
-                        first=hunt.first or smallest,
+                        checks=tuple(sorted(outcome.failed & search.checks)),
+                        first=search.first or smallest,
                         smallest=smallest,
                         outcome=outcome,
-                        is_smallest=settled,
-                        fails_again=again,
-                        runs=len(self.tried) - hunt.first_run,
+                        is_smallest=is_smallest,
+                        fails_again=fails_again,
+                        runs=len(self.tried) - search.first_run,
                     )
                 )
         return True
 
-    def _shrunk(self, hunt: _Hunt) -> Case | None:
+    def _shrunk(self, search: _FailureSearch) -> Case | None:
         """Return the smallest case that fails in a new way; None: there is none."""
 
         def fails(case: Case) -> bool:
-            new = self._outcome(case).failed - hunt.found
-            if not hunt.wanted and new:
-                hunt.wanted, hunt.first, hunt.first_run = new, case, len(self.tried)
-                hunt.failing_since = time.monotonic()
+            new = self._outcome(case).failed - search.known_checks
+            if not search.checks and new:
+                search.checks, search.first, search.first_run = new, case, len(self.tried)
+                search.failing_since = time.monotonic()
                 self.progress(f"run {len(self.tried)} fails ({', '.join(sorted(new))}): shrinking it")
-            if not new & hunt.wanted:
+            if not new & search.checks:
                 return False
-            hunt.failing.append(case)
+            search.failing.append(case)
             return True
 
-        barren = 0
+        without_new = 0
         for batch in itertools.count():
             ran = len(self._known)
             if (smallest := self._find(fails, batch)) is not None:
                 break
-            barren = barren + 1 if len(self._known) == ran else 0
-            if barren == _BARREN:
+            without_new = without_new + 1 if len(self._known) == ran else 0
+            if without_new == _MAX_BATCHES_WITHOUT_NEW:
                 return None
         before = None
-        while smallest != before and time.monotonic() - hunt.failing_since > _SHRINKING_S:
-            hunt.failing_since = time.monotonic()
-            # It goes on from the database; outcomes that are known cost nothing.
+        while smallest != before and time.monotonic() - search.failing_since > _SHRINKING_S:
+            search.failing_since = time.monotonic()
+            # hypothesis continues from its database; outcomes that are known cost nothing.
             before, smallest = smallest, self._find(fails, batch)
         return smallest
 
     def _find(self, fails: Callable[[Case], bool], batch: int) -> Case | None:
         """Do what `hypothesis.find` does, but with a seed and a database: it drops the database if it is seeded."""
-        number, last = len(self.failures), list[Case]()
+        number, last_failing = len(self.failures), list[Case]()
 
         @settings(
             max_examples=_BATCH,
@@ -165,18 +165,18 @@ class Search:
         @given(self.strategy)
         def drawn(case: Case) -> None:
             if fails(case):
-                last[:] = [case]
+                last_failing[:] = [case]
                 raise _Fails
 
         try:
             drawn()
         except _Fails:
-            return last[0]
+            return last_failing[0]
         return None
 
-    def _outcome(self, case: Case, *, anew: bool = False) -> Outcome:
+    def _outcome(self, case: Case, *, repeat: bool = False) -> Outcome:
         key = to_toml(case)
-        if not anew and key in self._known:
+        if not repeat and key in self._known:
             return self._known[key]
         if not self.may_run():
             raise _Ended(None)
@@ -194,11 +194,11 @@ class Search:
 
 
 @dataclass(kw_only=True)
-class _Hunt:
-    """The search for one way to fail. `found` are checks that earlier ones have failed."""
+class _FailureSearch:
+    """The search for one way to fail: cases that fail `checks`, which no earlier search (`known_checks`) has found."""
 
-    found: frozenset[str]
-    wanted: frozenset[str] = frozenset()
+    known_checks: frozenset[str]
+    checks: frozenset[str] = frozenset()
     first: Case | None = None
     first_run: int = 0
     failing_since: float = 0.0

@@ -146,17 +146,17 @@ def without_copies(packets: Packets, flow: Flow) -> Flow:
 class _Judge:
     """State for deciding whether a run that begins before the flow's position is a copy.
 
-    `asked` are the PSNs requested by NAKs and RNRs, `place` the number of requests before each, and `heard` the number
-    of requests before every response. `at_psn` lists where PSNs pass that may be copies. `back` is where the flow last
-    went back. `copies` are the duplicates so far. `filled` is the PSN that a NAK requested and that then arrived for
-    the first time: perhaps late, in which case the retransmission is still to come.
+    `requested` are the PSNs requested by NAKs and RNRs, `before_nak` the number of requests before each of them, and
+    `before_response` the number of requests before every response. `at_psn` lists where PSNs pass that may be copies.
+    `back` is where the flow last went back. `copies` are the duplicates so far. `filled` is the PSN that a NAK
+    requested and that then arrived for the first time: perhaps late, so that the retransmission is still to come.
     """
 
     flow: Flow
     times: Indices
     requested: Indices
-    place: Indices
-    heard: Indices
+    before_nak: Indices
+    before_response: Indices
     by_response: NDArray[np.bool_]
     at_psn: dict[int, list[int]]
     back: int = 0
@@ -165,8 +165,8 @@ class _Judge:
 
     @classmethod
     def of(cls, packets: Packets, flow: Flow, starts: Indices) -> _Judge:
-        heard = np.searchsorted(flow.requests, flow.responses)
-        answer = answers(packets, flow, heard)
+        before_response = np.searchsorted(flow.requests, flow.responses)
+        answer = answers(packets, flow, before_response)
         syndrome = packets.syndrome[flow.responses]
         signals = (syndrome == NAK_SEQUENCE) | is_rnr(syndrome)
         at_psn: dict[int, list[int]] = {}
@@ -176,8 +176,8 @@ class _Judge:
             flow=flow,
             times=packets.time_ns[flow.requests],
             requested=answer[signals],
-            place=heard[signals],
-            heard=heard,
+            before_nak=before_response[signals],
+            before_response=before_response,
             by_response=np.isin(packets.opcode[flow.requests], (READ_REQUEST, COMPARE_SWAP, FETCH_ADD)),
             at_psn=at_psn,
         )
@@ -185,7 +185,7 @@ class _Judge:
     def is_copy(self, at: int, known: int) -> bool:
         """Return whether the sender had no reason to retransmit request `at` and the `known` - 1 that follow it."""
         low = int(self.flow.psn[at])
-        first, last = (int(np.searchsorted(self.place, request, side="right")) for request in (self.back, at))
+        first, last = (int(np.searchsorted(self.before_nak, request, side="right")) for request in (self.back, at))
         is_requested = bool((self.requested[first:last] == low).any())
         sent = next((request for request in reversed(self._passes(low, at)) if request not in self.copies), None)
         if sent is None:
@@ -196,9 +196,9 @@ class _Judge:
         if low == self.filled and known > 1:
             self.filled = None
             return False
-        if not len(self.heard) and self.flow.side == "between":
+        if not len(self.before_response) and self.flow.side == "between":
             return bool(self.times[at] - self.times[sent] < _NO_ANSWER_NS)
-        if self.by_response[at] and ((self.heard > sent) & (self.heard <= at)).any():
+        if self.by_response[at] and ((self.before_response > sent) & (self.before_response <= at)).any():
             return False
         # If an earlier PSN was requested, the sender goes back to the wrong one, unless the right one follows soon.
         lower = np.flatnonzero(self.requested[first:last] < low)
@@ -210,5 +210,5 @@ class _Judge:
 
     def _comes_soon(self, signal: int, at: int) -> bool:
         places = self.at_psn.get(int(self.requested[signal]), [])
-        after = bisect.bisect_left(places, int(self.place[signal]))
+        after = bisect.bisect_left(places, int(self.before_nak[signal]))
         return after < len(places) and bool(self.times[places[after]] - self.times[at] < TIMERS_FROM_NS)

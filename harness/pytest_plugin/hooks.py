@@ -167,12 +167,12 @@ def _apply_quarantine(config: pytest.Config, items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"{path}: no such test: {', '.join(missing)}; remove the entry or correct its name")
 
 
-def _missing(config: pytest.Config, unseen: list[str], items: list[pytest.Item]) -> list[str]:
+def _missing(config: pytest.Config, unmatched: list[str], items: list[pytest.Item]) -> list[str]:
     """Return quarantined tests that no longer exist: the file is gone, or was collected whole without the test."""
     collected = {item.nodeid.partition("::")[0] for item in items}
     is_filtered = config.getoption("keyword") or config.getoption("lf", default=False)
     is_whole = not is_filtered and not any("::" in argument for argument in config.args)
-    files = {test: test.partition("::")[0] for test in unseen}
+    files = {test: test.partition("::")[0] for test in unmatched}
     return [
         test
         for test, name in files.items()

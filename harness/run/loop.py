@@ -96,7 +96,7 @@ def execute(
     with open_lab(inventory) as lab:
         lab.guard = _guard_of(lab, guard)
         if not is_whole_lab:
-            lab.ours = covered(lab.topology, touched(resolved, lab.topology))
+            lab.reserved = covered(lab.topology, touched(resolved, lab.topology))
         _refuse_after_intervention(lab)
         dirty.refuse(lab.state_dir, lab.name)  # changes that a killed command left: `dirty.begin` compares, or resets
         conditions = noise.conditions_of(
@@ -185,7 +185,7 @@ def _run_and_compare(
     except BaseException as error:  # noqa: BLE001 (raised again below)
         interrupt = error
     # Even if all faults were over when another command intervened, it may have changed what the run measured.
-    intervention = interventions.since_begin(lab.state_dir, lab.ours)
+    intervention = interventions.since_begin(lab.state_dir, lab.reserved)
     if intervention and not any(intervention in error for error in data.errors):
         _record_error(data, journal, intervention)
     if work is not None:
@@ -271,7 +271,7 @@ def _guard_of(lab: Lab, check_reservation: Callable[[], None]) -> Callable[[], N
 
 
 def _refuse_after_intervention(lab: Lab) -> None:
-    interventions.refuse(lab.state_dir, lab.name, lab.ours)
+    interventions.refuse(lab.state_dir, lab.name, lab.reserved)
 
 
 class _TwinWrong(LabError):

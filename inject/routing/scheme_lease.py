@@ -109,12 +109,12 @@ class SchemeLease:
             Intervened: another command has ended all faults and schemes of this lab.
         """
         with self._journal.doing("routing", scheme=self.planned.kind, plan=self.planned.to_json()) as outcome:
-            interventions.refuse(self._lab.state_dir, self._lab.name, self._lab.ours)
+            interventions.refuse(self._lab.state_dir, self._lab.name, self._lab.reserved)
             self.lease.begin()
             try:
                 self.lease.request(self._request())
                 # A `heal` that was run before the holder existed could not end it; a later one does.
-                interventions.refuse(self._lab.state_dir, self._lab.name, self._lab.ours)
+                interventions.refuse(self._lab.state_dir, self._lab.name, self._lab.reserved)
                 audit_log.append_before_change(self._lab.state_dir, "routing applying", **self._audit_fields())
                 self._is_requested = True
                 answer = self.lease.request({"do": "arm"})

@@ -57,14 +57,14 @@ echo {_MARK}end
 sudo, by which it runs as root, keeps SSH_CONNECTION from it (sudoers(5), env_reset), but has it itself.
 """
 
-_STIR = """\
+_SEND_BROADCASTS = """\
 import socket, sys
 for pair in sys.argv[1:]:
-    here, everybody = pair.split(",")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-        one.bind((here, 0))
-        one.sendto(b"", (everybody, 9))
+    address, broadcast = pair.split(",")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        sender.bind((address, 0))
+        sender.sendto(b"", (broadcast, 9))
 """
 
 
@@ -106,6 +106,6 @@ def split(machine: str, text: str, *, stderr: str = "") -> Answers:
 def learning_trigger(pairs: list[tuple[str, str]]) -> list[str]:
     """Return a command that sends an empty datagram (port 9, discard) from each address to its broadcast address.
 
-    A bridge learns from it by which port a host is reached. It has no other source.
+    The bridge learns from the datagram at which port a host is. Nothing else tells it.
     """
-    return ["python3", "-c", _STIR, *(f"{address},{broadcast}" for address, broadcast in pairs)]
+    return ["python3", "-c", _SEND_BROADCASTS, *(f"{address},{broadcast}" for address, broadcast in pairs)]

@@ -59,12 +59,12 @@ def audit(path: Path) -> list[InventoryFinding]:
     answer = listing(path)
     entries = entries_of(path, answer, mistakes)
     names: set[str] = set()
-    if not mistakes.found:
+    if not mistakes.collected:
         with mistakes.part():
             lab_wide_vars(path, entries)
         topology = build_topology(entries, mistakes)
         names = set(topology.target_names())
-    if not mistakes.found:
+    if not mistakes.collected:
         lab = lab_wide_vars(path, entries)
         with mistakes.part():
             shapes_of(with_speeds(topology, lab, path), lab, path)
@@ -72,7 +72,7 @@ def audit(path: Path) -> list[InventoryFinding]:
         InventoryFinding(
             place=raised.place, what=raised.what, do="correct this value, or the other one that the message names"
         )
-        for raised in mistakes.found
+        for raised in mistakes.collected
     ]
     # The further rules are meaningful only for an inventory without contradictions.
     if mistaken:

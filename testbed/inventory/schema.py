@@ -398,7 +398,7 @@ class Mistakes:
 
     def __init__(self, *, collect: bool = False) -> None:
         self._collect = collect
-        self.found: list[Mistake] = []
+        self.collected: list[Mistake] = []
 
     @contextlib.contextmanager
     def part(self) -> Iterator[None]:
@@ -408,7 +408,7 @@ class Mistakes:
         except Mistake as error:
             if not self._collect:
                 raise
-            self.found.append(error)
+            self.collected.append(error)
 
 
 def near(word: str, known: list[str]) -> str:

@@ -7,7 +7,7 @@ programs, provisioned sysctls, `cpu.max`, processes in faultbed's cgroups, GPU c
 units, processes and stored reverts (those beside QEMU under the node `controller`), routing daemons and their
 configuration.
 
-On a rack with other users, only what is reserved for this command is captured (`Lab.ours`): a whole host or switch
+On a rack with other users, only what is reserved for this command is captured (`Lab.reserved`): a whole host or switch
 except the routes that it learns, which other users' faults change; for a link, the interfaces at its ends, and units
 and stored reverts of faults on it. Other users' changes do not make this lab DIRTY, and a host that they reboot does
 not delay this command.
@@ -68,7 +68,7 @@ def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
         Unreachable: a machine does not answer, so that its state is unknown.
         CommandFailed: a machine could not report it, or not in time.
     """
-    covers = lab.ours
+    covers = lab.reserved
     at = None if WHOLE_LAB in covers else _nodes(lab.topology, covers)
     machines = tuple(name for name in lab.nodes() if at is None or name in at)
     carried = lab.carried((*machines, *(name for name in lab.topology.switch_by_name if lab.netns(name))))
@@ -187,7 +187,7 @@ def settle(lab: Lab, before: Fingerprint, *, within_s: float = SETTLE_S) -> list
     Traffic that another command has begun meanwhile, and that still runs, is not a difference.
     """
     deadline = time.monotonic() + within_s
-    lab.ours = before.covers
+    lab.reserved = before.covers
     while (left := _left(lab, before)) and time.monotonic() < deadline:
         time.sleep(0.5)
     return left

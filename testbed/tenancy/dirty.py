@@ -317,13 +317,13 @@ def _left_by(lab: Lab, killed: Mark) -> list[str]:
     """Return the differences that a killed command left, once the leases of its faults have expired."""
     if killed.before is None:
         return [f"{killed.path} cannot be read"]
-    covers = lab.ours
+    covers = lab.reserved
     try:
         return fingerprint.settle(lab, killed.before, within_s=killed.lease_s + fingerprint.SETTLE_S)
     except Exception as error:  # noqa: BLE001 (as in `end`)
         return [f"could not compare: {_error_text(error)}"]
     finally:
-        lab.ours = covers
+        lab.reserved = covers
 
 
 def _others_running(folder: Path, covers: tuple[str, ...]) -> tuple[Mark, ...]:
@@ -349,7 +349,7 @@ def _compare(lab: Lab, before: Fingerprint, running_commands: Sequence[Mark]) ->
     if WHOLE_LAB in theirs:
         return []
     own = Fingerprint(nodes=_outside(before.nodes, lab.topology, theirs), covers=before.covers)
-    lab.ours, deadline = before.covers, time.monotonic() + fingerprint.SETTLE_S
+    lab.reserved, deadline = before.covers, time.monotonic() + fingerprint.SETTLE_S
     while True:
         now = fingerprint.capture(lab)
         rest = Fingerprint(nodes=_outside(now.nodes, lab.topology, theirs), covers=now.covers)

@@ -32,7 +32,7 @@ if not os.path.exists(nvml._DRIVER):  # noqa: PTH110 (as the reader asks)
 
 
 @pytest.fixture
-def told():
+def reported():
     """What our reader says, decoded as preflight does."""
     output = gpus(json.dumps(nvml.look()))
     assert output.why is None
@@ -41,9 +41,9 @@ def told():
 
 
 @pytest.fixture
-def pcie(told):
+def pcie(reported):
     """The first GPU, as an inventory names it: nvidia-smi and NVML write the domain with eight digits."""
-    return told.gpus[0].bus_id[-12:]
+    return reported.gpus[0].bus_id[-12:]
 
 
 def smi(fields):
@@ -53,16 +53,16 @@ def smi(fields):
     return [dict(zip(fields, line.split(", "), strict=True)) for line in lines]
 
 
-def test_nvml_reader_agrees_with_nvidia_smi(told):
+def test_nvml_reader_agrees_with_nvidia_smi(reported):
     fields = (
         *("index", "pci.bus_id", "vbios_version", "driver_version", "persistence_mode", "ecc.mode.current"),
         *("clocks.max.sm", "power.limit", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max"),
     )
     lines = smi(fields)
-    assert len(lines) == len(told.gpus)
-    for gpu, line in zip(told.gpus, lines, strict=True):
+    assert len(lines) == len(reported.gpus)
+    for gpu, line in zip(reported.gpus, lines, strict=True):
         assert gpu.why is None
-        assert (str(gpu.index), gpu.bus_id, gpu.vbios, told.driver) == (
+        assert (str(gpu.index), gpu.bus_id, gpu.vbios, reported.driver) == (
             line["index"],
             line["pci.bus_id"].lower(),
             line["vbios_version"],

@@ -38,7 +38,7 @@ def lab_at(folder: Path) -> SimpleNamespace:
     return SimpleNamespace(
         inventory_model=SOFT, topology=SOFT.topology, name="soft", kind="soft", state_dir=folder,
         qmp_socket=lambda _: folder / "qmp", nic_id=lambda _, netdev: f"nic-{netdev}", guard=lambda: None,
-        heartbeat=lambda: None, ours=(WHOLE_LAB,),
+        heartbeat=lambda: None, reserved=(WHOLE_LAB,),
     )  # fmt: skip
 
 

@@ -45,13 +45,15 @@ def lab_at(folder: Path, *, settle_s: float = 0.0) -> SimpleNamespace:
         write(folder, CLEAN)
 
     def capture(lab):
-        nodes = {name: facts for name, facts in look(folder).items() if name in lab.ours or WHOLE_LAB in lab.ours}
-        return Fingerprint(nodes=nodes, covers=lab.ours)
+        nodes = {
+            name: facts for name, facts in look(folder).items() if name in lab.reserved or WHOLE_LAB in lab.reserved
+        }
+        return Fingerprint(nodes=nodes, covers=lab.reserved)
 
     fingerprint.capture = capture
     fingerprint.SETTLE_S = settle_s
     fingerprint.settle.__kwdefaults__["within_s"] = settle_s
-    return SimpleNamespace(name="shared", kind="rack", state_dir=folder, topology=None, ours=("*",))
+    return SimpleNamespace(name="shared", kind="rack", state_dir=folder, topology=None, reserved=("*",))
 
 
 class Command:

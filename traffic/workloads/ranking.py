@@ -82,7 +82,7 @@ def check(spec: RankingSpec, ranks: int) -> None:
 def step(spec: RankingSpec, ranks: int) -> Trace:
     """Return the operations of one iteration as a trace."""
     requested = schedules.skewed_counts(spec.embedding_bytes // 4, ranks, spec.skew) * 4
-    everybody = tuple(range(ranks))
+    all_ranks = tuple(range(ranks))
     parts = [
         ("all-to-allv", requested.T, 0.0),
         ("all-to-allv", requested, spec.dense_ms),
@@ -92,7 +92,7 @@ def step(spec: RankingSpec, ranks: int) -> Trace:
         Operation(
             record=number,
             collective=name,
-            members=everybody,
+            members=all_ranks,
             size_bytes=spec.dense_bytes
             if counts is None
             else int(max(counts.sum(axis=0).max(), counts.sum(axis=1).max())),

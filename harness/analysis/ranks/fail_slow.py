@@ -126,8 +126,8 @@ class Detector:
         """The smallest slow-down that is searched for on every rank now; None while learning."""
         if self._norm is None:
             return None
-        looked = self._norm.resolves(self._shift)
-        return min((share for place, share in enumerate(SLOWDOWNS) if looked[:, place].all()), default=None)
+        resolvable = self._norm.resolves(self._shift)
+        return min((share for place, share in enumerate(SLOWDOWNS) if resolvable[:, place].all()), default=None)
 
     def add(self, times: Sequence[float] | Floats) -> tuple[Alarm, ...]:
         """Add one iteration's compute times, by rank, and return the alarms that it raises.
@@ -169,10 +169,10 @@ class Detector:
         if norm is not self._tested:
             size = np.minimum(self._shift[None, :] / norm.deviation[:, None], _LARGEST_SHIFT)
             self._tested, self._sizes = norm, (size, size**2 / 2, norm.resolves(self._shift))
-        size, half, looked = self._sizes
+        size, half, resolvable = self._sizes
         score = norm.score(self._between(self._count - 1, self._count), self._count)[0]
         ratio = np.exp(size * score[:, None] - half)
-        self._statistic = np.where(looked, (1 + self._statistic) * ratio, 0.0)
+        self._statistic = np.where(resolvable, (1 + self._statistic) * ratio, 0.0)
         alarms = []
         for rank in np.flatnonzero(self._statistic.sum(axis=1) / len(SLOWDOWNS) >= self._limit).tolist():
             shift = size[rank, int(np.argmax(self._statistic[rank]))]

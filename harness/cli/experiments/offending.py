@@ -276,7 +276,7 @@ def _plain(offender: Offender) -> dict[str, object]:
 
 def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int], *, drills: bool) -> None:
     left_out = 0 if drills else counts["drills"]
-    looked = f"{_count(counts['runs'] - left_out, 'run')} and {_count(counts['preflights'], 'preflight')}"
+    counted = f"{_count(counts['runs'] - left_out, 'run')} and {_count(counts['preflights'], 'preflight')}"
     if ranking:
         rows = [
             (
@@ -290,7 +290,7 @@ def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int],
             for offender in ranking
         ]
         session.table(("what", "strikes", "score", "causes", "last (UTC)", "do"), rows)
-    session.out.print(f"{looked}: {_count(len(ranking), 'place')} blamed", soft_wrap=True)
+    session.out.print(f"{counted}: {_count(len(ranking), 'place')} blamed", soft_wrap=True)
     if counts["copies"]:
         copies = f"{counts['copies']} {'copy' if counts['copies'] == 1 else 'copies'}"
         session.out.print(Text(f"left out: {copies}", style="dim"))

@@ -26,12 +26,13 @@ from testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
 
-_LOST = frozenset({"lab_restored", "harness"})
+_NOT_OF_THE_WORKLOAD = frozenset({"lab_restored", "harness"})
+"""Checks whose failure is no failure of the experiment."""
 
 
 @dataclass(kw_only=True)
 class _Search:
-    """Runs of parts of one experiment, in turn; `wanted` are the checks that failed with all its faults."""
+    """Runs of parts of one experiment, in turn; `failed_with_all` are the checks that failed with all its faults."""
 
     source: bytes
     experiment: Experiment
@@ -41,7 +42,7 @@ class _Search:
     most: int
     progress: Callable[[str], None]
     guard: Callable[[], None]
-    wanted: frozenset[Place] = frozenset()
+    failed_with_all: frozenset[Place] = frozenset()
     tried: list[tuple[tuple[int, ...], Finished]] = field(default_factory=list)
 
     @property
@@ -82,7 +83,7 @@ class _Search:
         A part that cannot be planned does not fail: a stop condition needs a fault that is on for as long as it holds.
         """
         try:
-            return bool(_failed(self.run(some)) & self.wanted)
+            return bool(_failed(self.run(some)) & self.failed_with_all)
         except ConfigError as error:
             self.progress(f"{self.named(some)}: not run: {error}")
             return False
@@ -124,8 +125,8 @@ def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, o
             guard=holding.refresh,
         )  # fmt: skip
         whole = search.run(tuple(range(len(loaded.faults))))
-        search.wanted = _failed(whole)
-        if not search.wanted:
+        search.failed_with_all = _failed(whole)
+        if not search.failed_with_all:
             why = (
                 f"{loaded.name} does not fail: {whole.verdict.verdict}, see {whole.report}. Name the seed with which "
                 "it did (--seed)."
@@ -145,19 +146,19 @@ def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, o
             else:
                 session.out.print(why, soft_wrap=True)
             return ExitCode.INCONCLUSIVE
-        left = shrink_module.smallest(len(loaded.faults), search.fails)
-        again = search.run(left)
+        smallest = shrink_module.smallest(len(loaded.faults), search.fails)
+        repeated = search.run(smallest)
     target = out / f"{loaded.name}-smallest.toml"
-    target.write_bytes(shrink_module.without(source, search.ids, left))
+    target.write_bytes(shrink_module.without(source, search.ids, smallest))
     kind_of(loaded.workload).keep_inputs(loaded.workload, loaded.source, out)
-    _show(session, search, left, again, target, as_json=as_json)
-    return ExitCode.PASS if _failed(again) & search.wanted else ExitCode.INCONCLUSIVE
+    _show(session, search, smallest, repeated, target, as_json=as_json)
+    return ExitCode.PASS if _failed(repeated) & search.failed_with_all else ExitCode.INCONCLUSIVE
 
 
 def _failed(finished: Finished) -> frozenset[Place]:
     """Return the checks that failed. A metric that is too high where it was too low has not failed in the same way."""
     failed = {place for place, check in places(finished.verdict.checks) if check.verdict is Verdict.FAIL}
-    return frozenset(place for place in failed if place[0] not in _LOST)
+    return frozenset(place for place in failed if place[0] not in _NOT_OF_THE_WORKLOAD)
 
 
 def _names(failed: Iterable[Place]) -> list[str]:
@@ -176,15 +177,15 @@ def _runs(search: _Search) -> list[dict[str, object]]:
 
 
 def _show(
-    session: Session, search: _Search, left: tuple[int, ...], again: Finished, target: Path, *, as_json: bool
+    session: Session, search: _Search, smallest: tuple[int, ...], repeated: Finished, target: Path, *, as_json: bool
 ) -> None:
-    fails_again = bool(_failed(again) & search.wanted)
+    fails_again = bool(_failed(repeated) & search.failed_with_all)
     if as_json:
         session.json(
             {
                 "experiment": search.experiment.name,
-                "failed": _names(search.wanted),
-                "smallest": [search.ids[number] for number in left],
+                "failed": _names(search.failed_with_all),
+                "smallest": [search.ids[number] for number in smallest],
                 "again": fails_again,
                 "file": target,
                 "runs": _runs(search),
@@ -197,7 +198,7 @@ def _show(
             (
                 search.named(some),
                 str(finished.verdict.verdict),
-                ", ".join(_names(_failed(finished) & search.wanted)),
+                ", ".join(_names(_failed(finished) & search.failed_with_all)),
                 str(finished.run_dir.path),
             )
             for some, finished in search.tried
@@ -209,8 +210,8 @@ def _show(
     session.out.print(
         Text.assemble(
             "\nsmallest: ",
-            (search.named(left), "bold"),
-            f", {once_more}. It is {target}; to run it again: {again.run_dir.path / 'repro.sh'}",
+            (search.named(smallest), "bold"),
+            f", {once_more}. It is {target}; to run it again: {repeated.run_dir.path / 'repro.sh'}",
         ),
         soft_wrap=True,
     )

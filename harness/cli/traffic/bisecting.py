@@ -109,7 +109,7 @@ def bisection(
         with open_lab(inventory) as lab:
             lab.guard = holding.refresh
             if not traits.has_snapshot:
-                lab.ours = holding.covers
+                lab.reserved = holding.covers
             dirty.refuse(lab.state_dir, lab.name)
             result = bisection_run.measure(lab, spec, progress)
     return _end(session, inventory, result, as_json=as_json)

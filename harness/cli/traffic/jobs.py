@@ -232,6 +232,3 @@ def _print_groups(session: Session, spec: JobSpec, result: JobResult, disturbed:
     ]
     columns = ("along", "collective", "algorithm", "size(B)", "ranks", "time(us)", "busbw(GB/s)")
     session.table((*columns, *(("alone(us)", "interference") if ratios else ())), rows)
-
-
-"""The traffic group, with `job` in it."""

@@ -21,8 +21,8 @@ MOST = 8
 
 def worst(lines: Sequence[Line]) -> tuple[Line, ...]:
     """Return the links to draw: those with the highest share of lost or slow probes in a window, by name."""
-    hurt = [line for line in lines if line.worst]
-    return tuple(sorted(sorted(hurt, key=lambda line: -line.worst)[:MOST], key=lambda line: line.link))
+    affected = [line for line in lines if line.worst]
+    return tuple(sorted(sorted(affected, key=lambda line: -line.worst)[:MOST], key=lambda line: line.link))
 
 
 @mpl.rc_context(STYLE)

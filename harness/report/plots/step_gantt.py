@@ -198,11 +198,11 @@ def _flown(flight: Flight, last_ns: int, *, t0_ns: int, now_ns: int) -> list[Bar
 
 
 def _silent(run: Measurements, flights: Sequence[Flight]) -> dict[int, float]:
-    heard = {flight.rank for flight in flights}
+    reported = {flight.rank for flight in flights}
     return {
         rank.rank: (max((iteration.end_ns for iteration in rank.iterations), default=run.t0_ns) - run.t0_ns) / 1e9
         for rank in run.series
-        if heard and rank.rank not in heard
+        if reported and rank.rank not in reported
     }
 
 

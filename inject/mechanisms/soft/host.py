@@ -14,8 +14,8 @@ __all__ = ["BY_KIND"]
 # The traffic process of a host, by an argument of its command line.
 ENGINE = "traffic.node.engine"
 # Other tasks must have waited for at least this share of the busy time: else nothing competed for the CPU.
-_ROBBED = 0.1
-# Tasks must have waited this long for memory; any machine has shorter stalls now and then.
+_LEAST_WAIT_SHARE = 0.1
+# Tasks must have waited this long for memory; a healthy machine has shorter stalls.
 _STALLED_US = 10_000
 _LEAST_STEP_S = 2
 # A boot and provisioning, both under emulation and each with its own deadline (testbed.backends.soft.fleet, provision).
@@ -59,7 +59,7 @@ def _reboot(request: Request) -> Mechanism:
 def _steal(request: Request) -> Mechanism:
     host, share = request.target.node, request.params["share"]
     args = {"count": 1, "share": share, "realtime": True}
-    waited_us = round(request.for_s * share * _ROBBED * 1e6)
+    waited_us = round(request.for_s * share * _LEAST_WAIT_SHARE * 1e6)
     return Mechanism(
         place=on_host(request),
         request=holder_request(request, "hog", args, claims=f"{host}/hog"),

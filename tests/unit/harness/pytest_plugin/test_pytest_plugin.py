@@ -209,7 +209,7 @@ def rack(monkeypatch, tmp_path):
 
     lab = SimpleNamespace(
         kind="rack", name="r", state_dir=state.folder, forget_connections=lambda: None, close=lambda: None,
-        nodes=lambda: ("host1",), request=request, ours=("*",),
+        nodes=lambda: ("host1",), request=request, reserved=("*",),
     )  # fmt: skip
     state.session_lab = pytest_lab.SessionLab(lab=lab)
 

@@ -427,7 +427,7 @@ def test_scheme_lease_that_fails_while_applying_reads_back_the_removal(monkeypat
     monkeypatch.setattr(Lease, "request", request)
     monkeypatch.setattr(Lease, "has_reverted", lambda _: not is_left)
     lab = SimpleNamespace(
-        name="lab", kind="soft", ours=None, state_dir=tmp_path, netns=lambda name: name,
+        name="lab", kind="soft", reserved=None, state_dir=tmp_path, netns=lambda name: name,
         carrier=lambda _: SimpleNamespace(name="fabric"),
     )  # fmt: skip
     tables = scheme_tables(TOPOLOGY, "pinned", fabric_of("pinned").as_routing)
@@ -452,7 +452,7 @@ def test_scheme_is_not_applied_after_a_heal_that_came_before_its_holder(monkeypa
     monkeypatch.setattr(Lease, "begin", begin)
     monkeypatch.setattr(Lease, "request", lambda _, message: requests.append(message["do"]))
     lab = SimpleNamespace(
-        name="lab", kind="soft", ours=("*",), state_dir=tmp_path, netns=lambda name: name,
+        name="lab", kind="soft", reserved=("*",), state_dir=tmp_path, netns=lambda name: name,
         carrier=lambda _: SimpleNamespace(name="fabric"),
     )  # fmt: skip
     tables = scheme_tables(TOPOLOGY, "pinned", fabric_of("pinned").as_routing)

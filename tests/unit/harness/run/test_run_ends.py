@@ -122,7 +122,7 @@ def soft(qemu, tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
     monkeypatch.setattr("inject.evidence.witnesses.SETTLE_S", 0.0)
     lab = soft_lab_at(tmp_path)
-    lab.ours = ("*",)
+    lab.reserved = ("*",)
     monkeypatch.setattr(loop, "_to_known_state", lambda *_: None)
     monkeypatch.setattr("testbed.backends.soft.lifecycle.panics", lambda _: [])
     return SimpleNamespace(lab=lab, qemu=qemu)

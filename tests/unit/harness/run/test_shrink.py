@@ -141,12 +141,12 @@ def test_without_rejects_inline_fault_tables():
 def test_part_that_cannot_be_planned_does_not_end_the_search(tmp_path):
     """An experiment with a stop condition was never shrunk: without any fault it is refused, after all other runs."""
     source = DEMO + b'\n[[stop]]\nmetric = "qp_errors"\nmax = 3\n'
-    told = []
+    lines = []
     search = shrinking._Search(
         source=source, experiment=experiment.decode(source, source="demo"), seed=None, out=tmp_path, most=1,
-        inventory=lab_inventory.load(house.HOUSE / "inventory" / "soft.yml"), progress=told.append, guard=lambda: None,
-        wanted=frozenset({("wrong_elements", "observed <= bound", 0)}),
+        inventory=lab_inventory.load(house.HOUSE / "inventory" / "soft.yml"), progress=lines.append, guard=lambda: None,
+        failed_with_all=frozenset({("wrong_elements", "observed <= bound", 0)}),
     )  # fmt: skip
     assert not search.fails(())
     assert search.tried == []
-    assert "no faults: not run: demo: stop[0]" in told[0]
+    assert "no faults: not run: demo: stop[0]" in lines[0]

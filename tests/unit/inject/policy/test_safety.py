@@ -167,7 +167,7 @@ def test_injector_counts_faults_already_prepared(tmp_path, monkeypatch):
     monkeypatch.setattr("inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
     limited = under(may_disrupt=["*"])
     lab = SimpleNamespace(
-        inventory_model=limited, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
+        inventory_model=limited, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, reserved=("*",)
     )
     with Journal(tmp_path / "journal") as journal:
         injector = Injector(lab, journal)
@@ -182,7 +182,7 @@ def test_injector_counts_faults_already_prepared(tmp_path, monkeypatch):
 def test_injector_checks_the_policy_before_any_action(tmp_path):
     """No channel is opened and nothing is prepared; the refusal is recorded with the revert."""
     lab = SimpleNamespace(
-        inventory_model=RACK, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
+        inventory_model=RACK, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, reserved=("*",)
     )
     with Journal(tmp_path / "journal") as journal, Injector(lab, journal) as injector:
         with pytest.raises(Forbidden):
@@ -210,7 +210,7 @@ def test_audit_log_records_failures(tmp_path, monkeypatch):
 
     monkeypatch.setattr("inject.leases.lease.Lease.request", ask)
     lab = SimpleNamespace(
-        inventory_model=RACK, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
+        inventory_model=RACK, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, reserved=("*",)
     )
     refuses = True
     with Journal(tmp_path / "journal") as journal:

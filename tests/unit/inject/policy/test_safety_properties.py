@@ -210,7 +210,7 @@ def test_injector_refuses_a_fault_too_soon_after_the_last_one(tmp_path, monkeypa
     monkeypatch.setattr("inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
     inventory = rack(min_spacing_s=10)
     lab = SimpleNamespace(
-        inventory_model=inventory, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
+        inventory_model=inventory, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, reserved=("*",)
     )
     first, second = downs(0, 100)[0], replace(downs(0, 0)[1], at_s=0.0)
     with Journal(tmp_path / "journal") as journal:
@@ -256,7 +256,7 @@ def test_injector_keeps_the_spacing_to_faults_of_other_commands(tmp_path, monkey
     monkeypatch.setattr(audit_log, "datetime", clock)
     inventory = rack(min_spacing_s=10)
     lab = SimpleNamespace(
-        inventory_model=inventory, name="rack", state_dir=state, topology=RACK.topology, ours=("*",)
+        inventory_model=inventory, name="rack", state_dir=state, topology=RACK.topology, reserved=("*",)
     )  # fmt: skip
     with Journal(tmp_path / "journal") as journal:
         injector = Injector(lab, journal)

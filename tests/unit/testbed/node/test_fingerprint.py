@@ -296,7 +296,7 @@ def test_fingerprint_with_units_that_could_not_be_listed_is_never_equal(monkeypa
 def test_fingerprint_shows_a_revert_stored_beside_qemu(tmp_path):
     """If a holder died with its guardian, the target may look unchanged while its revert waits for `heal`."""
     lab = SimpleNamespace(
-        nodes=lambda: (), topology=RACK.topology, netns=lambda _: None, ours=(WHOLE_LAB,), carried=lambda _: {},
+        nodes=lambda: (), topology=RACK.topology, netns=lambda _: None, reserved=(WHOLE_LAB,), carried=lambda _: {},
         state_dir=tmp_path,
     )  # fmt: skip
     before = fingerprint.capture(lab)

@@ -326,7 +326,7 @@ def test_begin_excludes_the_fault_of_a_dead_uncompared_command_from_the_baseline
     beside = in_progress.write(tmp_path, why="inject C", before=one, lease_s=0.0)
     monkeypatch.setattr(in_progress, "ancestors", dict)
     change(tmp_path, "host1", "DOWN by A")
-    lab.ours = ("host1",)
+    lab.reserved = ("host1",)
     work = dirty.begin(lab, "inject B")
     work.mark.remove()
     beside.remove()

@@ -34,7 +34,7 @@ def left(monkeypatch):
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
 
     def compare(nodes, held_by_others):
-        lab = SimpleNamespace(ours=("*",), held_by_others=lambda: held_by_others)
+        lab = SimpleNamespace(reserved=("*",), held_by_others=lambda: held_by_others)
         monkeypatch.setattr(fingerprint, "capture", lambda _: Fingerprint(nodes={**QUIET.nodes, **nodes}))
         return fingerprint.settle(lab, QUIET, within_s=0.0)
 
