@@ -307,7 +307,7 @@ def _routing_checks(plan: Plan, receipt: RoutingReceipt | None) -> list[Check]:
     if not scheme:
         return []
     problems = receipt.unproven if receipt is not None else ("it was never applied",)
-    decisions = receipt.decisions if receipt is not None else RoutingDecisions(asked=0, agreed=0)
+    decisions = receipt.decisions if receipt is not None else RoutingDecisions(queried=0, agreed=0)
     evidence = [*problems]
     if receipt is not None and not problems:
         marked = "" if receipt.marked is None else f", {sum(receipt.marked.values())} packets marked"
@@ -319,7 +319,7 @@ def _routing_checks(plan: Plan, receipt: RoutingReceipt | None) -> list[Check]:
             name=f"routing.{scheme}",
             verdict=Verdict.INCONCLUSIVE if problems else Verdict.PASS,
             observed=decisions.agreed,
-            bound=decisions.asked,
+            bound=decisions.queried,
             unit="count",
             rule="observed = bound. Applied, the switches' kernels decide as the scheme does, packets seen, held until "
             "the workload ended, removed",

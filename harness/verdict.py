@@ -105,9 +105,12 @@ class ExcludedHost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoutingDecisions(msgspec.Struct, frozen=True, kw_only=True):
-    """Decisions of the switches' kernels before the workload, compared with the scheme's; `wrong` lists differences."""
+    """Decisions of the switches' kernels before the workload, compared with the scheme's; `wrong` lists differences.
 
-    asked: int
+    `queried` decisions were requested from the kernels, and `agreed` of them are the scheme's.
+    """
+
+    queried: int = msgspec.field(name="asked")
     agreed: int
     wrong: tuple[str, ...] = ()
 

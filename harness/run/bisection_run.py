@@ -154,7 +154,7 @@ def _routed(lab: Lab, fabric: Fabric | None, receipts: list[RoutingReceipt], pro
         try:
             with scheme.applied(journal):
                 decisions = scheme.decisions
-                progress(f"{fabric.routing}: the kernels agree in {decisions.agreed} of {decisions.asked} decisions")
+                progress(f"{fabric.routing}: the kernels agree in {decisions.agreed} of {decisions.queried} decisions")
                 before, begin = counters.read(lab), time.monotonic()
                 yield
                 scheme.check_end(before, counters.read(lab), seconds=time.monotonic() - begin)

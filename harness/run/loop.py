@@ -230,7 +230,7 @@ def _routed(
     try:
         with scheme.applied(journal):
             decisions = scheme.decisions
-            progress(f"{fabric.routing}: the kernels agree in {decisions.agreed} of {decisions.asked} decisions")
+            progress(f"{fabric.routing}: the kernels agree in {decisions.agreed} of {decisions.queried} decisions")
             yield
             if is_twin:
                 scheme.check_still_applied()

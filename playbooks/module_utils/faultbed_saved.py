@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import subprocess
+from typing import NamedTuple
 
 from faultbed_state import StateError
 
@@ -42,6 +43,15 @@ def _mode_and_owner(path):
         status = os.stat(path)
         return [status.st_mode & 0o7777, status.st_uid, status.st_gid]
     return [0o644, -1, -1]
+
+
+class _SavedEntry(NamedTuple):
+    """A value, sysctl or file of the record: kind and path, what was saved, and a description for messages."""
+
+    kind: str
+    path: str
+    saved: "str | None"
+    description: str
 
 
 class SavedState:
@@ -197,9 +207,9 @@ class SavedState:
         count = sum(len(self.record[kind]) for kind in ("sysctls", "files", "values", "undo"))
         failed = []
         self._restore_tools(failed)
-        for kind, path, description, do, args in self._changes_to_restore():
-            if self.changes.really(description) and self._succeeds(failed, description, do, *args):
-                del self.record[kind][path]
+        for entry in self._saved_entries():
+            if self.changes.really(entry.description) and self._restores(entry, failed):
+                del self.record[entry.kind][entry.path]
         for key, argv in self._readers().items():
             if self.changes.really(f"{key}: {' '.join(argv)}"):
                 self._succeeds(failed, key, run, argv)
@@ -214,27 +224,33 @@ class SavedState:
 
     def _restore_tools(self, failed):
         """Restore the settings of tools, the last change first."""
-        stuck = set()
+        not_restored = set()
         for key, argv in reversed(list(self.record["undo"].items())):
             thing = key.split()[0]
-            if thing in stuck or not self.changes.really(f"{key}: as it was"):
+            if thing in not_restored or not self.changes.really(f"{key}: as it was"):
                 continue
             if self._succeeds(failed, key, run, argv):
                 del self.record["undo"][key]
                 self._save()
             else:
-                stuck.add(thing)
+                not_restored.add(thing)
 
-    def _changes_to_restore(self):
-        """Yield (kind in the record, path, description, function, arguments) for every saved value, sysctl and file."""
+    def _saved_entries(self):
+        """Yield every saved value, sysctl and file."""
         # In reverse order, because a write may also have changed a value that was saved before it.
         for path, value in reversed(list(self.record["values"].items())):
-            yield "values", path, f"{path}={value}", self._put_value, (path.lstrip("/"), value)
+            yield _SavedEntry("values", path, value, f"{path}={value}")
         for path, value in list(self.record["sysctls"].items()):
-            text = f"sysctl {path.replace('/', '.')}={value}"
-            yield "sysctls", path, text, self._put_value, (f"proc/sys/{path}", value)
+            yield _SavedEntry("sysctls", path, value, f"sysctl {path.replace('/', '.')}={value}")
         for path, text in list(self.record["files"].items()):
-            yield "files", path, f"{path} {'removed' if text is None else 'as it was'}", self._write, (path, text)
+            yield _SavedEntry("files", path, text, f"{path} {'removed' if text is None else 'as it was'}")
+
+    def _restores(self, entry, failed):
+        """Restore a saved entry, and return whether that succeeded. If it fails, add the reason to `failed`."""
+        if entry.kind == "files":
+            return self._succeeds(failed, entry.description, self._write, entry.path, entry.saved)
+        file = f"proc/sys/{entry.path}" if entry.kind == "sysctls" else entry.path.lstrip("/")
+        return self._succeeds(failed, entry.description, self._put_value, file, entry.saved)
 
     def _succeeds(self, failed, description, do, *args):
         """Call `do`, and return whether it succeeded. If it fails, add the reason to `failed`."""

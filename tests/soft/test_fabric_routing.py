@@ -104,7 +104,7 @@ def test_routing_scheme_routes_the_workload_is_proved_and_leaves_nothing(lab, tm
     print(scheme, verdict.routing)
     assert verdict.verdict is Verdict.PASS, verdict.checks
     assert verdict.lab_state == "CLEAN"
-    assert verdict.routing.decisions.agreed == verdict.routing.decisions.asked > 0
+    assert verdict.routing.decisions.agreed == verdict.routing.decisions.queried > 0
     assert not any(rules(lab).values())
 
 

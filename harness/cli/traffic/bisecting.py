@@ -167,7 +167,7 @@ def _end(session: Session, inventory: Inventory, result: Bisection, *, as_json: 
     if (receipt := result.routing) is not None and not receipt.unproven:
         session.out.print(
             f"routing scheme {receipt.scheme} ({receipt.fidelity}): the kernels agree in {receipt.decisions.agreed} of "
-            f"{receipt.decisions.asked} decisions, {receipt.carried_packets} packets left by ports among which it "
+            f"{receipt.decisions.queried} decisions, {receipt.carried_packets} packets left by ports among which it "
             "chooses, removed"
         )
     session.out.print("the lab was not used" if lab_state is None else f"lab {lab_state}")

@@ -66,7 +66,7 @@ def query_decisions(lab: Lab, tables: SchemeTables) -> RoutingDecisions:
         wrong += _wrong_weights(tables, switch_routing.read(lab, tables.switches).switches)
     if tables.scheme.marks:
         wrong += wrong_marks(tables, switch_routing.read(lab, tables.switches).switches)
-    return RoutingDecisions(asked=len(probes), agreed=max(0, len(probes) - len(wrong)), wrong=tuple(wrong))
+    return RoutingDecisions(queried=len(probes), agreed=max(0, len(probes) - len(wrong)), wrong=tuple(wrong))
 
 
 def decision_mismatches(probes: Sequence[RouteProbe], answers: Sequence[Sequence[tuple[str | None, int]]]) -> list[str]:

@@ -64,7 +64,7 @@ class ActiveScheme:
     lab: Lab
     leases: list[SchemeLease] = field(default_factory=list)
     armed: SchemeArmed = field(default_factory=SchemeArmed)
-    decisions: RoutingDecisions = field(default_factory=lambda: RoutingDecisions(asked=0, agreed=0))
+    decisions: RoutingDecisions = field(default_factory=lambda: RoutingDecisions(queried=0, agreed=0))
     marked: dict[str, int] | None = None
     carried_packets: int | None = None
     needed_packets: int = _LEAST_PACKETS
@@ -112,7 +112,7 @@ class ActiveScheme:
             self.decisions = query_decisions(self.lab, self.tables)
             if self.tables.scheme.marks:
                 self.applied_marks = switch_routing.read(self.lab, self.tables.switches).switches
-            outcome |= {"asked": self.decisions.asked, "wrong": list(self.decisions.wrong)}
+            outcome |= {"asked": self.decisions.queried, "wrong": list(self.decisions.wrong)}
 
     def check_end(
         self, before: Snapshot, after: Snapshot, *, seconds: float, paths: Collection[Sequence[str]] = ()
@@ -187,7 +187,7 @@ class ActiveScheme:
         if not self.armed.ok:
             yield f"not applied: {self.armed.error or 'the readback does not show it'}"
         yield from self.decisions.wrong[:3]
-        if not self.decisions.asked:
+        if not self.decisions.queried:
             yield "no decision of a switch was queried"
         yield from self.doubts
 

@@ -29,7 +29,7 @@ RECEIPT = RoutingReceipt(
     scheme="pinned",
     fidelity="real",
     armed=SchemeArmed(ok=True),
-    decisions=RoutingDecisions(asked=1, agreed=1),
+    decisions=RoutingDecisions(queried=1, agreed=1),
     cleared=SchemeCleared(),
 )
 

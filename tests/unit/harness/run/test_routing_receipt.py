@@ -84,7 +84,7 @@ def test_routing_scheme_in_effect_is_proved_and_passes(apply, scheme):
     receipt = apply(scheme)
 
     assert receipt.unproven == ()
-    assert receipt.decisions.asked == receipt.decisions.agreed >= 24
+    assert receipt.decisions.queried == receipt.decisions.agreed >= 24
     verdict = verdict_of(scheme, receipt)
     check = next(check for check in verdict.checks if check.name == f"routing.{scheme}")
     assert (check.verdict, verdict.verdict) == (Verdict.PASS, Verdict.PASS)
@@ -469,7 +469,7 @@ def test_report_names_the_routing_scheme_and_why_it_is_not_proved(apply, tmp_pat
     html = report.render_html(finished(tmp_path, replace(synthetic_run(), routing=receipt)))
     text = " ".join("".join(parsed(html).text).split())
 
-    queried = f"{receipt.decisions.agreed} of {receipt.decisions.asked} queried decisions of the switches' kernels"
+    queried = f"{receipt.decisions.agreed} of {receipt.decisions.queried} queried decisions of the switches' kernels"
     assert f"e-ecmp (emulated, qp_hash_seed 1): before the workload, {queried}" in text
     assert "agreed with the scheme; 1,200 packets were marked" in text
     assert "Not proved: <script>" in text

@@ -82,7 +82,7 @@ def test_run_ended_by_ctrl_c_with_a_routing_scheme_left_is_dirty(lab, tmp_path, 
     """The fingerprint may not show the scheme, but the scheme's receipt says that it was not removed."""
 
     def with_faults(_decided, _lab, _journal, result, *_):
-        decisions = RoutingDecisions(asked=1, agreed=1)
+        decisions = RoutingDecisions(queried=1, agreed=1)
         result.routing = RoutingReceipt(
             scheme="pinned", fidelity="real", armed=SchemeArmed(ok=True), decisions=decisions, cleared=SchemeCleared()
         )
