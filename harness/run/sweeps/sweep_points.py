@@ -84,9 +84,9 @@ def points_of(
     return tuple(points)
 
 
-def _is_same_run(one: Decided, other: Decided) -> bool:
+def _is_same_run(one: ResolvedRun, other: ResolvedRun) -> bool:
     """Return whether two runs do the same and are judged the same: a size may be written as 64KiB and as 65536."""
-    bounds = [(decided.experiment.expectations, decided.experiment.stops) for decided in (one, other)]
+    bounds = [(resolved.experiment.expectations, resolved.experiment.stops) for resolved in (one, other)]
     return one.plan == other.plan and bounds[0] == bounds[1]
 
 

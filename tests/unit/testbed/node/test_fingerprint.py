@@ -201,7 +201,7 @@ def shared(covers, nodes):
         return {"nodes": {machine: nodes[machine]}}
 
     lab = SimpleNamespace(
-        nodes=lambda: tuple(nodes), topology=RACK.topology, netns=lambda _: None, request=request, ours=covers,
+        nodes=lambda: tuple(nodes), topology=RACK.topology, netns=lambda _: None, request=request, reserved=covers,
         state_dir=Path("/nowhere"),
         carried=lambda names: {name: {name: None} for name in names},
     )  # fmt: skip
