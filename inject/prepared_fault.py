@@ -379,7 +379,9 @@ class PreparedFault:
         return cleared, fired, doubts
 
     def _own_evidence(self) -> tuple[PlannedFault, tuple[str, ...]]:
-        return own_evidence(self.planned, self._injector.overlapping(self), self._lab.topology)
+        lead_ns = max(0, (self.began_ns or 0) - (self.baseline_ns or 0)) if self.baseline_ns else 0
+        others = self._injector.overlapping(self)
+        return own_evidence(self.planned, others, self._lab.topology, lead_s=lead_ns / 1e9)
 
 
 def _named(error: Exception) -> str:

@@ -11,6 +11,7 @@ not proven, and its receipt says so.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
     from inject.fault_plan import PlannedFault
     from testbed.model.topology import Link, Topology
 
-__all__ = ["NOT_OWN", "TAIL_S", "may_move", "own_evidence"]
+__all__ = ["NOT_OWN", "REMOVAL_S", "TAIL_S", "may_move", "own_evidence"]
 
 TAIL_S = 4.0
 """How long counters may move after a fault has ended: retransmission timers, and BGP's hold time of 3 s."""
+
+REMOVAL_S = 1.0
+"""How long after its planned end a fault may be removed."""
 
 NOT_OWN = "no evidence of its own"
 """Beginning of the doubt that another fault may have moved all of a fault's witnesses."""
@@ -49,7 +53,7 @@ _CARRIER = {"carrier_changes", "carrier_down_count", "link_downed", MLX5.get("li
 
 
 def own_evidence(
-    fault: PlannedFault, others: Sequence[PlannedFault], topology: Topology
+    fault: PlannedFault, others: Sequence[PlannedFault], topology: Topology, *, lead_s: float = 0.0
 ) -> tuple[PlannedFault, tuple[str, ...]]:
     """Return a fault with only the witnesses that none of the others may have moved, and a doubt for each it lost.
 
@@ -57,22 +61,24 @@ def own_evidence(
         fault: the fault to prove.
         others: faults that overlapped with it.
         topology: their lab.
+        lead_s: seconds from the reading of the fault's baseline until the fault began.
 
     Returns:
         The fault, and one sentence for each witness that is lost. A state that another fault holds is not
         expected to be restored by this one.
     """
+    apart_s = math.ceil(TAIL_S + lead_s + REMOVAL_S)
     witnesses, doubts = [], []
     for witness in fault.must_move:
         takers = {key: [other for other in others if may_move(other, key, topology)] for key in witness.any_of}
         if left := tuple(key for key, moved_by in takers.items() if not moved_by):
             witnesses.append(dataclasses.replace(witness, any_of=left))
         else:
-            doubts.append(_doubt(next(iter(takers)), next(iter(takers.values()))[0]))
+            doubts.append(_doubt(next(iter(takers)), next(iter(takers.values()))[0], apart_s))
     states = []
     for state in fault.while_on:
         if held_by := [other for other in others if state in other.while_on]:
-            doubts.append(_doubt(state[0], held_by[0]))
+            doubts.append(_doubt(state[0], held_by[0], apart_s))
         else:
             states.append(state)
     others_states = {key for other in others for key, _ in (*other.while_on, *other.restored)}
@@ -81,10 +87,10 @@ def own_evidence(
     return own, tuple(doubts)
 
 
-def _doubt(key: str, other: PlannedFault) -> str:
+def _doubt(key: str, other: PlannedFault, apart_s: int) -> str:
     return (
         f"{NOT_OWN}: {other.kind} on {other.target.text} may have moved {key}, because it was on then or shortly "
-        "before; leave more time between the two faults"
+        f"before; leave at least {apart_s} s between the end of one of the two faults and the begin of the other"
     )
 
 

@@ -16,7 +16,7 @@ from inject.fault_plan import PlannedFault
 from inject.injector import Injector
 from inject.journal import Journal
 from inject.policy.conflicts import both_claim
-from inject.policy.overlap import TAIL_S
+from inject.policy.overlap import REMOVAL_S, TAIL_S
 from inject.prepared_fault import PreparedFault
 from testbed.errors import FaultbedError, FaultError
 from testbed.lab import Lab
@@ -26,8 +26,6 @@ from traffic.engine.running_traffic import Running
 __all__ = ["LEAD_S", "drive_all", "end_early", "prepare_all"]
 
 Progress = Callable[[str], None]
-_REMOVAL_S = 1.0
-"""How long after its planned end a fault may be removed."""
 LEAD_S = 4.0
 """Seconds before a fault when its target is inspected, its baseline is read and its holder receives the time."""
 
@@ -160,7 +158,7 @@ def _why_not_inspected(planned: PlannedFault, on: Sequence[PlannedFault], topolo
     """
     for other in on:
         if shared := both_claim(other, planned, topology, at_any_time=True):
-            earliest_s = other.ends_s + LEAD_S + TAIL_S + _REMOVAL_S
+            earliest_s = other.ends_s + LEAD_S + TAIL_S + REMOVAL_S
             return (
                 f"its target is inspected {LEAD_S:g} s before it begins, and {other.kind} on {other.target.text} still "
                 f"changed {shared} then; begin it at {earliest_s:g} s or later"

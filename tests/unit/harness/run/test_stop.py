@@ -470,7 +470,7 @@ def hung_twice(again_s):
 
 def test_second_fault_of_a_workload_at_one_place_is_refused_with_a_time_at_which_it_is_accepted(monkeypatch):
     """The advice was `heal`, which would have ended the first fault, and did not help the second one."""
-    for name, value in (("LEAD_S", 0.4), ("TAIL_S", 0.3), ("_REMOVAL_S", 0.4)):
+    for name, value in (("LEAD_S", 0.4), ("TAIL_S", 0.3), ("REMOVAL_S", 0.4)):
         monkeypatch.setattr(drive_faults, name, value)
     first, second = hung_twice(1.0)
     assert (first.calls, second.calls) == (["arm"], [])

@@ -139,6 +139,14 @@ def test_doubt_names_the_fault_that_may_have_moved_the_witness():
     assert "link.down on host3:rxe0" in doubt
 
 
+@pytest.mark.parametrize(("lead_s", "least"), [(0.0, 5), (3.9, 9)])
+def test_doubt_says_how_far_apart_the_two_faults_must_be(lead_s, least):
+    """Counters of a run are compared from 4 s before a fault on, and may move for 4 s after the other one's end."""
+    hang, stall = soft("host.rank-hang", "host4", **LONG), soft("storage.stall", "host4", **LONG)
+    _, (doubt,) = own_evidence(hang, [stall], SOFT, lead_s=lead_s)
+    assert f"leave at least {least} s between the end of one of the two faults and the begin of the other" in doubt
+
+
 def test_state_made_by_two_faults_proves_neither_and_is_restored_by_the_last():
     """A stopped rank and stopped storage each stop one process, and the readback counts only stopped processes."""
     hang, stall = soft("host.rank-hang", "host4", **LONG), soft("storage.stall", "host4", **LONG)
