@@ -203,8 +203,10 @@ def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float,
 
     Raises:
         Reserved: another user holds a part of it.
-        UsageError: a name is not in the lab.
+        UsageError: a name is not in the lab, or the time is 0.
     """
+    if for_s <= 0:
+        raise UsageError("--for: a reservation needs more than 0 s; `faultbed release` ends one")
     wanted = covered(inventory.topology, names)
     me = owner()
     booked: list[Entry] = []

@@ -416,6 +416,13 @@ def test_lease_tolerates_an_unreachable_jump_host_until_it_expires(monkeypatch):
         holding.refresh()
 
 
+def test_reservation_of_no_time_is_refused(home):
+    """It used to be reported as reserved, and was over before the next command."""
+    with pytest.raises(UsageError, match="more than 0 s"):
+        reserve_by_hand(INVENTORY, ["host1"], for_s=0, why="mine")
+    assert lease_module.store_of(INVENTORY).read().book == ()
+
+
 def test_booking_admits_its_owner_and_keeps_him_inside(home, other_user):
     reserve_by_hand(INVENTORY, ["host1", "host2"], for_s=60, why="mine")
     with hold(INVENTORY, ["host1"], why="flow", mode="shared"):
