@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -364,21 +364,27 @@ def _roles(lab: _Lab) -> dict[str, str]:
 
 def _racks(lab: _Lab, roles: Mapping[str, str]) -> dict[str, tuple[str, list[str]]]:
     """Return, by rack name, its RTSW and its hosts."""
-    racks: dict[str, tuple[str, list[str]]] = {}
-    of_switch = {}
-    for name in sorted((name for name, role in roles.items() if role == "rtsw"), key=_natural):
-        number = re.search(r"[0-9]+$", name)
-        of_switch[name] = f"rack{number[0]}" if number else f"rack-{name}"
-        racks[of_switch[name]] = (name, [])
+    rtsws = sorted((name for name, role in roles.items() if role == "rtsw"), key=_natural)
+    of_switch = _rack_names(rtsws)
+    racks: dict[str, tuple[str, list[str]]] = {rack: (name, []) for name, rack in of_switch.items()}
     for host in (machine for machine in lab.machines.values() if machine.is_host):
         towards = [lab.cables[host.name, dev].far[0] for _, dev in host.rdma if (host.name, dev) in lab.cables]
-        rtsws = [name for name in dict.fromkeys(towards) if name in of_switch]
-        if rtsws:
-            racks[of_switch[rtsws[0]]][1].append(host.name)
-        if len(rtsws) != 1:
-            problem = f"its RNICs are cabled to {', '.join(rtsws) or 'no RTSW'}, so its rack is unknown from the cables"
+        own = [name for name in dict.fromkeys(towards) if name in of_switch]
+        if own:
+            racks[of_switch[own[0]]][1].append(host.name)
+        if len(own) != 1:
+            problem = f"its RNICs are cabled to {', '.join(own) or 'no RTSW'}, so its rack is unknown from the cables"
             lab.leave(f"hosts.{host.name}.rack", problem, "put it into the group of its rack")
     return racks
+
+
+def _rack_names(rtsws: Sequence[str]) -> dict[str, str]:
+    """Return the name of each RTSW's rack: by the number at its end, if no other RTSW ends with that number."""
+    numbers = {name: match[0] if (match := re.search(r"[0-9]+$", name)) else "" for name in rtsws}
+    count = Counter(numbers.values())
+    return {
+        name: f"rack{number}" if number and count[number] == 1 else f"rack-{name}" for name, number in numbers.items()
+    }
 
 
 def _rack(rack: str, members: tuple[str, list[str]], zones: Mapping[str, str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from testbed.errors import LabError, UsageError
 from testbed.inventory.lab_inventory import Management
 from testbed.remote.remote_node import Node
 
-__all__ = ["parse_seed", "query"]
+__all__ = ["parse_seed", "parse_seeds", "query"]
 
 _SEED = re.compile(r"(?P<name>[a-z][a-z0-9-]*)=(?:(?P<user>[^@=]+)@)?(?P<host>[^@:=]+|\[[^]]+\])(?::(?P<port>[0-9]+))?")
 
@@ -34,6 +34,20 @@ def parse_seed(text: str) -> tuple[str, Management]:
         user=match["user"],
         private_key_file=None,
     )
+
+
+def parse_seeds(texts: Sequence[str]) -> dict[str, Management]:
+    """Parse the machines that the user names for discovery.
+
+    Raises:
+        UsageError: one is misspelt, or two have one name.
+    """
+    seeds: dict[str, Management] = {}
+    for name, management in map(parse_seed, texts):
+        if name in seeds:
+            raise UsageError(f"{name} is named twice ({' '.join(texts)}); give each machine a name of its own")
+        seeds[name] = management
+    return seeds
 
 
 def query(

@@ -75,7 +75,7 @@ def discover(
     if out is not None and out.exists():
         raise UsageError(f"{out} is there already: a draft overwrites nothing, give a new name")
     if machines:
-        drafted = _of_machines(session, dict(map(live.parse_seed, machines)), lab_name or "discovered")
+        drafted = _of_machines(session, live.parse_seeds(machines), lab_name or "discovered")
     else:
         drafted = _of_lab(session, lab_name)
     if out is not None:

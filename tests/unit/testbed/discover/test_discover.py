@@ -326,6 +326,17 @@ def test_discover_gaps_are_reported_with_their_place():
     assert all(gap.do for gap in gaps.values())
 
 
+def test_discover_rack_switches_of_several_zones_with_one_number_have_a_rack_each():
+    """The second one's rack used to replace the first one's, with all hosts of both, and nothing was open."""
+    answers, name_of = answers_of(SOFT), {"rtsw1": "pod1-leaf1", "rtsw2": "pod2-leaf1"}
+    spaces = {name_of.get(name, name): space for name, space in answers["fabric"].spaces.items()}
+    found = drafted(answers | {"fabric": replace(answers["fabric"], spaces=spaces)})
+    racks = found.tree["all"]["children"]["racks"]["children"]
+    assert {rack: list(group["hosts"]) for rack, group in racks.items()} == {
+        "rack-pod1-leaf1": ["host1", "host2", "pod1-leaf1"], "rack-pod2-leaf1": ["host3", "host4", "pod2-leaf1"],
+    }  # fmt: skip
+
+
 def test_discover_draft_lists_its_gaps_at_its_head():
     answers = answers_of(SOFT)
     written = text(drafted({name: answers[name] for name in ("host1", "host2")}))
@@ -478,6 +489,9 @@ def test_discover_machines_can_be_named_by_hand():
     for wrong in ("host1", "host1=", "=a", "host1=a@b@c"):
         with pytest.raises(UsageError, match="NAME="):
             live.parse_seed(wrong)
+    assert list(live.parse_seeds(["host1=192.0.2.11", "host2=192.0.2.12"])) == ["host1", "host2"]
+    with pytest.raises(UsageError, match="host1 is named twice"):
+        live.parse_seeds(["host1=192.0.2.11", "host1=192.0.2.12"])
 
 
 JUNK = st.sampled_from(
