@@ -441,7 +441,7 @@ def test_booking_admits_its_owner_and_keeps_him_inside(home, other_user):
 def test_lease_of_a_dead_holder_is_taken_over_by_the_program_that_it_started(home, monkeypatch, other_user, dies):
     """The session was killed and the run that it had started went on: others could reserve the lab under it."""
     parent = subprocess.Popen(["sleep", "600"])
-    process = f"{lease_module._machine()}:{parent.pid}:{lease_module._start_of(parent.pid)}"
+    process = f"{lease_module.boot_and_pid_namespace()}:{parent.pid}:{lease_module._start_of(parent.pid)}"
     store = lease_module.store_of(INVENTORY)
     above = entry(token="above", owner=lease_module.owner(), covers=("*",), process=process)
     store.change(lambda now: (msgspec.structs.replace(above, until_s=now.now_s + 900),))
