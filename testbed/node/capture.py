@@ -38,7 +38,7 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-__all__ = ["main"]
+__all__ = ["main", "write_whole"]
 
 _SOL_PACKET, _RX_RING, _STATISTICS, _VERSION = 263, 5, 6, 10
 _TPACKET_V3, _ETH_P_ALL, _SO_ATTACH_FILTER = 2, 3, 26
@@ -48,6 +48,17 @@ _TO_USER = 1
 _RETURN = 0x06
 _PREFIX = struct.Struct("=II")
 _QUIET_S, _PATIENCE_S = 0.03, 3.0
+
+
+def write_whole(out: BinaryIO, content: bytes) -> None:
+    """Write all of `content`: a disk that is nearly full takes a part without an error (write(2)).
+
+    Raises:
+        OSError: the disk is full.
+    """
+    rest = memoryview(content)
+    while rest:
+        rest = rest[out.write(rest) :]
 
 
 class Port:
@@ -82,8 +93,7 @@ class Port:
             if not status & _TO_USER:
                 return
             (length,) = struct.unpack_from("=I", self.ring, at + _BLOCK_LENGTH)
-            out.write(_PREFIX.pack(index, length))
-            out.write(self.ring[at : at + length])
+            write_whole(out, _PREFIX.pack(index, length) + self.ring[at : at + length])
             struct.pack_into("=I", self.ring, at + _BLOCK_STATUS, 0)
             self.next = (self.next + 1) % _BLOCKS
 

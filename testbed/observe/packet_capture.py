@@ -252,17 +252,22 @@ def frames_of(content: bytes, names: Sequence[str], *, keep: Sequence[int], shif
         shift_ns: added to each frame's time.
 
     Raises:
-        LabError: the content is damaged.
+        LabError: the content is damaged or truncated.
     """
     data = np.frombuffer(content + bytes(SNAP_BYTES), dtype=np.uint8)
     words = data[: len(data) // 4 * 4].view("<u4").data if len(content) else memoryview(b"")
     places: list[list[int]] = [[] for _ in names]
     at = 0
     while at < len(content):
-        port, length = words[at >> 2], words[(at >> 2) + 1]
+        port, length = (words[at >> 2], words[(at >> 2) + 1]) if at + 8 <= len(content) else (0, len(content))
         if length % 4:
             raise LabError(f"a block of {length} bytes at {at} of the capture: blocks are aligned, so it is damaged")
         block = at + 4 * _PREFIX_WORDS
+        if block + length > len(content):
+            raise LabError(
+                f"the capture ends within a block of {length} bytes at {at}: it is truncated; free disk space on the "
+                "capturing machine"
+            )
         # tpacket_block_desc: number of packets at 12, offset to the first at 16.
         count, frame = words[(block >> 2) + 3], block + words[(block >> 2) + 4]
         into = places[port]

@@ -24,6 +24,7 @@ from harness.record.measurements import PacketSummary
 from harness.run.collect_measurements import _packets
 from harness.run.prepare.bind_to_lab import fit
 from testbed.errors import ConfigError, LabError, UsageError
+from testbed.node.capture import write_whole
 from testbed.observe import clock
 from testbed.observe.clock import ClockOffset
 from testbed.observe.packet_capture import Captured, Capturing, PortProof, frames_of, port_named, port_proof
@@ -83,6 +84,30 @@ def test_capture_ring_with_a_damaged_block_is_an_error():
     content = ring_file(go_back_n(count=5, losses=set()).wire.packets)
     with pytest.raises(LabError, match="damaged"):
         frames_of(struct.pack("=II", 0, 50) + content, ["a"], keep=[99], shift_ns=0)
+
+
+def test_capture_ring_that_ends_within_a_block_is_an_error():
+    """The frames of such a block were counted as captured, with zeros for their headers, or it was an IndexError."""
+    content = ring_file(go_back_n(count=12, losses=set()).wire.packets)
+    ends, at = set(), 0
+    while at < len(content):
+        at += 8 + struct.unpack_from("=I", content, at + 4)[0]
+        ends.add(at)
+    for end in set(range(4, len(content), 4)) - ends:
+        with pytest.raises(LabError, match="truncated"):
+            frames_of(content[:end], ["a"], keep=[99], shift_ns=0)
+
+
+def test_capture_on_a_disk_that_takes_a_part_writes_the_rest():
+    written = []
+
+    class AlmostFull:
+        def write(self, content):
+            written.append(bytes(content[:3]))
+            return len(written[-1])
+
+    write_whole(AlmostFull(), b"0123456789")
+    assert b"".join(written) == b"0123456789"
 
 
 @pytest.mark.parametrize(
