@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -45,6 +46,7 @@ from testbed.lab import Lab, open_lab
 from testbed.observe import counters, fingerprint
 from traffic import schedules
 from traffic.schedules import cost, schedule_check
+from traffic.workloads.elastic.machine import Mode
 
 __all__ = ["main"]
 
@@ -103,7 +105,7 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
     and name.
     """
     session = Session(lab)
-    wanted = list(parts or PARTS)
+    chosen = list(parts or PARTS)
     without_lab: dict[str, Callable[[], None]] = {
         "packets": lambda: _show(session, list(bench_packets.measure())),
         "soft-errors": lambda: _show(session, list(bench_fail_slow.measure())),
@@ -111,11 +113,29 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
         "schedule": lambda: _show(session, list(_schedule()), columns=("what", "slowest", "which", "goal", "")),
     }
     for part, show in without_lab.items():
-        if part in wanted:
-            wanted.remove(part)
+        if part in chosen:
+            chosen.remove(part)
             show()
-    if not wanted:
+    if not chosen:
         return
+    inventory = _lab_that_is_up(session)
+    options = _Options(cold=cold, drops=drops, losses=losses, pairs=pairs)
+    failed = [part for part in chosen if not _measure_part(session, inventory, part, options)]
+    if failed:
+        raise SystemExit(f"not measured to their end: {', '.join(failed)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """The options of the command, named as there."""
+
+    cold: bool
+    drops: int
+    losses: int
+    pairs: int
+
+
+def _lab_that_is_up(session: Session) -> Inventory:
     inventory = session.inventory()
     backend_of(inventory.kind).check_can_start(inventory)
     with session.progress() as booting:
@@ -124,10 +144,38 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
         f"{inventory.name}: {len(lifecycle.vms(inventory))} VMs, {lifecycle.status(inventory).accelerator}, "
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} (on a busy machine the numbers have no meaning)"
     )
+    return inventory
+
+
+def _measure_part(session: Session, inventory: Inventory, part: str, options: _Options) -> bool:
+    """Measure a part and print its rows; return whether it was measured to its end."""
+    rows: list[Row] = []
+    is_whole = True
+    try:
+        with session.progress() as progress:
+            progress(f"measuring {part}")
+            for row in _measures(inventory, options, progress)[part]():
+                rows.append(row)
+                progress(": ".join(row[:2]))
+    except FaultbedError as error:
+        is_whole = False
+        session.err.print(f"{part}: {error}", soft_wrap=True)
+    _show(session, rows)
+    return is_whole
+
+
+def _measures(
+    inventory: Inventory, options: _Options, progress: Callable[[str], None]
+) -> dict[str, Callable[[], Iterator[Row]]]:
+    """Return, by part, the function that measures it on the lab."""
     on_lab = functools.partial(_on_lab, inventory)
     ends = bench_faults.ends(inventory.topology)
-    measures: dict[str, Callable[[], Iterator[Row]]] = {
-        "lab": lambda: _lab(inventory, cold=cold),
+
+    def restarts(restart: Mode) -> Callable[[], Iterator[Row]]:
+        return lambda: on_lab(lambda lab: bench_restarts.measure(lab, restart, progress, losses=options.losses))
+
+    return {
+        "lab": lambda: _lab(inventory, cold=options.cold),
         "flow": lambda: on_lab(lambda lab: _flow(lab, *ends)),
         "rate": lambda: on_lab(lambda lab: bench_traffic.measure_rates(lab, *ends)),
         "collective": lambda: on_lab(_collective),
@@ -135,30 +183,17 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
         "memory": lambda: on_lab(bench_traffic.measure_memory),
         "telemetry": lambda: on_lab(lambda lab: bench_telemetry.measure(lab, *ends, progress)),
         "lease": lambda: _lease(inventory),
-        "faults": lambda: on_lab(lambda lab: bench_faults.measure(lab, progress, drops=drops)),
+        "faults": lambda: on_lab(lambda lab: bench_faults.measure(lab, progress, drops=options.drops)),
         "report": lambda: bench_pages.measure(inventory, progress),
-        "a-a": lambda: on_lab(lambda lab: bench_fault_free.measure(lab, progress, pairs=pairs)),
+        "a-a": lambda: on_lab(lambda lab: bench_fault_free.measure(lab, progress, pairs=options.pairs)),
         "taper": lambda: on_lab(lambda lab: bench_taper.measure(lab, progress)),
-        "restart-spare": lambda: on_lab(lambda lab: bench_restarts.measure(lab, "spare", progress, losses=losses)),
-        "restart-shrink": lambda: on_lab(lambda lab: bench_restarts.measure(lab, "shrink", progress, losses=losses)),
-        "restart-same": lambda: on_lab(lambda lab: bench_restarts.measure(lab, "same", progress, losses=losses)),
-        "restart-ettr": lambda: on_lab(lambda lab: bench_restarts.measure_ettr(lab, progress, schedules=losses)),
+        "restart-spare": restarts("spare"),
+        "restart-shrink": restarts("shrink"),
+        "restart-same": restarts("same"),
+        "restart-ettr": lambda: on_lab(
+            lambda lab: bench_restarts.measure_ettr(lab, progress, schedules=options.losses)
+        ),
     }
-    failed = []
-    for part in wanted:
-        rows: list[Row] = []
-        try:
-            with session.progress() as progress:
-                progress(f"measuring {part}")
-                for row in measures[part]():
-                    rows.append(row)
-                    progress(": ".join(row[:2]))
-        except FaultbedError as error:
-            failed.append(part)
-            session.err.print(f"{part}: {error}", soft_wrap=True)
-        _show(session, rows)
-    if failed:
-        raise SystemExit(f"not measured to their end: {', '.join(failed)}")
 
 
 def _on_lab(inventory: Inventory, measure: Callable[[Lab], Iterator[Row]]) -> Iterator[Row]:
