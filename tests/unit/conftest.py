@@ -51,6 +51,19 @@ def load():
         sys.modules.pop(name, None)
 
 
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    """Put the stand-ins for a rack's tools first in PATH; return the file with their state."""
+    import rack_tools
+
+    from inject.mechanisms.rack import sonic
+
+    state = rack_tools.install(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(sonic, "ACL_POLL_WAS", str(tmp_path / "acl-poll"))
+    return state
+
+
 @pytest.fixture(scope="module")
 def saved_state(load):
     return load(playbooks() / "module_utils" / "faultbed_saved.py").SavedState

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import subprocess
 import time
 
 import pytest
-import rack_tools
 from nvml_library import Card
 from nvml_library import install as install_nvml
 from rack_actuator_cases import CASES, HOPS, LINUX, ON_LINUX, RACK, SAMPLES, running
@@ -22,7 +20,7 @@ from waiting import until
 from inject.fault_plan import FaultSpec, plan
 from inject.kinds.catalogue import CATALOGUE
 from inject.mechanisms.mechanism import Request
-from inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve, sonic
+from inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve
 from inject.mechanisms.rack.rack_mechanism import COUNTERS
 from inject.node.actuator import Refused, make
 from inject.node.commands import CommandsActuator
@@ -42,15 +40,6 @@ def shot(kind, target, **params):
             id="0-x-abc123", kind=kind, target=RACK.resolve(target), for_s=5.0, params=params, topology=RACK, where="f"
         )
     )
-
-
-@pytest.fixture
-def tools(tmp_path, monkeypatch):
-    """Put the stand-ins first in PATH; return the file with their state."""
-    state = rack_tools.install(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(sonic, "ACL_POLL_WAS", str(tmp_path / "acl-poll"))
-    return state
 
 
 def test_rack_mechanisms_all_have_a_sample():

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
 
 import pytest
-import rack_tools
 from house import HOUSE
 from rack_state import rack_state
 
 from inject import capability
 from inject.fault_plan import FaultSpec, plan
 from inject.kinds.catalogue import CATALOGUE
-from inject.mechanisms.rack import MECHANISMS, sonic
+from inject.mechanisms.rack import MECHANISMS
 from inject.mechanisms.rack.rack_mechanism import shown
 from inject.node import probe
 from testbed.errors import Unreachable
@@ -28,14 +26,6 @@ from testbed.remote.remote_node import Completed
 from testbed.shipped import inventories
 
 RACK = lab_inventory.load(inventories() / "rack-h100.example.yml")
-
-
-@pytest.fixture
-def tools(tmp_path, monkeypatch):
-    state = rack_tools.install(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(sonic, "ACL_POLL_WAS", str(tmp_path / "acl-poll"))
-    return state
 
 
 class Machines:

@@ -15,12 +15,11 @@ import threading
 from dataclasses import replace
 
 import pytest
-import rack_tools
 from house import HOUSE
 
 from inject.fault_plan import FaultSpec, plan
 from inject.mechanisms.mechanism import Request
-from inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve, sonic
+from inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve
 from inject.mechanisms.rack.rack_mechanism import retransmissions
 from inject.node.actuator import Refused, make
 from inject.node.network import interface
@@ -34,14 +33,6 @@ from testbed.preflight.rack_formats import link_wrong
 from testbed.shipped import inventories, playbooks
 
 RACK = lab_inventory.load(inventories() / "rack-h100.example.yml")
-
-
-@pytest.fixture
-def tools(tmp_path, monkeypatch):
-    state = rack_tools.install(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(sonic, "ACL_POLL_WAS", str(tmp_path / "acl-poll"))
-    return state
 
 
 def planned(kind, target, *, for_s=5.0, topology=RACK.topology, **params):
