@@ -78,9 +78,9 @@ def fault_specs(
     """
     grid = grid or Grid()
     accepts = accepts or _plannable(topology, lab_kind)
-    wanted = None if kinds is None else frozenset(kinds)
+    requested = None if kinds is None else frozenset(kinds)
     able = [kind for kind in CATALOGUE.values() if lab_kind in kind.fidelity]
-    chosen = [kind for kind in able if (kind.reversible if wanted is None else kind.name in wanted)]
+    chosen = [kind for kind in able if (kind.reversible if requested is None else kind.name in requested)]
     targets = {kind.name: _targets(kind, topology, grid, accepts) for kind in chosen}
     possible = [kind for kind in chosen if targets[kind.name]]
     if not possible:

@@ -58,13 +58,13 @@ def _memory(inventory: Inventory) -> DoctorFinding:
 
 
 def _disks() -> list[DoctorFinding]:
-    wanted = {
+    space_by_use = {
         "disk for images": (cache_dir(), 0 if image.cached() else image.NEEDED_MIB, "FAULTBED_CACHE"),
         "disk for labs": (home_dir(), _STATE_MIB, "FAULTBED_HOME"),
         "disk for the build": (Path(tempfile.gettempdir()), 0 if image.cached() else image.NEEDED_MIB, "TMPDIR"),
     }
     findings = []
-    for check, (folder, needed, variable) in wanted.items():
+    for check, (folder, needed, variable) in space_by_use.items():
         folder_or_parent = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(folder_or_parent).free // 2**20
         if not os.access(folder_or_parent, os.W_OK):

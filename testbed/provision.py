@@ -204,7 +204,7 @@ def play(
     It raises what `provision` raises.
     """
     with _connections(site):
-        wanted = _Play(
+        play = _Play(
             name=name,
             timeout_s=RACK_DEADLINE_S,
             extra=extra or {},
@@ -212,7 +212,7 @@ def play(
             tags=tuple(tags),
             machines=tuple(machines),
         )
-        return _run(wanted, site, on_event)
+        return _run(play, site, on_event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

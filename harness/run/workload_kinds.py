@@ -218,10 +218,10 @@ class _Job(_Ranks):
             host = names.select_one("workload.storage.host", storage.host)
             work = replace(work, storage=replace(storage, host=host))
         ranks = len(self.rank_names(work))
-        if ranks != (wanted := prod(size for _, size in work.grid)):
+        if ranks != (grid_ranks := prod(size for _, size in work.grid)):
             on = f"{len(work.ranks)} RNICs with {work.ranks_per_rnic} each"
             ranks_text = on if work.ranks_per_rnic > 1 else f"{ranks} RNICs"
-            raise names.error("workload.grid", f"has {wanted} ranks, but there are {ranks_text}")
+            raise names.error("workload.grid", f"has {grid_ranks} ranks, but there are {ranks_text}")
         if work.storage:
             if work.storage.host not in names.topology.host_by_name:
                 problem = f'no host "{work.storage.host}"; choose one of {", ".join(names.topology.host_by_name)}'

@@ -35,7 +35,7 @@ def bind(
     bound = {name: value for name, value in (("qp", qp), ("psn", psn)) if value is not None}
     if "qp" in bound and ("psn" in bound or binding.psn_ahead is None):
         return bound
-    wanted = qp if qp is not None else binding.qp
+    requested_qp = qp if qp is not None else binding.qp
     argv = ["rdma", "-j", "-d", "resource", "show", "qp", "link", f"{binding.rnic}/1"]
     output = lab.node(binding.host).run(argv, timeout_s=timeout_s).stdout
     try:
@@ -45,11 +45,11 @@ def bind(
             f"{where}: {binding.host}: `{' '.join(argv)}` prints no list of queue pairs ({error}): {output[:200]!r}; "
             "give the fault its qp, or install iproute2 4.17 or later there"
         ) from None
-    number = next((qpn for qpn in connected if wanted in ("any", qpn)), None)
+    number = next((qpn for qpn in connected if requested_qp in ("any", qpn)), None)
     if number is None:
         connected_qpns = ", ".join(map(str, connected)) or "none"
         raise FaultError(
-            f"{where}: {binding.host}:{binding.rnic} has no connected QP {wanted} (connected: {connected_qpns}); "
+            f"{where}: {binding.host}:{binding.rnic} has no connected QP {requested_qp} (connected: {connected_qpns}); "
             "start the workload before the fault"
         )
     bound["qp"] = number

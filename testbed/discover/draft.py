@@ -1,8 +1,8 @@
 """From facts to a draft inventory. Pure; the same facts give the same text.
 
-What cannot be found out is left out, never guessed in silence: each gap is an `Open` with its place, and the head of
-the file lists them. Racks and zones are names for what cables show: a rack is an RTSW and the hosts whose first RNIC it
-has, a zone is what CTSWs connect.
+Values that discovery could not determine are left out, not guessed: each is a `Gap` with its place, and the comment at
+the top of the file lists all gaps. Racks and zones follow from the cables: a rack is an RTSW and the hosts whose first
+RNIC is cabled to it, a zone is what CTSWs connect.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from testbed.discover.cabling import Cable, End, Node, cables, nodes_of, unknown
 from testbed.discover.facts import Interface, Machine
 from testbed.model.lab_kind import LabKind, traits_of
 
-__all__ = ["Draft", "Open", "draft", "text"]
+__all__ = ["Draft", "Gap", "draft", "text"]
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
-    """One thing that could not be found out: its place in the inventory, what, and what to do."""
+class Gap:
+    """A part of the inventory that discovery could not determine: its place, what is missing, and what to do."""
 
     place: str
     what: str
@@ -36,17 +36,17 @@ class Open:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A draft: the inventory as plain data, what is open, and how many cables are known by what."""
+    """A draft: the inventory as plain data, its gaps, and the number of cables by the source that showed them."""
 
     name: str
     tree: Mapping[str, Any]
-    open: tuple[Open, ...]
+    gaps: tuple[Gap, ...]
     cables: Mapping[str, int]
 
 
 @dataclass(kw_only=True)
 class _Lab:
-    """What the drafting of one lab shares."""
+    """State that the functions of this module share while they draft one lab."""
 
     kind: LabKind
     machines: Mapping[str, Machine]
@@ -54,10 +54,10 @@ class _Lab:
     cables: Mapping[End, Cable]
     mtu: int
     reached: Mapping[str, Mapping[str, Any]]
-    open: list[Open] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
 
-    def leave(self, place: str, problem: str, do: str) -> None:
-        self.open.append(Open(place=place, what=problem, do=do))
+    def add_gap(self, place: str, problem: str, do: str) -> None:
+        self.gaps.append(Gap(place=place, what=problem, do=do))
 
 
 def draft(
@@ -70,10 +70,10 @@ def draft(
     """Return the draft of a lab's inventory.
 
     Args:
-        machines: what answered.
-        name: of the lab.
-        silent: machines that did not, and why; they are open, and not in the draft.
-        reached: Ansible variables by machine that say how it is reached (`ansible_host`); they are written down.
+        machines: the machines that answered.
+        name: name of the lab.
+        silent: machines that did not answer, with the reason; they are gaps of the draft.
+        reached: Ansible variables of each machine's access (`ansible_host`); the draft has them, too.
     """
     by_name = {machine.name: machine for machine in sorted(machines, key=lambda machine: _natural(machine.name))}
     nodes = nodes_of(by_name.values())
@@ -86,7 +86,7 @@ def draft(
         mtu=_usual((port.mtu for node in nodes.values() if not node.is_switch for port in node.ports.values()), 9000),
         reached=reached or {},
     )
-    _leave_cables(lab, contradictions, silent or {})
+    _add_gaps_of_cables(lab, contradictions, silent or {})
     roles = _roles(lab)
     racks = _racks(lab, roles)
     zones = _zones(lab, roles)
@@ -96,7 +96,7 @@ def draft(
     ]
     for machine in by_name.values():
         if machine not in hosts and machine not in carriers and machine.name not in roles:
-            lab.leave(machine.name, *_neither(machine))
+            lab.add_gap(machine.name, *_neither(machine))
     # Tiers above may have others (`Inventory.hash_seed`).
     racked = [node for node in nodes.values() if node.is_switch and roles.get(node.name) == "rtsw"]
     seeds = [node.space.hash_seed for node in racked if node.space.hash_seed]
@@ -123,21 +123,21 @@ def draft(
         }
     }
     counts = Counter(cable.by for near, cable in by_end.items() if near < cable.far)
-    return Draft(name=name, tree=tree, open=tuple(lab.open), cables=dict(sorted(counts.items())))
+    return Draft(name=name, tree=tree, gaps=tuple(lab.gaps), cables=dict(sorted(counts.items())))
 
 
-def _leave_cables(lab: _Lab, contradictions: Iterable[tuple[End, str]], silent: Mapping[str, str]) -> None:
-    """Leave open the machines that did not answer, and the ends of cables that are unknown."""
+def _add_gaps_of_cables(lab: _Lab, contradictions: Iterable[tuple[End, str]], silent: Mapping[str, str]) -> None:
+    """Add gaps for machines that did not answer, and for unknown ends of cables."""
     for name, why in silent.items():
-        lab.leave(name, f"was not queried: {why}", "it and its cables are left out; query it again when it answers")
+        lab.add_gap(name, f"was not queried: {why}", "it and its cables are left out; query it again when it answers")
     for (node, dev), problem in contradictions:
-        lab.leave(f"{node}:{dev}", problem, "check both ends of the cable")
+        lab.add_gap(f"{node}:{dev}", problem, "check both ends of the cable")
     for (node, dev), problem in unknown_ends(lab.nodes, lab.cables):
-        lab.leave(f"{node}:{dev}", problem, "run lldpd on both ends and query again, or write the cable by hand")
+        lab.add_gap(f"{node}:{dev}", problem, "run lldpd on both ends and query again, or write the cable by hand")
     for node, machine in ((name, lab.machines[name]) for name in lab.nodes if name in lab.machines):
         for dev in sorted(machine.crowded.keys() & lab.nodes[node].ports.keys()):
             problem = f"receives LLDP of several neighbours: {'; '.join(machine.crowded[dev])}"
-            lab.leave(f"{node}:{dev}", problem, "find what is between, such as a switch that forwards LLDP")
+            lab.add_gap(f"{node}:{dev}", problem, "find what is between, such as a switch that forwards LLDP")
 
 
 def _neither(machine: Machine) -> tuple[str, str]:
@@ -159,9 +159,9 @@ def text(drafted: Draft) -> str:
         f"# {drafted.name}: a draft, written by `faultbed inventory discover` from the answers of the machines.",
         f"# Cables found: {counts}. `faultbed --lab THIS_FILE inventory check` reports contradictions.",
     ]
-    if drafted.open:
+    if drafted.gaps:
         lines.append("# OPEN, to be filled in by hand:")
-        lines += [f"#   {item.place}: {item.what}; {item.do}" for item in drafted.open]
+        lines += [f"#   {item.place}: {item.what}; {item.do}" for item in drafted.gaps]
     # A name that a machine or its neighbour reports may hold a line break, behind which a comment would end.
     lines = [re.sub(r"[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+", " ", line) for line in lines]
     body = yaml.safe_dump(dict(drafted.tree), sort_keys=False, default_flow_style=None, width=200)
@@ -178,7 +178,7 @@ def _host(lab: _Lab, host: Machine) -> dict[str, Any]:
     entry["faultbed_front_end"] = _front_end(lab, host)
     entry["faultbed_rnics"] = [_rnic(lab, host, rnic, dev) for rnic, dev in sorted(host.rdma, key=_natural_pair)]
     for rnic, why in host.aside.items():
-        lab.leave(
+        lab.add_gap(
             f"hosts.{host.name}.rnics[{rnic}]", why, "it is left out; write it by hand if it belongs to the fabric"
         )
     entry["faultbed_gpus"] = [
@@ -191,7 +191,7 @@ def _host(lab: _Lab, host: Machine) -> dict[str, Any]:
 def _management(lab: _Lab, machine: Machine) -> dict[str, str] | None:
     port = machine.own.interfaces.get(machine.came_in_by or "")
     if port is None:
-        lab.leave(f"{machine.name}.management", "no interface has the address that SSH uses", "write it by hand")
+        lab.add_gap(f"{machine.name}.management", "no interface has the address that SSH uses", "write it by hand")
         return None
     return {"netdev": port.name, "mac": port.mac}
 
@@ -204,10 +204,10 @@ def _front_end(lab: _Lab, host: Machine) -> dict[str, str] | None:
     place = f"hosts.{host.name}.front_end"
     if len(chosen) != 1:
         names = ", ".join(x.name for x in chosen) or "none has an address"
-        lab.leave(place, f"the front end's interface is unknown ({names})", "write netdev, mac and address by hand")
+        lab.add_gap(place, f"the front end's interface is unknown ({names})", "write netdev, mac and address by hand")
         return None
     if chosen[0].name == host.came_in_by and not traits_of(lab.kind).is_emulated:
-        lab.leave(place, f"only {chosen[0].name} was found, which SSH uses too", "keep it if that is right")
+        lab.add_gap(place, f"only {chosen[0].name} was found, which SSH uses too", "keep it if that is right")
     return {"netdev": chosen[0].name, "mac": chosen[0].mac, "address": chosen[0].addresses[0]}
 
 
@@ -215,13 +215,13 @@ def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
     place, port = f"hosts.{host.name}.rnics[{rnic}]", host.own.interfaces.get(dev)
     if port is None:
         problem = f"its interface {dev} is not an Ethernet interface of the machine's own network namespace"
-        lab.leave(place, problem, "write it by hand")
+        lab.add_gap(place, problem, "write it by hand")
         return {"name": rnic, "netdev": dev}
     entry: dict[str, Any] = {"name": rnic, "netdev": dev, "mac": port.mac}
     if len(port.addresses) == 1:
         entry["address"] = port.addresses[0]
     else:
-        lab.leave(
+        lab.add_gap(
             f"{place}.address",
             f"{dev} has {len(port.addresses)} IPv4 addresses",
             "give it exactly one, or write it by hand",
@@ -231,7 +231,7 @@ def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
         heard = host.lldp.get(dev)
         problem = "none of the queried switches is known to be at the other end"
         problem += f"; LLDP reports {heard.description}" if heard else ""
-        lab.leave(
+        lab.add_gap(
             f"{place}.switch", problem, "query the switch too, run lldpd on both ends, or write switch and gateway"
         )
         return entry
@@ -239,7 +239,7 @@ def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
     gateway = far.addresses[0].partition("/")[0] if far.addresses else host.own.gateways.get(dev)
     entry |= {"gateway": gateway, "switch": cable.far[0]} if gateway else {"switch": cable.far[0]}
     if gateway is None:
-        lab.leave(f"{place}.gateway", f"{':'.join(cable.far)} has no address, and {dev} no route", "write it by hand")
+        lab.add_gap(f"{place}.gateway", f"{':'.join(cable.far)} has no address, and {dev} no route", "write it by hand")
     entry |= _port_extras(lab, host, port)
     if pcie := host.rnic_pcie.get(rnic):
         entry["pcie"] = pcie
@@ -247,7 +247,7 @@ def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
         if gpu is not None:
             entry["gpu"] = gpu.name_on_host
         elif host.gpus:
-            lab.leave(
+            lab.add_gap(
                 f"{place}.gpu",
                 "no single GPU is nearest below a common PCIe switch",
                 "choose one; `lspci -tv` shows the tree",
@@ -286,7 +286,7 @@ def _switch(lab: _Lab, name: str, zone: str | None) -> dict[str, Any]:
         entry["faultbed_loopback"] = loopbacks[0]
     else:
         place = f"{name}.loopback"
-        lab.leave(place, f"its loopback has {len(loopbacks)} addresses beside 127/8", "write the router's own one")
+        lab.add_gap(place, f"its loopback has {len(loopbacks)} addresses beside 127/8", "write the router's own one")
     entry["faultbed_ports"] = _switch_ports(lab, node, machine)
     return entry
 
@@ -302,7 +302,7 @@ def _switch_ports(lab: _Lab, node: Node, machine: Machine | None) -> list[dict[s
         if far.is_switch:
             if port.addresses:
                 place, do = f"{node.name}:{dev}", "remove it there, too: faultbed's roles use unnumbered uplinks"
-                lab.leave(place, f"this uplink has the address {port.addresses[0]}, which is left out", do)
+                lab.add_gap(place, f"this uplink has the address {port.addresses[0]}, which is left out", do)
             to_switches.append(entry | _port_extras(lab, machine, port))
             continue
         host = lab.machines[far.name]
@@ -310,7 +310,7 @@ def _switch_ports(lab: _Lab, node: Node, machine: Machine | None) -> list[dict[s
         if port.addresses:
             entry["address"] = port.addresses[0]
         else:
-            lab.leave(f"{node.name}:{dev}", "this host port has no address", "write it by hand")
+            lab.add_gap(f"{node.name}:{dev}", "this host port has no address", "write it by hand")
         to_hosts.append(entry | _port_extras(lab, machine, port))
     to_hosts.sort(key=lambda port: (_natural(port["peer"]), _natural(port["rnic"])))
     return to_hosts + sorted(to_switches, key=lambda port: _natural(port["peer"]))
@@ -334,7 +334,7 @@ def _carrier(lab: _Lab, carrier: Machine) -> dict[str, Any]:
                 ports.append({"netdev": port.name, "mac": port.mac, "peer": peers.pop()})
             else:
                 problem = "the bridge has learned no single host's front end at this port"
-                lab.leave(f"carriers.{carrier.name}:{port.name}", problem, "write its peer by hand")
+                lab.add_gap(f"carriers.{carrier.name}:{port.name}", problem, "write its peer by hand")
     entry: dict[str, Any] = dict(lab.reached.get(carrier.name, {}))
     entry["faultbed_vm"] = {"memory_mib": carrier.memory_mib, "vcpus": carrier.cpus}
     entry["faultbed_management"] = _management(lab, carrier)
@@ -354,7 +354,7 @@ def _roles(lab: _Lab) -> dict[str, str]:
     for name, peers in beside.items():
         roles[name] = "rtsw" if name in rtsws else "ctsw" if name in ctsws else "atsw"
         if not peers:
-            lab.leave(
+            lab.add_gap(
                 name,
                 "no cable of this switch was found",
                 "query the switches at its other ends too, and run lldpd there",
@@ -374,7 +374,7 @@ def _racks(lab: _Lab, roles: Mapping[str, str]) -> dict[str, tuple[str, list[str
             racks[of_switch[own[0]]][1].append(host.name)
         if len(own) != 1:
             problem = f"its RNICs are cabled to {', '.join(own) or 'no RTSW'}, so its rack is unknown from the cables"
-            lab.leave(f"hosts.{host.name}.rack", problem, "put it into the group of its rack")
+            lab.add_gap(f"hosts.{host.name}.rack", problem, "put it into the group of its rack")
     return racks
 
 

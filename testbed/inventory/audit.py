@@ -226,12 +226,12 @@ def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[InventoryFinding]:
             if traits_of(lab.kind).is_emulated and mtu != lab.mtu:
                 yield _soft_mtu(at)
                 continue
-            wanted = rnic_mtu.get((port.peer, port.rnic or ""), largest)
-            if mtu < wanted:
+            sent_bytes = rnic_mtu.get((port.peer, port.rnic or ""), largest)
+            if mtu < sent_bytes:
                 yield InventoryFinding(
                     place=at,
-                    what=f"{mtu} bytes, but packets from {port.peer} may have {wanted}",
-                    do=f"set it to {wanted} or more, on both ends of the cable",
+                    what=f"{mtu} bytes, but packets from {port.peer} may have {sent_bytes}",
+                    do=f"set it to {sent_bytes} or more, on both ends of the cable",
                 )
             elif port.rnic is None and (far := _far_mtu(entries, name, port.peer, lab.mtu)) != mtu:
                 yield InventoryFinding(

@@ -76,11 +76,11 @@ def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 60.
         LabError: there is no such node, or its machine could not read them.
     """
     known = (*lab.topology.host_by_name, *lab.topology.switch_by_name)
-    wanted = tuple(dict.fromkeys(nodes)) if nodes is not None else known
-    for name in wanted:
+    names = tuple(dict.fromkeys(nodes)) if nodes is not None else known
+    for name in names:
         if name not in known:
             raise LabError(f"no node {name} in lab {lab.name}: choose one of {', '.join(known)}")
-    machines = lab.carried(wanted)
+    machines = lab.carried(names)
 
     def read_machine(machine: str) -> dict[str, dict[str, int]]:
         answer = lab.request(machine, {"do": "counters", "nodes": machines[machine]}, timeout_s=timeout_s)
@@ -89,7 +89,7 @@ def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 60.
 
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
         snapshot = {name: values for part in pool.map(read_machine, machines) for name, values in part.items()}
-    return {name: snapshot[name] for name in wanted}
+    return {name: snapshot[name] for name in names}
 
 
 def value_at(snapshot: Snapshot, key: str) -> int | None:

@@ -141,8 +141,8 @@ def start(lab: Lab, ports: Sequence[str]) -> Capturing:
         by_machine.setdefault(lab.carrier(port.node).name, {})[name] = port
     if len(by_machine) != 1:
         raise UsageError("a capture needs at least one port, and all its ports on one machine; name such ports")
-    ((machine, wanted),) = by_machine.items()
-    return Capturing(lab, machine, wanted)
+    ((machine, ports_by_name),) = by_machine.items()
+    return Capturing(lab, machine, ports_by_name)
 
 
 class Capturing:

@@ -143,8 +143,8 @@ class Following:
     def follow(self, nodes: Iterable[str] | None, every_ms: int, report_ms: int) -> None:
         """Send the request to all machines. Called by `start`."""
         topology = self._lab.topology
-        wanted = (*topology.host_by_name, *topology.switch_by_name) if nodes is None else tuple(nodes)
-        machines = self._lab.carried(wanted)
+        followed = (*topology.host_by_name, *topology.switch_by_name) if nodes is None else tuple(nodes)
+        machines = self._lab.carried(followed)
 
         def follow_machine(machine: str) -> None:
             watcher = self._lab.watcher(machine)

@@ -76,16 +76,16 @@ def ensure(node: Node) -> str:
     Byte code is compiled once, on the node: otherwise the start of a program would cost seconds under emulation. NVML's
     module is compiled only where it is used, because it is long, and most machines have no such GPU.
     """
-    wanted = archive()
-    if node.run(["test", "-e", f"{wanted.folder}/.complete"], check=False).rc == 0:
-        return wanted.folder
-    incoming = f"{wanted.folder}.tar"
-    node.put(wanted.content, incoming, mode=0o600)
+    code = archive()
+    if node.run(["test", "-e", f"{code.folder}/.complete"], check=False).rc == 0:
+        return code.folder
+    incoming = f"{code.folder}.tar"
+    node.put(code.content, incoming, mode=0o600)
     script = (
         'set -e; mkdir -p "$1"; tar -xf "$2" -C "$1"; rm "$2"; '
         'python3 -m compileall -q -x "$3" "$1"; touch "$1/.complete"'
     )
-    done = node.run(["sh", "-c", script, "unpack", wanted.folder, incoming, _NVML], check=False, timeout_s=120)
+    done = node.run(["sh", "-c", script, "unpack", code.folder, incoming, _NVML], check=False, timeout_s=120)
     if done.rc:
-        raise CommandFailed(f"{node.name}: could not unpack the node code into {wanted.folder}: {done.stderr.strip()}")
-    return wanted.folder
+        raise CommandFailed(f"{node.name}: could not unpack the node code into {code.folder}: {done.stderr.strip()}")
+    return code.folder

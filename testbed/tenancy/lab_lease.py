@@ -158,9 +158,9 @@ def hold(
         ReservationLost: at the end, if the lease was lost meanwhile.
     """
     interventions.watch(lab_dir(inventory.name))
-    wanted = covered(inventory.topology, names)
+    requested = covered(inventory.topology, names)
     store, was_dirty = store_of(inventory), _is_dirty(inventory)
-    lease = _acquire(store, wanted, why=why, mode=mode, ttl_s=ttl_s, never_all=_never_all(inventory))
+    lease = _acquire(store, requested, why=why, mode=mode, ttl_s=ttl_s, never_all=_never_all(inventory))
     try:
         yield lease
     except BaseException:
@@ -207,7 +207,7 @@ def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float,
     """
     if for_s <= 0:
         raise UsageError("--for: a reservation needs more than 0 s; `faultbed release` ends one")
-    wanted = covered(inventory.topology, names)
+    requested = covered(inventory.topology, names)
     me = owner()
     booked: list[Entry] = []
 
@@ -216,7 +216,7 @@ def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float,
             token=f"booking-{me}",
             owner=me,
             mode="booking",
-            covers=wanted,
+            covers=requested,
             who=who(),
             why=why,
             since_s=now.now_s,

@@ -101,7 +101,7 @@ def live(book: Book, *, now_s: float, is_dead: IsDead = _is_never_dead) -> Book:
 
 def reserve(
     book: Book,
-    wanted: Entry,
+    requested: Entry,
     *,
     now_s: float,
     is_dead: IsDead = _is_never_dead,
@@ -111,7 +111,7 @@ def reserve(
 
     Args:
         book: the entries so far.
-        wanted: the new entry.
+        requested: the new entry.
         now_s: the store's time.
         is_dead: whether a process is known to be dead.
         never_all: by switch, links of which at least one must stay up: any uplink that an entry covers may be down.
@@ -122,23 +122,23 @@ def reserve(
     """
     left = live(book, now_s=now_s, is_dead=is_dead)
     for entry in left:
-        if conflicts(entry, wanted):
+        if conflicts(entry, requested):
             raise Reserved(
-                f"{_names(_common(entry.covers, wanted.covers))} is reserved: {describe(entry, now_s=now_s)}; wait, "
+                f"{_names(_common(entry.covers, requested.covers))} is reserved: {describe(entry, now_s=now_s)}; wait, "
                 f"choose other targets, or ask; `faultbed release --force{_name_of(entry)}` ends an abandoned one"
             )
-    _refuse_the_last(left, wanted, never_all, now_s=now_s)
-    return (*(entry for entry in left if entry.token != wanted.token), wanted)
+    _refuse_the_last(left, requested, never_all, now_s=now_s)
+    return (*(entry for entry in left if entry.token != requested.token), requested)
 
 
-def _refuse_the_last(left: Book, wanted: Entry, never_all: Mapping[str, frozenset[str]], *, now_s: float) -> None:
+def _refuse_the_last(left: Book, requested: Entry, never_all: Mapping[str, frozenset[str]], *, now_s: float) -> None:
     """Refuse an entry that, with others, could take down all uplinks of a rack. A single entry may cover all."""
-    others_entries = [entry for entry in left if entry.token != wanted.token and entry.mode != "booking"]
+    others_entries = [entry for entry in left if entry.token != requested.token and entry.mode != "booking"]
     for switch, links in never_all.items():
-        own = links & set(wanted.covers)
+        own = links & set(requested.covers)
         theirs = [entry for entry in others_entries if links & set(entry.covers) - own]
         may_be_down = own.union(*(entry.covers for entry in theirs))
-        if wanted.mode != "booking" and own and own != links <= may_be_down:
+        if requested.mode != "booking" and own and own != links <= may_be_down:
             raise Reserved(
                 f"{_names(tuple(sorted(own)))}: the other uplinks of {switch} may be down ("
                 f"{'; '.join(describe(entry, now_s=now_s) for entry in theirs)}), and the rack behind it with them; "

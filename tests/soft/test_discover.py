@@ -19,7 +19,7 @@ def test_discover_rebuilds_the_inventory_and_the_bgp_sessions_from_the_machines(
     silent = {}
     machines = live.query(nodes, lambda _: None, silent=silent)
     inventory_draft = draft(machines, name=lab.name)
-    assert (inventory_draft.open, silent) == ((), {})
+    assert (inventory_draft.gaps, silent) == ((), {})
     path = tmp_path / "drafted.yml"
     path.write_text(text(inventory_draft))
     known = lab.inventory_model

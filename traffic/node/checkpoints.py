@@ -159,8 +159,8 @@ class Checkpoints:
                     reason = f"foreign: the job has no generation {generation}"
                     rejected += [[name_of(generation, rank, iterations), reason] for rank in members]
                     continue
-                wanted = None if ranks_of is None else ranks_of[generation]
-                ranks, problems = self._verify(iterations, generation, members, wanted)
+                expected_ranks = None if ranks_of is None else ranks_of[generation]
+                ranks, problems = self._verify(iterations, generation, members, expected_ranks)
                 if not problems:
                     return {
                         "iterations": iterations,
@@ -172,12 +172,12 @@ class Checkpoints:
         return {"iterations": None, "generation": None, "ranks": None, "rejected": rejected}
 
     def _verify(
-        self, iterations: int, generation: int, members: list[int], wanted: int | None
+        self, iterations: int, generation: int, members: list[int], expected_ranks: int | None
     ) -> tuple[int, list[list[str]]]:
-        """Return how many ranks a set must have (`wanted`; None: as many as it says), and what is wrong with it."""
+        """Return how many ranks a set must have (None: as many as its files record), and the problems of its files."""
         headers = {rank: self._read_header(generation, rank, iterations) for rank in members}
         ranks = max((header["ranks"] for header, problem in headers.values() if not problem), default=0)
-        ranks, problems = ranks if wanted is None else wanted, []
+        ranks, problems = ranks if expected_ranks is None else expected_ranks, []
         for rank, (header, problem) in headers.items():
             reason = problem
             if reason is None and (header["ranks"] != ranks or rank >= ranks):

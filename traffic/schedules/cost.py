@@ -59,7 +59,7 @@ def predict_ns(schedule: Schedule, size_bytes: float, network: Network, *, group
     group = group if schedule.ranks % group == 0 else 1
     period = lcm(schedule.period, group)
     listed = relisted(
-        schedule.moves, period=schedule.period, wanted=period, ranks=schedule.ranks, chunks=schedule.chunks
+        schedule.moves, period=schedule.period, new_period=period, ranks=schedule.ranks, chunks=schedule.chunks
     )
     listed = listed[listed["step"] >= 0]
     block_bytes = size_bytes / schedule.chunks

@@ -163,12 +163,12 @@ def expanded(schedule: Schedule, *, turns: int | None = None) -> Moves:
     return every[np.argsort(every["step"], kind="stable")]
 
 
-def relisted(rows: Moves, *, period: int, wanted: int, ranks: int, chunks: int) -> Moves:
-    """Convert moves that list `period` ranks to a list of the first `wanted` ranks."""
-    if period == wanted:
+def relisted(rows: Moves, *, period: int, new_period: int, ranks: int, chunks: int) -> Moves:
+    """Convert moves that list `period` ranks to a list of the first `new_period` ranks."""
+    if period == new_period:
         return rows
     short = Schedule(collective="", algorithm="", ranks=ranks, chunks=chunks, period=period, moves=rows)
-    return expanded(short, turns=wanted // period)
+    return expanded(short, turns=new_period // period)
 
 
 def _cut_at_end(rows: Moves, name: str, chunks: int) -> Moves:

@@ -140,12 +140,12 @@ def _busier(load: LinkLoad) -> int:
 
 
 def _utilisation(place: str, loads: Sequence[LinkLoad], capacity: Mapping[str, float]) -> Observation:
-    wanted = [load for load in loads if load.name in capacity and place in ("max", "mean", load.name)]
-    if not wanted:
+    selected = [load for load in loads if load.name in capacity and place in ("max", "mean", load.name)]
+    if not selected:
         return Observation(value=None, detail=_NO_SPEED)
-    if why := _why_unknown([direction for load in wanted for direction in (load.up, load.down)]):
+    if why := _why_unknown([direction for load in selected for direction in (load.up, load.down)]):
         return Observation(value=None, detail=why)
-    shares = {load.name: _busier(load) / capacity[load.name] for load in wanted}
+    shares = {load.name: _busier(load) / capacity[load.name] for load in selected}
     if place == "mean":
         return Observation(
             value=sum(shares.values()) / len(shares), detail=f"over {len(shares)} links between switches"

@@ -132,7 +132,7 @@ def campaign(
     inventory = session.inventory()
     every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places, probe=probe)
     _refuse_unknown(only, sorted({label.kind for label in every if label.kind is not None}), inventory.name)
-    wanted = campaign_module.in_turn(label for label in every if not only or label.kind in only)
+    selected = campaign_module.in_turn(label for label in every if not only or label.kind in only)
     if only_plan:
         rows = [
             (
@@ -141,7 +141,7 @@ def campaign(
                 label.target,
                 ", ".join(f"{name} {value}" for name, value in label.parameters.items()),
             )
-            for label in wanted
+            for label in selected
         ]
         session.table(("run", "fault", "place", "with"), rows)
         return ExitCode.PASS
@@ -152,7 +152,7 @@ def campaign(
     ):
         backend_of(inventory.kind).make_ready(inventory, progress)
         in_error = 0
-        for label in wanted:
+        for label in selected:
             source = campaign_module.experiment(label, inventory.topology, probe=probe)
             if _is_done(out, label.name, source, inventory.digest):
                 continue

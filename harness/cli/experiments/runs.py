@@ -138,7 +138,7 @@ def run(
         return exit_code(runs[0].verdict.verdict, runs[0].verdict.lab_state)
     pool = pooled.pool([_trial(finished, loaded) for finished in runs], loaded.expectations, most=most)
     written = rundir.write_pooled(runs[0].run_dir, pooled.encode(pool))
-    _show_repeated(session, runs, pool, written, wanted=None if most else repeat, as_json=as_json)
+    _show_repeated(session, runs, pool, written, planned=None if most else repeat, as_json=as_json)
     return exit_code(pool.verdict, pool.lab_state)
 
 
@@ -284,7 +284,7 @@ def _show_repeated(
     pool: pooled.PooledFile,
     written: Path,
     *,
-    wanted: int | None,
+    planned: int | None,
     as_json: bool,
 ) -> None:
     checks_over_runs = repeated.repeated_checks([finished.verdict for finished in runs])
@@ -327,8 +327,8 @@ def _show_repeated(
         ],
     )
     session.out.print(f"\nshares and medians with {repeated.LEVEL:.0%} intervals: exact binomial, order statistics")
-    if wanted is not None and len(runs) < wanted:
-        session.out.print(f"ended after {len(runs)} of {wanted}: the lab is DIRTY, `faultbed reset` mends it")
+    if planned is not None and len(runs) < planned:
+        session.out.print(f"ended after {len(runs)} of {planned}: the lab is DIRTY, `faultbed reset` mends it")
     session.out.print()
     _show_pool(session, pool)
     session.out.print(f"written to {written}", soft_wrap=True)

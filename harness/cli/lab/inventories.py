@@ -85,12 +85,12 @@ def discover(
     elif out is None:
         sys.stdout.write(draft.text(drafted))
     else:
-        rows = [(item.place, item.what, item.do) for item in drafted.open]
+        rows = [(item.place, item.what, item.do) for item in drafted.gaps]
         if rows:
             session.table(("open", "what", "do"), rows)
         cables = ", ".join(f"{count} by {by}" for by, count in drafted.cables.items()) or "none"
         session.out.print(f"{out}: cables: {cables}; {len(rows) or 'nothing'} open", soft_wrap=True)
-    return ExitCode.FAIL if drafted.open else ExitCode.PASS
+    return ExitCode.FAIL if drafted.gaps else ExitCode.PASS
 
 
 def _of_lab(session: Session, lab_name: str | None) -> draft.Draft:

@@ -388,11 +388,13 @@ def _job(
         raise UsageError("--grid and --phase go together: a job has dimensions and collectives along them")
     if phases:
         _refuse_collective()
-        wanted = tuple(parsed("--phase", parse_phase, text) for text in phases)
+        job_phases = tuple(parsed("--phase", parse_phase, text) for text in phases)
     else:
-        wanted = (JobPhase(along=ALL_RANKS, collective=collective, size_bytes=read_size(size), algorithm=algorithm),)
+        job_phases = (
+            JobPhase(along=ALL_RANKS, collective=collective, size_bytes=read_size(size), algorithm=algorithm),
+        )
     traffic = job_traffic(
-        wanted,
+        job_phases,
         rnics=len(placed),
         lab_kind=inventory.kind,
         grid=parsed("--grid", parse_grid, grid) if grid else (),

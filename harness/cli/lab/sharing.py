@@ -52,30 +52,30 @@ def release(session: Session, *, names: tuple[str, ...], force: bool, as_json: b
     With NAMES (hosts, switches, links), only reservations that cover one of them, also with --force.
     """
     inventory = session.inventory()
-    wanted = reservation.covered(inventory.topology, names)
-    gone: list[Entry] = []
+    named = reservation.covered(inventory.topology, names)
+    ended: list[Entry] = []
 
     def rule(now: Reading) -> reservation.Book:
         mine = owner()
-        gone[:] = [
+        ended[:] = [
             entry
             for entry in now.book
-            if reservation.overlap(entry.covers, wanted) and (force or (entry.owner, entry.mode) == (mine, "booking"))
+            if reservation.overlap(entry.covers, named) and (force or (entry.owner, entry.mode) == (mine, "booking"))
         ]
-        return tuple(entry for entry in now.book if entry not in gone)
+        return tuple(entry for entry in now.book if entry not in ended)
 
     now = store_of(inventory).change(rule)
-    for entry in gone:
+    for entry in ended:
         if entry.owner != owner():
             detail = reservation.describe(entry, now_s=now.now_s)
             target = " ".join(entry.covers)
             audit_log.append(lab_dir(inventory.name), "released by force", target=target, detail=detail)
     if as_json:
-        session.json([to_json(entry, now.now_s) for entry in gone])
+        session.json([to_json(entry, now.now_s) for entry in ended])
         return
-    for entry in gone:
+    for entry in ended:
         session.err.print(f"released: {', '.join(entry.covers)} ({reservation.describe(entry, now_s=now.now_s)})")
-    if not gone:
+    if not ended:
         session.err.print("nothing was reserved by you")
 
 

@@ -86,9 +86,9 @@ def without(source: bytes, ids: Sequence[str], keep: Sequence[int]) -> bytes:
         else:
             kept.append(piece)
     text_without = "".join(kept)
-    wanted = [{**whole["faults"][number], "id": ids[number]} for number in keep]
+    kept_faults = [{**whole["faults"][number], "id": ids[number]} for number in keep]
     try:
-        is_right = tomllib.loads(text_without).get("faults", []) == wanted
+        is_right = tomllib.loads(text_without).get("faults", []) == kept_faults
     except tomllib.TOMLDecodeError:
         is_right = False
     if not is_right:  # it would be another experiment, whose failure says nothing about this one

@@ -145,10 +145,10 @@ def by_commands(
 
 def retransmissions(topology: Topology, *names: str, but: str | None = None) -> tuple[str, ...]:
     """Return the retransmission counters of every hardware RNIC (except on the host `but`), from rxe's names."""
-    wanted = (*(names or tuple(COUNTERS)), ADAPTIVE)
+    rxe_names = (*(names or tuple(COUNTERS)), ADAPTIVE)
     return tuple(
         f"{host.name}/{rnic.name}.{COUNTERS.get(name, name)}"
-        for name in wanted
+        for name in rxe_names
         for host in topology.hosts
         if host.name != but
         for rnic in host.rnics

@@ -38,10 +38,10 @@ def choose(image: Image, progress: Callable[[str], None]) -> Accelerator:
 
     The result is kept until the next reboot, or another image.
     """
-    if wanted := os.environ.get("FAULTBED_ACCEL"):
-        if wanted not in ("kvm", "tcg"):
-            raise UsageError(f'FAULTBED_ACCEL="{wanted}": set kvm or tcg, or unset it for a probe of KVM')
-        return "kvm" if wanted == "kvm" else "tcg"
+    if chosen := os.environ.get("FAULTBED_ACCEL"):
+        if chosen not in ("kvm", "tcg"):
+            raise UsageError(f'FAULTBED_ACCEL="{chosen}": set kvm or tcg, or unset it for a probe of KVM')
+        return "kvm" if chosen == "kvm" else "tcg"
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "tcg"
     if (known := remembered(image)) is not None:

@@ -237,10 +237,10 @@ def _counts(nvml: ModuleType, gpu: Any) -> Iterator[tuple[str, int]]:
     yield from ((name, int(value)) for name, value in health.items() if value is not None)
     if (replays := _value(nvml, nvml.nvmlDeviceGetPcieReplayCounter, gpu)) is not None:
         yield "pcie_replays", replays
-    wanted = [field for fields in _HELD_NS.values() for field in fields]
+    field_ids = [field for fields in _HELD_NS.values() for field in fields]
     values = {
         field_value.fieldId: field_value
-        for field_value in _value(nvml, nvml.nvmlDeviceGetFieldValues, gpu, wanted) or ()
+        for field_value in _value(nvml, nvml.nvmlDeviceGetFieldValues, gpu, field_ids) or ()
     }
     for name, fields in _HELD_NS.items():
         held_ns = [ns for field in fields if (ns := _number(values.get(field))) is not None]

@@ -19,7 +19,7 @@ NUMBER_BYTES = 8
 
 def count_differing(data: bytes, expected: bytes) -> int:
     """Return how many bytes of a message differ from the expected ones. Both have the same length."""
-    return sum(received != wanted for received, wanted in zip(data, expected, strict=True))
+    return sum(received != correct for received, correct in zip(data, expected, strict=True))
 
 
 def nearest(remainder: int, expected: int, modulus: int) -> int:

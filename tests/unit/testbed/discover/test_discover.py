@@ -16,7 +16,7 @@ from testbed import shipped
 from testbed.discover import live
 from testbed.discover.affinity import gpu_beside
 from testbed.discover.answers import SCRIPT, Answers, split
-from testbed.discover.draft import Draft, Open, draft, text
+from testbed.discover.draft import Draft, Gap, draft, text
 from testbed.discover.facts import machine_of
 from testbed.errors import LabError, Unreachable, UsageError
 from testbed.inventory import lab_inventory as inventory_module
@@ -171,7 +171,7 @@ def loaded(inventory_draft, tmp_path):
 def test_discover_reproduces_the_topology(file, ways, tmp_path):
     inventory = inventory_module.load(shipped.inventories() / file)
     inventory_draft = drafted(answers_of(inventory, **ways), inventory.name)
-    assert inventory_draft.open == ()
+    assert inventory_draft.gaps == ()
     assert loaded(inventory_draft, tmp_path).topology == inventory.topology
     assert sum(inventory_draft.cables.values()) == len(inventory.topology.links)
 
@@ -222,7 +222,7 @@ def sonic(tmp_path):
 
 def test_discover_switches_with_one_mac_are_cabled_by_lldp(sonic, tmp_path):
     inventory_draft = drafted(answers_of(sonic, lldp=True), "sonic")
-    assert inventory_draft.open == ()
+    assert inventory_draft.gaps == ()
     assert loaded(inventory_draft, tmp_path).topology == sonic.topology
     assert inventory_draft.cables == {"lldp": len(sonic.topology.links)}
 
@@ -257,7 +257,7 @@ def as_lldpmgrd(inventory, *, hostnames):
 def test_discover_machines_keep_their_own_names_in_lldp(sonic, tmp_path):
     """LLDP has SONiC's aliases for switch ports, MACs for host ports, and host names that the inventory lacks."""
     inventory_draft = drafted(as_lldpmgrd(sonic, hostnames=lambda name: f"DC7-{name}"), "sonic")
-    assert inventory_draft.open == ()
+    assert inventory_draft.gaps == ()
     assert inventory_draft.cables == {"lldp": len(sonic.topology.links)}
     assert loaded(inventory_draft, tmp_path).topology == sonic.topology
 
@@ -279,7 +279,7 @@ def test_discover_switches_with_the_default_name_are_not_identified_by_it(sonic)
     inventory_draft = drafted(answers, "sonic")
     assert inventory_draft.cables == {"lldp": 32, "bgp": 8}
     deaf = {"host1": answers["host1"]}
-    whats = [one.what for one in drafted(deaf, "sonic").open if one.place == "hosts.host1.rnics[mlx5_0].switch"]
+    whats = [one.what for one in drafted(deaf, "sonic").gaps if one.place == "hosts.host1.rnics[mlx5_0].switch"]
     assert len(whats) == 1
     assert "LLDP reports sonic.example.net (etp-Ethernet0, to host1)" in whats[0]
 
@@ -291,13 +291,13 @@ def test_discover_mac_of_several_ports_identifies_none(sonic):
         answers[switch.name] = Answers(own={**answers[switch.name].own, "sessions": "{}"})
     inventory_draft = drafted(answers, "sonic")
     assert inventory_draft.cables == {"address": 32}
-    places = {one.place: one for one in inventory_draft.open}
+    places = {one.place: one for one in inventory_draft.gaps}
     uplinks = [link for link in sonic.topology.links if link.is_uplink]
     for end in (uplinks[0].a, uplinks[-1].b):
         assert "several ports" in places[f"{end.node}:{end.netdev}"].what
         assert "lldpd" in places[f"{end.node}:{end.netdev}"].do
     by_bgp = drafted(answers_of(sonic), "sonic")
-    assert by_bgp.open == ()
+    assert by_bgp.gaps == ()
     assert by_bgp.cables["bgp"] == len(uplinks)
 
 
@@ -305,7 +305,7 @@ SOFT = inventory_module.load(shipped.inventories() / "soft.yml")
 
 
 def opened(answers):
-    return {one.place: one for one in drafted(answers).open}
+    return {one.place: one for one in drafted(answers).gaps}
 
 
 def test_discover_gaps_are_reported_with_their_place():
@@ -371,8 +371,8 @@ class Node:
 def test_discover_name_with_a_line_break_stays_in_the_comment_of_its_gap(end):
     """Otherwise an LLDP neighbour's name could write variables into the inventory, such as a command for SSH."""
     name = f"leaf9{end}evil: {{hosts: {{host1: {{ansible_ssh_common_args: -oProxyCommand=id}}}}}}"
-    gap = Open(place="cables", what=f"leads to {name}", do="write it by hand")
-    written = text(Draft(name="lab", tree={"all": {}}, open=(gap,), cables={}))
+    gap = Gap(place="cables", what=f"leads to {name}", do="write it by hand")
+    written = text(Draft(name="lab", tree={"all": {}}, gaps=(gap,), cables={}))
     assert yaml.safe_load(written) == {"all": {}}
 
 
@@ -385,7 +385,7 @@ def test_discover_silent_machine_is_open_and_the_others_are_drafted():
     }
     result = live.query(nodes, lambda _said: None, silent=silent)
     assert [machine.name for machine in result] == ["host1"]
-    actual = {one.place: one.what for one in draft(result, name="lab", silent=silent).open}
+    actual = {one.place: one.what for one in draft(result, name="lab", silent=silent).gaps}
     assert actual["host2"] == "was not queried: host2 does not answer: no route to host"
     assert "it said: sudo: a password is required" in actual["host3"]
     with pytest.raises(LabError, match="no machine answers"):
@@ -401,7 +401,7 @@ def test_discover_rnics_outside_the_back_end_are_set_aside_and_reported():
     more[1]["netdev"] = SOFT.management["host1"].netdev
     own["rdma"] = json.dumps([*json.loads(own["rdma"]), *more])
     inventory_draft = drafted(answers | {"host1": Answers(own=own)})
-    actual = {one.place.removeprefix("hosts.host1."): one.what for one in inventory_draft.open}
+    actual = {one.place.removeprefix("hosts.host1."): one.what for one in inventory_draft.gaps}
     assert set(actual) == {"rnics[mlx5_7]", "rnics[mlx5_8]", "rnics[mlx5_bond_0]"}
     assert "no Ethernet interface" in actual["rnics[mlx5_7]"]
     assert "SSH uses" in actual["rnics[mlx5_8]"]
@@ -439,7 +439,7 @@ def test_discover_port_with_several_lldp_neighbours_is_cabled_to_none(sonic):
     decoded["lldp"]["interface"].append({"rail0": other})
     answers["host1"] = Answers(own={**own, "lldp": json.dumps(decoded)})
     inventory_draft = drafted(answers, "sonic")
-    (gap,) = inventory_draft.open
+    (gap,) = inventory_draft.gaps
     assert gap.place == "host1:rail0"
     assert "rtsw1.example.net (Ethernet0, etp1); rtsw2 (Ethernet0)" in gap.what
     rnic = inventory_draft.tree["all"]["children"]["hosts"]["hosts"]["host1"]["faultbed_rnics"][0]
