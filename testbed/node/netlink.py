@@ -1,4 +1,4 @@
-"""Netlink for node-side code without a library, because start-up time decides its speed.
+"""Netlink without a library: for programs on nodes, which take longer to import a library than to do their work.
 
 Formats: linux/netlink.h, linux/rtnetlink.h, linux/netfilter/nfnetlink.h. Attributes are type-length-value, padded to
 four bytes.

@@ -10,7 +10,7 @@ __all__ = ["KernelMessages"]
 
 
 class KernelMessages:
-    """Messages that nobody has taken yet, and how far each kernel's log has been read. Thread-safe."""
+    """Messages that no call of `take` has returned yet, and the last record read of each kernel. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,6 +34,6 @@ class KernelMessages:
             return self._messages.pop(machine, [])
 
     def forget(self) -> None:
-        """Forget how far the logs have been read: a snapshot is restored, whose records have older numbers."""
+        """Forget the last record read of each kernel, because a restored snapshot has records with older numbers."""
         with self._lock:
             self._read_up_to.clear()

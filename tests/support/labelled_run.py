@@ -45,7 +45,7 @@ def connections():
 
 
 class Network:
-    """Counts what every packet of every connection leaves, while one directed link u→v hurts a share of them."""
+    """Counters after the packets of all connections, of which one directed link u→v loses or marks a share."""
 
     def __init__(self, seed):
         self.rng = np.random.default_rng(seed)
@@ -58,10 +58,10 @@ class Network:
             for near, far in ((link.a, link.b), (link.b, link.a))
         }
 
-    def move(self, path, packets, hurt, share, effect):
-        """Send packets along a path; how many arrive, and how many of the others a switch swallowed."""
+    def move(self, path, packets, faulty_link, share, effect):
+        """Send packets along a path, count them at each port, and return how many arrive."""
         for u, v in itertools.pairwise(path):
-            if (u, v) == hurt and effect in ("drop", "mtu"):
+            if (u, v) == faulty_link and effect in ("drop", "mtu"):
                 lost = int(self.rng.binomial(packets, share))
                 self.counts[u, "ip.FragFails"] += lost if effect == "mtu" else 0
                 packets -= lost
@@ -69,18 +69,18 @@ class Network:
             self.counts[v, f"{self.ports[v, u]}.rx_packets"] += packets
         return packets
 
-    def run(self, hurt=None, share=0.0, effect="drop"):
+    def run(self, faulty_link=None, share=0.0, effect="drop"):
         for one in connections():
             (src, dst) = (end.partition(":")[0] for end in (one.src, one.dst))
-            lost = PACKETS - self.move(one.path, PACKETS, hurt, share, effect)
-            what_of_acks = "drop" if effect == "ack" else effect
-            unheard = PACKETS // 4 - self.move(one.path[::-1], PACKETS // 4, hurt, share, what_of_acks)
+            lost = PACKETS - self.move(one.path, PACKETS, faulty_link, share, effect)
+            effect_on_acks = "drop" if effect == "ack" else effect
+            lost_acks = PACKETS // 4 - self.move(one.path[::-1], PACKETS // 4, faulty_link, share, effect_on_acks)
             self.counts[dst, "rxe0.out_of_seq_request"] += lost
             self.counts[src, "rxe0.rcvd_seq_err"] += int(self.rng.binomial(lost, 0.9))
-            timers = int(self.rng.binomial(lost, 0.1)) + int(self.rng.binomial(unheard, 0.05))
+            timers = int(self.rng.binomial(lost, 0.1)) + int(self.rng.binomial(lost_acks, 0.05))
             self.counts[src, "rxe0.completer_retry_err"] += timers
             self.counts[dst, "rxe0.duplicate_request"] += timers
-            if effect == "mark" and hurt in itertools.pairwise(one.path):
+            if effect == "mark" and faulty_link in itertools.pairwise(one.path):
                 self.counts[dst, "ip.InCEPkts"] += int(self.rng.binomial(PACKETS, share))
         return self
 

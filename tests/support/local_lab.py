@@ -1,4 +1,4 @@
-"""A lab of which only what runs beside QEMU is there, for processes that are cut short in the middle of a fault.
+"""A lab without VMs: only processes beside QEMU exist. For commands that are killed in the middle of a fault.
 
 python local_lab.py FOLDER [WORD...]     `faultbed inject WORD...` on it; default: link.flap host1:rxe0 --for 60s
 """
@@ -55,6 +55,8 @@ class Here(Session):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests in the background ignores it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell that starts the tests in the background makes them ignore it
     words, here = sys.argv[2:] or ["link.flap", "host1:rxe0", "--for", "60s"], Here(Path(sys.argv[1]))
     ending.end_with(SimpleNamespace(main=lambda **options: faults.inject.main(words, obj=here, **options)), "faultbed")

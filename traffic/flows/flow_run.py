@@ -143,7 +143,7 @@ def engine_spec(spec: FlowSpec) -> dict[str, Any]:
         "admit": spec.admit,
         "gpu": None,
         "spread": spec.spread,
-        "part_bytes": spec.message_bytes // spec.qps if spec.spread == "split" else spec.message_bytes,
+        "part_bytes": spec.part_bytes,
         "qps": spec.qps,
         "depth": depth,
         "batch": chain,
@@ -350,7 +350,6 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
     task = f"tx{suffix}"
     samples = samples_of(running, (task, f"rx{suffix}"))
     own = {connection.index for connection in running.plan.connections if connection.src == task}
-    part_bytes = spec.message_bytes // spec.qps if spec.spread == "split" else spec.message_bytes
     done = sent = running.done.get(task, {})
     if done and spec.transport != "rc":
         arrived = running.done.get(f"rx{suffix}", {})
@@ -365,8 +364,8 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         size = sum(sample.size_bytes for sample in samples if sample.task == arriving)
     else:
         window = Window(start_ns=done["start_ns"], end_ns=done["end_ns"])
-        size = sum(item["messages"] for item in done["totals"]) * part_bytes
-    totals = _totals(done, part_bytes)
+        size = sum(item["messages"] for item in done["totals"]) * spec.part_bytes
+    totals = _totals(done, spec.part_bytes)
     checked = running.done.get(task if spec.verb == "read" else f"rx{suffix}", {}) if spec.check else {}
     wrong = checked.get("wrong_bytes")
     problem = f"{spec.src} -> {spec.dst}: {wrong} of {checked.get('checked_bytes')} bytes are wrong" if wrong else None
@@ -389,7 +388,7 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         checked_bytes=checked.get("checked_bytes"),
         wrong_bytes=wrong,
         totals=totals,
-        sent_totals=_totals(sent, part_bytes),
+        sent_totals=_totals(sent, spec.part_bytes),
         samples=samples,
         connections=tuple(item for item in running.connections if item.index in own),
         qp_errors=errors,

@@ -111,6 +111,11 @@ class FlowSpec:
     peer_deadline_s: float = 30.0
     stall_deadline_s: float = 60.0
 
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of a message on one queue pair: a part of it if `spread` is split, else all of it."""
+        return self.message_bytes // self.qps if self.spread == "split" else self.message_bytes
+
 
 def is_probe(spec: FlowSpec) -> bool:
     """Return whether the flow only measures latency."""

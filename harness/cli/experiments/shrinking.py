@@ -127,24 +127,7 @@ def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, o
         whole = search.run(tuple(range(len(loaded.faults))))
         search.failed_with_all = _failed(whole)
         if not search.failed_with_all:
-            why = (
-                f"{loaded.name} does not fail: {whole.verdict.verdict}, see {whole.report}. Name the seed with which "
-                "it did (--seed)."
-            )
-            if as_json:
-                session.json(
-                    {
-                        "experiment": loaded.name,
-                        "failed": [],
-                        "smallest": None,
-                        "again": False,
-                        "file": None,
-                        "why": why,
-                        "runs": _runs(search),
-                    }
-                )
-            else:
-                session.out.print(why, soft_wrap=True)
+            _show_no_failure(session, search, whole, as_json=as_json)
             return ExitCode.INCONCLUSIVE
         smallest = shrink_module.smallest(len(loaded.faults), search.fails)
         repeated = search.run(smallest)
@@ -153,6 +136,27 @@ def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, o
     kind_of(loaded.workload).keep_inputs(loaded.workload, loaded.source, out)
     _show(session, search, smallest, repeated, target, as_json=as_json)
     return ExitCode.PASS if _failed(repeated) & search.failed_with_all else ExitCode.INCONCLUSIVE
+
+
+def _show_no_failure(session: Session, search: _Search, whole: Finished, *, as_json: bool) -> None:
+    name = search.experiment.name
+    why = (
+        f"{name} does not fail: {whole.verdict.verdict}, see {whole.report}. Name the seed with which it did (--seed)."
+    )
+    if as_json:
+        session.json(
+            {
+                "experiment": name,
+                "failed": [],
+                "smallest": None,
+                "again": False,
+                "file": None,
+                "why": why,
+                "runs": _runs(search),
+            }
+        )
+    else:
+        session.out.print(why, soft_wrap=True)
 
 
 def _failed(finished: Finished) -> frozenset[Place]:

@@ -134,26 +134,10 @@ def job(
     by_place = {} if code else _run_alone(session, jobs_alone)
     disturbed = interference.interference(result, by_place)
     if as_json:
-        more = (
-            {"interference": [{**asdict(disturbance), "ratio": disturbance.ratio} for disturbance in disturbed]}
-            if alone
-            else {}
-        )
+        more = {"interference": [{**asdict(item), "ratio": item.ratio} for item in disturbed]} if alone else {}
         session.json(result.to_dict() | more)
     else:
-        _print_groups(session, spec, result, disturbed)
-        times = (
-            f"; iteration P50 {result.iteration_p50_ns / 1e6:.1f} ms, P95 {result.iteration_p95_ns / 1e6:.1f}, "
-            f"P99 {result.iteration_p99_ns / 1e6:.1f}"
-        )
-        session.out.print(
-            f"{result.iterations_completed} iterations, {result.wrong_elements} wrong elements"
-            f"{times if result.iterations_completed else ''}"
-        )
-        if result.storage_times is not None:
-            session.out.print(_storage_text(result.storage_times))
-        if result.readers:
-            session.out.print(_readers_text(result), soft_wrap=True)
+        _print_job(session, spec, result, disturbed)
     if code and alone:
         session.err.print("no group was run alone, because the whole job failed")
     return max(
@@ -161,8 +145,25 @@ def job(
     )
 
 
+def _print_job(session: Session, spec: JobSpec, result: JobResult, disturbed: Sequence[Interference]) -> None:
+    """Print the table of groups, the times of iterations, and the times of storage."""
+    _print_groups(session, spec, result, disturbed)
+    times = (
+        f"; iteration P50 {result.iteration_p50_ns / 1e6:.1f} ms, P95 {result.iteration_p95_ns / 1e6:.1f}, "
+        f"P99 {result.iteration_p99_ns / 1e6:.1f}"
+    )
+    session.out.print(
+        f"{result.iterations_completed} iterations, {result.wrong_elements} wrong elements"
+        f"{times if result.iterations_completed else ''}"
+    )
+    if result.storage_times is not None:
+        session.out.print(_storage_text(result.storage_times))
+    if result.readers:
+        session.out.print(_readers_text(result), soft_wrap=True)
+
+
 def _code(session: Session, result: JobResult, title: str = "") -> int:
-    """Return the exit code for one job, and report on stderr what is not a plain success, of the job `title`."""
+    """Return the exit code for the job `title`, and report its failure on stderr."""
     if result.wrong_elements:
         if title:
             session.err.print(f"{title}: {result.wrong_elements} wrong elements", soft_wrap=True)

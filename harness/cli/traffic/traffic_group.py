@@ -322,7 +322,7 @@ def collective(
         skew=skew,
         in_place=in_place,
         ranks=ranks,
-        size_bytes=ITEM_BYTES[dtype] if name == "barrier" else read_size(size),  # as a replay says of one
+        size_bytes=ITEM_BYTES[dtype] if name == "barrier" else read_size(size),  # as in a replay
         iterations=iterations,
         warmup=warmup,
         compute_units=compute_units,
@@ -339,17 +339,21 @@ def collective(
     if as_json:
         session.json(result.to_dict())
     else:
-        session.table(COLUMNS, [_collective_row(result)])
-        session.out.print(
-            f"{result.iterations_completed} iterations: P95 {result.time_p95_ns / 1e3:.0f} us, "
-            f"P99 {result.time_p99_ns / 1e3:.0f}, longest {result.time_max_ns / 1e3:.0f}; "
-            f"{len(result.qp_errors)} QP errors, {len(result.rebuilds)} rebuilds"
-        )
-        if result.latency_split is not None:
-            session.out.print(f"mean of an operation on its last rank: {result.latency_split}")
+        _print_collective(session, result)
     if result.wrong_elements:
         return ExitCode.FAIL
     return exit_code(session, result.outcome, result.where)
+
+
+def _print_collective(session: Session, result: CollectiveResult) -> None:
+    session.table(COLUMNS, [_collective_row(result)])
+    session.out.print(
+        f"{result.iterations_completed} iterations: P95 {result.time_p95_ns / 1e3:.0f} us, "
+        f"P99 {result.time_p99_ns / 1e3:.0f}, longest {result.time_max_ns / 1e3:.0f}; "
+        f"{len(result.qp_errors)} QP errors, {len(result.rebuilds)} rebuilds"
+    )
+    if result.latency_split is not None:
+        session.out.print(f"mean of an operation on its last rank: {result.latency_split}")
 
 
 def _collective_row(result: CollectiveResult) -> tuple[str, ...]:

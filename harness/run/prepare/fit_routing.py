@@ -1,4 +1,4 @@
-"""Check that a lab can do a routing scheme, before anything is changed."""
+"""Check that a lab supports a routing scheme, before anything is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["fit_routing", "require_scheme"]
 
 
 def require_scheme(fabric: Fabric, topology: Topology, lab_kind: LabKind, where: str) -> None:
-    """Refuse a scheme that the switches of a lab cannot have; `where` names the option or key that asks for it.
+    """Reject a scheme that a lab's switches do not support; `where` names the option or key that requests it.
 
     Raises:
         Unsupported: a rack lab, or switches without a choice of uplinks.
@@ -35,10 +35,10 @@ def require_scheme(fabric: Fabric, topology: Topology, lab_kind: LabKind, where:
 
 
 def fit_routing(experiment: Experiment, topology: Topology, lab_kind: LabKind, endpoints: Sequence[str]) -> None:
-    """Refuse a scheme that the lab cannot do; `endpoints` are the RNICs of the workload, or hosts by their first RNIC.
+    """Reject a scheme that the lab does not support; `endpoints` are the workload's RNICs, or hosts (the first RNIC).
 
     Raises:
-        ConfigError: a weight for a link that the lab has not.
+        ConfigError: a weight for a link that the lab does not have.
         Unsupported: a rack lab, or switches without a choice of uplinks.
     """
     fabric, source = experiment.fabric, experiment.source

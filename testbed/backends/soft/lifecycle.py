@@ -59,7 +59,7 @@ __all__ = [
     "vms",
 ]
 
-PATIENCE_S = {"look": 3.0, "before broken": 15.0, "before ending": 60.0}
+PATIENCE_S = {"at first": 3.0, "before broken": 15.0, "before ending": 60.0}
 """How long a VM may take to send its SSH banner: at first, before its lab is called broken, and before it is ended.
 
 VMs of a busy machine have taken more than three seconds.
@@ -204,7 +204,7 @@ def purge(inventory: Inventory) -> bool:
 def reset(inventory: Inventory, progress: Progress, *, lab: lab_module.Lab | None = None) -> None:
     """Restore a running lab from its snapshot, even if VMs have died. SSH connections end, SSH ports stay.
 
-    Those of an open `lab` are replaced: to open one costs an emulated machine as much as ten commands.
+    The connections of an open `lab` are replaced: a new one costs an emulated machine as much CPU time as ten commands.
 
     Each VM gets a new QEMU process. Loading the snapshot into the running one would move the guest's clocks forward by
     the time since it was taken (QEMU's tick counter never goes back: softmmu/cpu-timers.c), and every timer in the
@@ -251,13 +251,13 @@ def reset(inventory: Inventory, progress: Progress, *, lab: lab_module.Lab | Non
             raise
 
 
-def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> Status:
+def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["at first"]) -> Status:
     """Query the current state of a lab. A VM that sends no SSH banner within `patience_s` is reported as silent."""
     folder = lab_dir(inventory.name)
     state = read_state(folder) if folder.exists() else None
     snapshot = read_snapshot(folder) if folder.exists() else None
 
-    def look(machine: Vm) -> VmStatus:
+    def status_of(machine: Vm) -> VmStatus:
         known = state.vms.get(machine.machine.name) if state else next(iter(fleet.unrecorded(machine)), None)
         alive = known is not None and vm.is_alive(machine, known)
         return VmStatus(
@@ -269,7 +269,7 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> S
             panic=serial_console.panic(machine.console) if known else None,
         )
 
-    statuses = fleet.in_parallel(vms(inventory), look)
+    statuses = fleet.in_parallel(vms(inventory), status_of)
     if state is None and any(machine_status.alive for machine_status in statuses):
         word = "broken"  # its record is lost; `down` finds its processes by their disks
     elif state is None:
@@ -291,7 +291,7 @@ def patient_status(
 ) -> Status:
     """Query the state of a lab. Running VMs that do not answer are queried again, for up to `patience_s`."""
     now = status(inventory)
-    silent = [one.name for one in now.vms if one.alive and not one.ssh and not one.panic]
+    silent = [machine.name for machine in now.vms if machine.alive and not machine.ssh and not machine.panic]
     if not silent:
         return now
     progress(f"{', '.join(silent)}: slow to answer; waiting up to {patience_s:.0f} s")
@@ -410,7 +410,9 @@ def _wake(inventory: Inventory, progress: Progress, lab: lab_module.Lab | None) 
 def _write_runtime(inventory: Inventory, folder: Path, state: LabState, host_keys: dict[str, str]) -> None:
     lines = [f"[127.0.0.1]:{state.vms[name].ssh_port} {key}\n" for name, key in host_keys.items()]
     (folder / "known_hosts").write_text("".join(lines))
-    ssh_access.write_ansible_addresses(inventory, folder, {name: x.ssh_port for name, x in state.vms.items()})
+    ssh_access.write_ansible_addresses(
+        inventory, folder, {name: machine.ssh_port for name, machine in state.vms.items()}
+    )
 
 
 def _end_all(inventory: Inventory, folder: Path) -> bool:

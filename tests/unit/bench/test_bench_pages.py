@@ -33,5 +33,5 @@ def test_bench_goal_is_shown_as_a_coloured_word(capsys):
 
 
 def test_bench_median_of_an_even_number_of_ratios_is_between_the_middle_two():
-    """It was the higher one, which reached goals that the median missed."""
+    """The higher of the two was printed as the median, and reached goals that the median missed."""
     assert ratio("a / b", [0.5, 0.6, 0.8, 0.9], 0.75)[1:] == ("0.70", "0.50..0.90, n=4", ">= 0.75", "missed")

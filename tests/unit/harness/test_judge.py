@@ -596,7 +596,7 @@ def test_judge_workload_that_moved_nothing_is_inconclusive_although_its_faults_a
     ],
 )
 def test_judge_wrong_bytes_of_flows_are_a_check_of_their_own(checked, wrong, failure, expected):
-    """They used to be only a reason why the workload failed: one of a host that a fault took away hid them."""
+    """Wrong bytes used to be only a reason why the workload failed, and a lost host's reason hid them."""
     run = msgspec.structs.replace(synthetic_run(), checked_bytes=checked, wrong_bytes=wrong, failure=failure)
     result = verdict_of(run)
     assert [check.verdict for check in result.checks if check.name == "wrong_bytes"] == ([expected] if expected else [])

@@ -202,7 +202,7 @@ def test_fault_needs_evidence_that_no_fault_of_another_shell_may_have_moved(
 
 @pytest.mark.parametrize("paused_s", [0.0, 5.0])
 def test_fault_of_a_vm_that_was_paused_meanwhile_is_not_proven(lab, injecting, qemu, monkeypatch, paused_s):
-    """Its holder counted 0.5 s by a clock that stood still: by everything else it was on for 5.5 s."""
+    """The holder measured 0.5 s with a clock that stood still; by other clocks the fault was on for 5.5 s."""
     with injecting() as injector:
         fault = injector.prepare(flap(lab, HOLD_S))
         fault.arm()

@@ -84,7 +84,7 @@ def test_journal_continues_after_a_truncated_record(tmp_path_factory, data):
 
 
 def test_journal_record_after_a_broken_line_in_the_middle_is_read(tmp_path):
-    """It used to hide all records after it. Two commands may append to one file, and one of them was killed."""
+    """A broken line used to hide all later records. It occurs if one of two commands that append is killed."""
     path = tmp_path / "journal.jsonl"
     with Journal(path) as first:
         first.note("before")

@@ -225,7 +225,7 @@ def test_preflight_of_another_format_is_refused(content):
     ],
 )
 def test_preflight_with_lists_of_another_type_is_refused(tmp_path, changes, message):
-    """They used to end in a traceback."""
+    """Such lists used to end in a traceback."""
     (tmp_path / "p.json").write_text(json.dumps({"wrong": [], "checked": ["gpu-health"], **changes}))
     error = command("--runs", tmp_path, "--preflight", tmp_path / "p.json").exception
     assert isinstance(error, UsageError), error

@@ -125,7 +125,7 @@ def test_kernel_guard_counts_only_messages_since_it_started():
 
 @pytest.mark.parametrize("when", ["before the test", "after the test"])
 def test_kernel_log_that_cannot_be_read_is_unknown(when):
-    """It used to count as a log without messages. A watcher that starts late has not recorded what came before."""
+    """An unreadable log used to count as one without messages. A watcher that starts late lacks earlier messages."""
     lab = Kernels()
     lab.unread = ("host2",) if when == "before the test" else ()
     guard = KernelGuard(lab)
@@ -257,7 +257,7 @@ def test_watcher_sends_a_kernel_message_at_once():
 
 
 def test_lab_kernel_log_includes_what_was_sent_before_a_reboot(monkeypatch):
-    """The watcher of before the reboot is gone at the next reading; the new one is asked for what comes after."""
+    """The watcher from before the reboot is gone at the next reading; a new one returns the messages after it."""
     lab = object.__new__(Lab)
     lab.kernel_messages = KernelMessages()
     requests, answers = [], [{"boot": "1", "after": 3, "messages": []}, {"boot": "2", "after": 1, "messages": ["3 c"]}]

@@ -263,7 +263,7 @@ def test_unreadable(lab):
 
 
 def test_plugin_test_whose_kernel_logs_cannot_be_read_is_inconclusive(pytester, rack):
-    """It used to pass, as if the kernels had reported nothing."""
+    """Such a test used to pass, as if the kernels had reported nothing."""
     pytester.makepyfile(test_x=UNREADABLE)
     result = on_rack(pytester)
     result.assert_outcomes(passed=1, errors=1)
@@ -433,7 +433,7 @@ def test_dirty(proven):
 
 
 def test_plugin_exit_code_in_junit_is_that_of_the_whole_test(pytester, rack):
-    """It was that of the receipts alone: 0 for a test that failed, and for one that left the lab DIRTY."""
+    """The exit code was that of the receipts alone: 0 for a failed test, and for one that left the lab DIRTY."""
     pytester.makepyfile(test_x=ENDS)
     on_rack(pytester, "--junitxml=j.xml").assert_outcomes(passed=4, failed=1, xfailed=1, errors=3)
     codes = {

@@ -116,7 +116,7 @@ def test_compare_higher_bandwidth_is_better():
 
 
 def test_bus_bandwidth_is_that_of_the_mean_collective():
-    """It was that of the median one: collectives that a fault held up for long changed nothing."""
+    """The bandwidth of the median collective did not show collectives that a fault had delayed for long."""
     run = without_faults(synthetic_run())
 
     def held_up(series):

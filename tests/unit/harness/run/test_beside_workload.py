@@ -135,7 +135,7 @@ def trip(at, *, came=True, whole_ns=500, there=THERE):
 
 
 def test_one_way_counts_a_probe_and_its_answer_separately():
-    """Of three probes one is answered, one is lost on its way, and the answer to one is lost."""
+    """One of three probes is answered, one is lost on its way, and the answer to the third is lost."""
     lost_back = Trip(there=THERE, back=OTHER[::-1], echo=echo(None, 2))
     journeys = {one.path: (one.sent, one.lost) for one in one_way([trip(0), trip(1, came=False), lost_back])}
     assert journeys == {THERE: (3, 1), THERE[::-1]: (1, 0), OTHER[::-1]: (1, 1)}

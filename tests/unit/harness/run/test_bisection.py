@@ -169,7 +169,7 @@ def test_bisection_that_ends_early_compares_the_lab_and_reports_its_state(monkey
 
 
 def test_bisection_interrupted_while_the_lab_is_compared_reports_its_state(monkeypatch):
-    """Its scheme is still on the switches: Ctrl-C during the comparison ended it with 3 and without the reason."""
+    """The scheme is still on the switches. The command used to end with 3 and without the reason."""
     looks = iter(
         [KeyboardInterrupt(), Outcome(state="DIRTY", reasons=(), sentence="the lab is DIRTY: a scheme is left")]
     )

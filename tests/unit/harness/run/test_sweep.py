@@ -301,7 +301,7 @@ def test_run_with_an_unmet_condition_has_no_number_though_its_verdict_is_fail(na
 
 
 def test_sweep_value_of_a_recovery_that_did_not_end_has_no_upper_end():
-    """Its interval is that of the lower bound: the table said that the truth was at least 5 s, and at most 5.1 s."""
+    """The interval is one of the lower bound. The table showed the true value as between 5 s and 5.1 s."""
     verdict = VerdictFile(
         experiment="x", seed=1, lab="soft", verdict=Verdict.FAIL, checks=(), faults=(), lab_state="CLEAN"
     )

@@ -380,7 +380,7 @@ def test_fault_of_a_link_queries_no_guest(tmp_path):
 
 
 def test_holder_with_a_claim_and_no_stored_revert_is_ended_with_the_lab(tmp_path):
-    """It has prepared its fault, and arms it next. A reset removed its claim and let it run."""
+    """Such a holder has prepared its fault and arms it next. A reset used to remove the claim and leave the holder."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as holder:
         (tmp_path / "x.claim").write_text(json.dumps(identity(holder.pid)))
         discard_all(str(tmp_path))

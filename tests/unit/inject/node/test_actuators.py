@@ -378,7 +378,7 @@ def test_child_has_the_holders_scheduling_policy_and_other_processes_do_not():
 
 
 def test_memory_actuator_allocates_and_frees_memory(monkeypatch):
-    """It takes all available memory except the given rest. The count is the kernel's pressure stall information."""
+    """The actuator takes all available memory but the given rest; its count is the kernel's pressure stall time."""
     stalled = iter([100, 100, 350])
     monkeypatch.setattr(memory, "_stalled_us", lambda: next(stalled))
     actuator = MemoryActuator(left_mib=memory._available_mib() - 200)

@@ -84,7 +84,7 @@ def test_hog_of_which_one_process_was_killed_is_lost(monkeypatch):
 
 
 def test_background_load_whose_process_was_stopped_is_lost():
-    """It exists and sends nothing."""
+    """A stopped process exists, but sends nothing."""
     load = BackgroundActuator(
         sources=[(None, "127.0.0.1")], destination="127.0.0.1", rate_bps=1_000_000, flows=1, size_bytes=1000
     )

@@ -58,13 +58,13 @@ def test_fault_of_a_living_command_counts_until_its_planned_end(lab):
 
 @pytest.mark.parametrize("for_s", [300.0, 25.0 - audit_log.UNSEEN_S])
 def test_fault_of_a_command_that_was_killed_does_not_count_until_its_planned_end(lab, for_s):
-    """Its lease ended it, and the lab was compared since. A later fault at the planned end was not proven."""
+    """The lease has ended the fault, and the lab was compared since. A fault at the planned end was not proven."""
     record(lab, "arming", seconds_ago=30, process=dead_process(), for_s=for_s)
     assert others(lab, ended=dead_processes(lab.state_dir)) == []
 
 
 def test_fault_of_a_command_that_is_killed_during_this_one_counts_until_its_lease_is_over(lab):
-    """It used to be skipped as soon as its process was dead, although its target kept it for its lease."""
+    """Such a fault used to be skipped once its process was dead, although the target kept it for its lease."""
     ended = dead_processes(lab.state_dir)
     record(lab, "arming", seconds_ago=8, process=dead_process(), for_s=2.0)
     assert others(lab, ended=ended) == [("host1:rxe1", False)]

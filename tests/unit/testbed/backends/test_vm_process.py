@@ -150,7 +150,7 @@ def test_end_recorded_qemu_from_another_environment_ends_it(mini, folder, machin
 
 def test_slow_vm_is_queried_again_before_its_lab_counts_as_broken(mini, folder, machine, qemu, monkeypatch):
     record(folder, qemu(machine))
-    needs_s = lifecycle.PATIENCE_S["look"] + 1
+    needs_s = lifecycle.PATIENCE_S["at first"] + 1
     monkeypatch.setattr(lifecycle.fleet, "greets", lambda _port, *, timeout_s: timeout_s > needs_s)
     lines = []
     now = lifecycle.patient_status(mini, lines.append)
@@ -217,7 +217,7 @@ def test_purge_leaves_a_lab_alone_that_comes_up_while_old_files_are_removed(mini
 
 
 def test_lock_of_a_lab_that_was_purged_meanwhile_is_refused(tmp_path, monkeypatch):
-    """It would lock a file that no other command can see."""
+    """The lock would be on a removed file, which no other command can open."""
     real = lab_state.fcntl.flock
 
     def purged(handle, how):

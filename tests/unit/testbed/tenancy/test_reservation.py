@@ -486,7 +486,7 @@ def faultbed(home, forked):
 
 
 def test_purge_does_not_report_its_own_reservation_as_lost(faultbed, home):
-    """It goes with the lab's folder; `down --purge` ended with 3 and "another user released it by force"."""
+    """The purge removes the reservation with the lab's folder. The command ended with "another user released it"."""
     done = faultbed("--lab", "soft-mini", "down", "--purge")
     assert (done.returncode, done.stderr) == (0, "soft-mini was not up\n")
     assert not list((home / "labs").iterdir())

@@ -323,7 +323,7 @@ def test_fitted_sizes_are_divisible_and_above_zero(rows, scale):
 
 @pytest.mark.parametrize(("size_bytes", "scale"), [(10**400, 1.0), (1024, 1e308)], ids=["size", "scale"])
 def test_fitted_size_that_is_no_number_of_bytes_is_refused(size_bytes, scale):
-    """It used to be an internal error."""
+    """Such a size used to be an internal error."""
     one = dataclasses.replace(traces.load(TRACES / "ranking.json").operations[4], size_bytes=size_bytes)
     with pytest.raises(UsageError, match="t: record 7: the size of this all-reduce"):
         traces.fitted(Trace(source="t", format="param", ranks=4, operations=(one,)), ranks=4, scale=scale)

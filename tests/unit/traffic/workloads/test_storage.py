@@ -309,7 +309,7 @@ def spoil_header(path, old, new):
 
 
 def test_checkpoints_that_are_not_of_the_job_are_named_and_the_newest_of_the_job_is_used(tmp_path, loop):
-    """Of another generation, with fewer ranks, or with more: each is complete and intact by itself, and newer."""
+    """The newer sets are of another generation, or have fewer or more ranks; each is complete and intact by itself."""
     lab, server = on_this_machine(tmp_path)
     for rank in (0, 1):
         stored_by(server, loop, rank, 0, b"s")
