@@ -90,20 +90,27 @@ def against_perftest(
     rows = []
     for size in sizes:
         spec = flow_run.FlowSpec(src=src, dst=dst, message_bytes=size, qps=qps, duration_s=seconds, qp=PATIENT)
-        ours: list[float] = []
-        theirs: list[float] = []
+        engine_bps: list[float] = []
+        perftest_bps: list[float] = []
         failed = 0
         for turn in range(repeats):
-            for is_ours in (True, False) if turn % 2 == 0 else (False, True):
-                if is_ours:
-                    ours.append(_engine(lab, spec))
+            for is_engine in (True, False) if turn % 2 == 0 else (False, True):
+                if is_engine:
+                    engine_bps.append(_engine(lab, spec))
                 else:
                     bps, tries = _with_retries(lambda: ib_write_bw(lab, *ends, size=size, qps=qps, seconds=seconds))  # noqa: B023
-                    theirs.append(bps)
+                    perftest_bps.append(bps)
                     failed += tries - 1
-            progress(f"{size} B: engine {ours[-1] / 1e9:.3f}, ib_write_bw {theirs[-1] / 1e9:.3f} Gb/s")
-        rates = {"engine_bps": tuple(ours), "perftest_bps": tuple(theirs)}
-        rows.append(Row(message_bytes=size, qps=qps, perftest_failed=failed, **rates))
+            progress(f"{size} B: engine {engine_bps[-1] / 1e9:.3f}, ib_write_bw {perftest_bps[-1] / 1e9:.3f} Gb/s")
+        rows.append(
+            Row(
+                message_bytes=size,
+                qps=qps,
+                engine_bps=tuple(engine_bps),
+                perftest_bps=tuple(perftest_bps),
+                perftest_failed=failed,
+            )
+        )
     return tuple(rows)
 
 
@@ -122,8 +129,8 @@ def round_trips(lab: TrafficLab, *, src: str, dst: str, repeats: int = 3) -> tup
         result = flow_run.start(lab, spec).wait(GRACE_S)
         if result.outcome != "completed" or result.latency is None:
             raise LabError(f"bench: the probe ended as {result.outcome} ({result.where or result.qp_errors})")
-        theirs_ns, _tries = _with_retries(lambda: ib_write_lat(lab, *ends, size=LATENCY_BYTES))
-        ratios.append(result.latency.p50_ns / (2 * theirs_ns))
+        one_way_ns, _tries = _with_retries(lambda: ib_write_lat(lab, *ends, size=LATENCY_BYTES))
+        ratios.append(result.latency.p50_ns / (2 * one_way_ns))
     return tuple(ratios)
 
 
@@ -204,4 +211,4 @@ def _column(output: str, size: int, column: int) -> float:
         fields = line.split()
         if len(fields) > column and fields[0] == str(size):
             return float(fields[column])
-    raise LabError(f"no line for {size} bytes in what perftest printed: {json.dumps(output[-500:])}")
+    raise LabError(f"no line for {size} bytes in the output of perftest: {json.dumps(output[-500:])}")

@@ -54,9 +54,9 @@ def _run(command: click.Command, name: str) -> int:
         _say(str(error))
         return error.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
-        return _tell_interrupted(error)
+        return _report_interrupted(error)
     except Exception as error:  # noqa: BLE001 - ended with the code that is its own
-        _tell_unforeseen(error)
+        _report_unforeseen(error)
         return ExitCode.ERROR
 
 
@@ -74,7 +74,7 @@ def _main(command: click.Command, name: str) -> int:
         raise BrokenPipeError(errno.EPIPE, "a pipe or socket was closed by its other end") from None
 
 
-def _tell_interrupted(error: BaseException) -> int:
+def _report_interrupted(error: BaseException) -> int:
     """Say no more than the command has seen; click turns a KeyboardInterrupt into an Abort."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, Interrupted):  # another Ctrl-C may follow what was seen
@@ -86,7 +86,7 @@ def _tell_interrupted(error: BaseException) -> int:
     return ExitCode.ERROR
 
 
-def _tell_unforeseen(error: Exception) -> None:
+def _report_unforeseen(error: Exception) -> None:
     """Report an unexpected exception: an error of the machine in one line, a defect of ours with its traceback."""
     if isinstance(error, BrokenPipeError) and not _has_reader(1):
         return

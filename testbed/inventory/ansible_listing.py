@@ -30,7 +30,8 @@ from testbed.shipped import playbooks
 __all__ = ["digest_of", "listing"]
 
 _MOST_VALUES = 1_000_000
-_ASK_TIMEOUT_S = 60.0
+"""Values that aliases may expand to: far more than the inventory of the largest lab has."""
+_LISTING_TIMEOUT_S = 60.0
 _TEMPLATES = (b"{{", b"{%")
 
 
@@ -82,14 +83,14 @@ def _refuse_bad_yaml(path: Path, text: str) -> None:
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}: not a YAML inventory: the top must be a mapping with `all:`")
     try:
-        twice, size = _inspect(root)
+        repeated_keys, size = _inspect(root)
     except RecursionError:
         raise ConfigError(f"{path}: nested too deep, or an anchor (&) that holds an alias (*) of itself") from None
     if size > _MOST_VALUES:
         words = f"its aliases (*) stand for {size:,} values, more than {_MOST_VALUES:,}; write them out, or use fewer"
         raise ConfigError(f"{path}: {words}")
-    if twice is not None:
-        raise ConfigError(f'{path}:{twice[1]}: "{twice[0]}" is written twice in one mapping')
+    if repeated_keys is not None:
+        raise ConfigError(f'{path}:{repeated_keys[1]}: "{repeated_keys[0]}" is written twice in one mapping')
 
 
 def _compose(text: str) -> yaml.Node | None:
@@ -111,7 +112,7 @@ def _inspect(root: yaml.Node) -> tuple[tuple[str, int] | None, int]:
     Raises:
         RecursionError: the nesting is too deep, or an anchor contains itself.
     """
-    twice: list[tuple[str, int]] = []
+    repeated_keys: list[tuple[str, int]] = []
     sizes: dict[int, int] = {}
 
     def size_of(node: yaml.Node) -> int:
@@ -124,7 +125,7 @@ def _inspect(root: yaml.Node) -> tuple[tuple[str, int] | None, int]:
             keys: set[str] = set()
             for key, _ in node.value:
                 if isinstance(key.value, str) and key.value in keys:
-                    twice.append((key.value, key.start_mark.line + 1))
+                    repeated_keys.append((key.value, key.start_mark.line + 1))
                 keys.update([key.value] if isinstance(key.value, str) else [])
             size = 1 + sum(size_of(key) + size_of(value) for key, value in node.value)
         elif isinstance(node, yaml.SequenceNode):
@@ -135,7 +136,7 @@ def _inspect(root: yaml.Node) -> tuple[tuple[str, int] | None, int]:
         return size
 
     size = size_of(root)
-    return min(twice, key=lambda repeated: repeated[1], default=None), size
+    return min(repeated_keys, key=lambda repeated: repeated[1], default=None), size
 
 
 def digest_of(path: Path, answer: Mapping[str, Any]) -> str:
@@ -192,12 +193,12 @@ def _run_ansible_inventory(path: Path) -> dict[str, Any]:
             env=env,
             capture_output=True,
             text=True,
-            timeout=_ASK_TIMEOUT_S,
+            timeout=_LISTING_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"{path}: ansible-inventory did not answer within {_ASK_TIMEOUT_S:.0f} s; run it by hand"
+            f"{path}: ansible-inventory did not answer within {_LISTING_TIMEOUT_S:.0f} s; run it by hand"
         ) from None
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "Failed to parse" in line]

@@ -107,6 +107,6 @@ def test_dead_link_kills_queue_pair_and_job_rebuilds_it(lab, traffic, inject):
 
     assert receipt.proved, receipt.unproven
     assert result.outcome == "recovered"
-    assert result.qp_errors, "a rebuild that nobody reports is hidden"
+    assert result.qp_errors, "a rebuild without a reported QP error is hidden"
     assert all(rebuild.recovered_ns for rebuild in result.rebuilds)
     assert result.wrong_elements == 0

@@ -169,7 +169,7 @@ def test_gpu_neighbours_compute_are_counted_and_end(rank, pcie):
         until(lambda: neighbours.hits() > done)
         reading = neighbours.read()
         assert (reading["applied"], reading["processes"]) == (True, 2)
-        # In a container NVML tells process ids of the host's: then nobody is found, and the fault is not proved.
+        # In a container NVML reports process ids of the host: then no process is found, and the fault is not proved.
         if rank.pid in nvml.computing(pcie):
             assert reading["computing"] == 2
         assert min(rank.took_s(200) for _ in range(3)) / alone_s > 1.5, "time slices among three processes"

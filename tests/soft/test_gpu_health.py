@@ -153,7 +153,7 @@ def test_job_whose_gpu_has_an_uncontained_error_restarts_on_the_spare_and_its_ho
     assert "XID 95" in restart.reason
     assert {state.wrong for state in measured.resilience.states} == {0}
     now = {"origin": "run", "at": datetime.now(UTC)}
-    assert listed(readings_of_run(measured, **now), topology=lab.topology) == {}, "the injector blames nobody"
+    assert listed(readings_of_run(measured, **now), topology=lab.topology) == {}, "the injector blames no part"
     readings = readings_of_run(measured, **now, rehearsal=True)
     strikes = strikes_of_run(measured, done.verdict, **now, rehearsal=True)
     assert listed(readings, strikes, topology=lab.topology)["host3:gpu0"] == ("host3", "drain")

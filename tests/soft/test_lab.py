@@ -256,7 +256,7 @@ def test_two_labs_run_side_by_side_and_end_without_leftovers(lab):
         pytest.skip("the second lab of this test is soft-mini itself")
     other = inventory_module.load(shipped.inventories() / "soft-mini.yml")
     if lifecycle.status(other).state == "up":
-        pytest.skip("soft-mini is up already: it is somebody's")
+        pytest.skip("soft-mini is up already: another session uses it")
     had_snapshot = lifecycle.status(other).snapshot
     before = fingerprint.capture(lab)
     lifecycle.up(other, lambda _: None)

@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ACKs again": ("packet.forge", {"what": "ack", "to": "sender"}),
     "forged CNPs": ("packet.forge", {"what": "cnp", "to": "sender"}),
     "data again": ("packet.forge", {"what": "replay"}),
-    "to a QP that nobody has": ("packet.forge", {"what": "stray"}),
+    "to a QP that does not exist": ("packet.forge", {"what": "stray"}),
     "a wrong transport version": ("packet.forge", {"what": "malformed"}),
     "slow link": ("link.rate", {"rate": 2}),
     "silent one way": ("link.oneway", {}),

@@ -66,7 +66,7 @@ class Switches:
             True,
         )
         self.changes = {}
-        """Parts of the state of every switch that somebody has overwritten."""
+        """Parts of the state of every switch that another program has overwritten."""
 
     def carrier(self, _name):
         return SimpleNamespace(name="fabric")

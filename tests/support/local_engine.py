@@ -143,7 +143,7 @@ class Rnic:
         opcode, dst, src, wr_id, address, _size, imm, signalled = head
         qp = self.qps.get(dst)
         if qp is None or not qp.up:
-            if opcode == WRITE:  # nobody confirms it
+            if opcode == WRITE:  # it is not acknowledged
                 stream.send(HEAD.pack(REFUSED, src, dst, wr_id, 0, 0, 0, signalled))
             return
         if opcode == REFUSED:
@@ -235,7 +235,7 @@ class RcQp:
             WRITE, self.peer["qpn"], self.qpn, request.wr_id, request.remote, len(data), request.imm_data,
             request.signalled,
         )  # fmt: skip
-        with contextlib.suppress(OSError):  # nobody is there: it is not confirmed
+        with contextlib.suppress(OSError):  # the receiver is gone: the message is not acknowledged
             self.rnic.stream_to(self.peer["address"]).send(head + data)
 
     def psns(self):

@@ -91,11 +91,11 @@ Statistics:
   uncorrectable_blocks: 3
      rx_crc_errors_phy: 0
      rx_pcs_symbol_err_phy: {beyond}
-     rx_corrected_bits_phy: {mended}
+     rx_corrected_bits_phy: {corrected}
      rx_symbol_err_phy: 0
 """
-FIRST = FEC.format(at="1763728000.500000000", beyond=17, mended=1000)
-LAST = FEC.format(at="1763728003.000000000", beyond=17, mended=9000)
+FIRST = FEC.format(at="1763728000.500000000", beyond=17, corrected=1000)
+LAST = FEC.format(at="1763728003.000000000", beyond=17, corrected=9000)
 SONIC_PORT = {"dscp_to_tc_map": "FAULTBED", "tc_to_queue_map": "FAULTBED", "pfc_enable": "3", "pfcwd_sw_enable": "3"}
 
 

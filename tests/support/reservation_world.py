@@ -65,7 +65,7 @@ class JumpHost:
         up_s = self.world.true_s - self.booted_s
         day_s = self.world.true_s + self.day_ahead_s
         stamps = f"boot{self.boots}\n{up_s:.2f}\n{day_s:.3f}\n"
-        if self.world.broken == "clock":  # as it was: the clock of day, whoever sets it
+        if self.world.broken == "clock":  # as in earlier versions: the time of day, which any user may set
             stamps = f"boot{self.boots}\n{day_s:.3f}\n{day_s:.3f}\n"
         self.world.pause(user, remote=True)
         return 0, stamps + ("none\n" if self.json is None else f"book\n{self.json}")
@@ -252,7 +252,7 @@ class World:
             try:
                 book = msgspec.json.decode(self.jump.json, type=reservation_store._File)
             except msgspec.DecodeError:
-                self.doubles.append("nobody can read the book")
+                self.doubles.append("the book cannot be read")
                 return
             known = live(book.entries, now_s=book.clock.written_s)
             self.doubles += [(a.token, b.token) for a in known for b in known if a is not b and conflicts(a, b)]

@@ -19,7 +19,7 @@ from traffic.engine.task_specs import Plan
 from traffic.schedules import cost
 from traffic.traces import Trace
 from traffic.workloads.ranks import RanksSpec, check_completion_queues, place, rank_plan
-from traffic.workloads.replay_batches import MADE_BYTES, Batch, ReplaySpec, batches, check, whole
+from traffic.workloads.replay_batches import CONVERTED_JOB_BYTES, Batch, ReplaySpec, batches, check, whole
 from traffic.workloads.replay_result import Execution, ReplayResult, RoundsResult, result, rounds
 
 __all__ = ["execute", "run", "start", "start_trace", "timeout_s"]
@@ -100,7 +100,7 @@ def start_trace(
         LabError: the workload could not be started; nothing is left running.
     """
     common = {field.name: getattr(spec, field.name) for field in fields(RanksSpec)}
-    as_replay = ReplaySpec(**common, repeat=repeat, batch_bytes=MADE_BYTES)
+    as_replay = ReplaySpec(**common, repeat=repeat, batch_bytes=CONVERTED_JOB_BYTES)
     check(as_replay)
     return _start_whole(lab, as_replay, place(lab, spec), trace, finish, on_event)
 

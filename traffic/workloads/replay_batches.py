@@ -22,13 +22,13 @@ from traffic.traces import Operation, Trace
 from traffic.workloads.collective import REDOPS
 from traffic.workloads.ranks import ITEM_BYTES, RanksSpec, check_queue_pairs
 
-__all__ = ["MADE_BYTES", "Batch", "ReplaySpec", "batches", "check", "whole"]
+__all__ = ["CONVERTED_JOB_BYTES", "Batch", "ReplaySpec", "batches", "check", "whole"]
 
 MAX_OPERATIONS = 256
 """Maximum number of operations per batch. It limits the length of the line that configures an engine."""
-MADE_BYTES = 256 << 20
+CONVERTED_JOB_BYTES = 256 << 20
 """Memory of a rank for a job that was converted to a trace. Such a job must be one batch."""
-MADE_OPERATIONS = 2048
+CONVERTED_JOB_OPERATIONS = 2048
 """Maximum number of operations of such a job. The pattern that distinguishes operations repeats after 4,099."""
 
 
@@ -204,12 +204,12 @@ def whole(trace: Trace, spec: ReplaySpec, network: cost.Network) -> Batch:
     Raises:
         UsageError: it does not fit into one batch, or has an operation that is not supported.
     """
-    larger = dataclasses.replace(spec, batch_bytes=MADE_BYTES)
-    single = batches(trace, larger, network, most_operations=MADE_OPERATIONS)
+    larger = dataclasses.replace(spec, batch_bytes=CONVERTED_JOB_BYTES)
+    single = batches(trace, larger, network, most_operations=CONVERTED_JOB_OPERATIONS)
     if len(single) > 1:
         raise UsageError(
-            f"{trace.source} exceeds what a rank can hold at once ({MADE_OPERATIONS} operations, {MADE_BYTES >> 20} "
-            "MiB); scale it down, or use a part of it"
+            f"{trace.source} exceeds what a rank can hold at once ({CONVERTED_JOB_OPERATIONS} operations, "
+            f"{CONVERTED_JOB_BYTES >> 20} MiB); scale it down, or use a part of it"
         )
     return single[0]
 

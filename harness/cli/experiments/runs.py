@@ -328,7 +328,7 @@ def _show_repeated(
     )
     session.out.print(f"\nshares and medians with {repeated.LEVEL:.0%} intervals: exact binomial, order statistics")
     if planned is not None and len(runs) < planned:
-        session.out.print(f"ended after {len(runs)} of {planned}: the lab is DIRTY, `faultbed reset` mends it")
+        session.out.print(f"ended after {len(runs)} of {planned}: the lab is DIRTY, `faultbed reset` restores it")
     session.out.print()
     _show_pool(session, pool)
     session.out.print(f"written to {written}", soft_wrap=True)

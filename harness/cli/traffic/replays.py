@@ -94,7 +94,7 @@ def replay_command(
     planned_batches = batches(trace, spec, network)
     blocking = [note for note in trace.notes if note.blocks]
     if dry_run:
-        _tell_plan(session, spec, trace, planned_batches, as_json=as_json)
+        _show_plan(session, spec, trace, planned_batches, as_json=as_json)
         return ExitCode.PASS
     for note in trace.notes if not as_json else ():
         session.err.print(styled(f"{note.file} record {note.record}: {note.what}", "dim"), soft_wrap=True)
@@ -108,7 +108,7 @@ def replay_command(
     if as_json:
         session.json({**result.to_dict(), "not_replayed": _not_replayed(trace)})
     else:
-        _tell(session, result)
+        _show_result(session, result)
     return ExitCode.FAIL if result.wrong_elements else exit_code(session, result.outcome, result.where)
 
 
@@ -123,7 +123,7 @@ def _replay(session: Session, inventory: Inventory, spec: ReplaySpec, trace: Tra
         return replay.run(lab, spec, trace, on_event=progress_reporter(lab, progress))
 
 
-def _tell_plan(
+def _show_plan(
     session: Session, spec: ReplaySpec, trace: Trace, planned_batches: tuple[Batch, ...], *, as_json: bool
 ) -> None:
     rows = [
@@ -191,7 +191,7 @@ def _waits(batch: Batch) -> list[int]:
     return waits
 
 
-def _tell(session: Session, result: ReplayResult) -> None:
+def _show_result(session: Session, result: ReplayResult) -> None:
     session.table(
         COLUMNS,
         [

@@ -81,7 +81,7 @@ def inference_command(
     if as_json:
         session.json(result.to_dict())
     else:
-        _tell(session, result)
+        _show_result(session, result)
     low, high = result.slo_attainment_range
     if result.wrong_elements or (result.outcome != "failed" and high < slo_share):
         return ExitCode.FAIL
@@ -96,7 +96,7 @@ def inference_command(
     return code
 
 
-def _tell(session: Session, result: InferenceResult) -> None:
+def _show_result(session: Session, result: InferenceResult) -> None:
     session.table(
         ("requests", "TTFT P50/P99[ms]", "TPOT P50/P95/P99[ms]", "SLO kept", "#wrong"),
         [

@@ -104,19 +104,19 @@ class BackgroundActuator(Actuator):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         payload = bytes(self._size_bytes - _HEADERS)
         per_s = self._rate_bps / 8 / self._size_bytes
-        owed = 0.0  # datagrams that are due, but not yet sent
+        due = 0.0  # datagrams that should have been sent by now
         turn = itertools.cycle(senders)
         began = before = time.monotonic()
         while self._child.is_wanted():
             now = time.monotonic()
             if self._period_s and (now - began) % self._period_s >= self._burst_s:
                 time.sleep(min(_SLICE_S, self._period_s - (now - began) % self._period_s))
-                owed, before = 0.0, time.monotonic()
+                due, before = 0.0, time.monotonic()
                 continue
-            owed = min(owed + (now - before) * per_s, 2 * _SLICE_S * per_s + 1)
+            due = min(due + (now - before) * per_s, 2 * _SLICE_S * per_s + 1)
             before = now
-            while owed >= 1:
-                owed -= 1
+            while due >= 1:
+                due -= 1
                 # Without buffer space, or a route while a link is down, the datagram is lost as it would be in the
                 # fabric.
                 with contextlib.suppress(OSError):

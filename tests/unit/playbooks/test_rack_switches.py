@@ -131,7 +131,7 @@ def test_sonic_tables_omit_sections_without_variables(render):
     assert not {"SWITCH_HASH", "BUFFER_PROFILE", "BUFFER_PG", "BUFFER_QUEUE", "WRED_PROFILE"} & set(made)
     assert "RDMA_BTH_DEST_QP" not in render(HOSTVARS, "leaf1", FIELDS)["SWITCH_HASH"]["GLOBAL"]["ecmp_hash"]
     none = render(HOSTVARS | {"faultbed_qos": HOSTVARS["faultbed_qos"] | {"pfc_priorities": []}}, "leaf1")
-    assert "BUFFER_PG" not in none, "a lossless buffer is of no use to a priority that nobody pauses"
+    assert "BUFFER_PG" not in none, "a lossless buffer is of no use to a priority without PFC"
 
 
 @pytest.fixture

@@ -42,7 +42,9 @@ def test_pipeline_commands_all_exist(path):
             elif words[0].endswith("faultbed"):
                 parse([word.replace("${{ github.run_id }}", "1") for word in words[1:]])
             else:
-                assert words[0] in ("test", "apt-get", "mkdir", "echo", "true", "sudo"), f"nobody checks this: {line}"
+                assert words[0] in ("test", "apt-get", "mkdir", "echo", "true", "sudo"), (
+                    f"no test checks this command: {line}"
+                )
 
 
 def commands(line):

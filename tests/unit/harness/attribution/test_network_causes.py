@@ -115,7 +115,7 @@ def test_attribution_mtu_mismatch_hits_all_data_over_the_link():
     assert (finding.cause, finding.name, finding.confidence) == ("mtu", "rtsw1:host1:rxe0", 0.9)
     network.counts["rtsw1", "ip.FragFails"] += 1
     (finding,) = attribute(network.measured(None, ""))
-    assert (finding.cause, finding.name, finding.confidence) == ("mtu", "rtsw1", 0.5), "nobody else noticed"
+    assert (finding.cause, finding.name, finding.confidence) == ("mtu", "rtsw1", 0.5), "no other machine noticed"
 
 
 def test_attribution_retries_exhausted_while_routes_are_gone_are_no_second_finding():

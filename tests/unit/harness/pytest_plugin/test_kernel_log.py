@@ -35,7 +35,7 @@ def log_entry(text, node="host1", subject="kernel"):
         ("11,813,55002,-;of a daemon, facility 1, level 3", "3 of a daemon, facility 1, level 3"),
         ("4,814,55003,-;WARNING: CPU: 0 PID: 7 at net/core/dev.c:1", "4 WARNING: CPU: 0 PID: 7 at net/core/dev.c:1"),
         ("6,815,55004,-;rtsw1: link becomes ready", None),
-        ("4,816,55005,c;a warning of somebody else", None),
+        ("4,816,55005,c;a warning of another program", None),
     ],
 )
 def test_kernel_log_reports_errors_and_warnings_of_kernel_code(record, expected):

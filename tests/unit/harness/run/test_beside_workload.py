@@ -56,7 +56,7 @@ def test_trip_between_equal_answers_has_a_path():
 @pytest.mark.parametrize(
     "after",
     [path_query(30, 31, OTHER), path_query(30, 31, None), path_query(30, 31, qpns=(17, 19))],
-    ids=["another way", "nobody could tell", "a queue pair that was made anew"],
+    ids=["another path", "an unknown path", "a rebuilt queue pair"],
 )
 def test_trip_next_to_a_change_has_no_path(after):
     with_path, unknown = trips(sent(5, 11, 15, 35), [path_query(0, 0), path_query(10, 12), after, path_query(40, 40)])

@@ -64,7 +64,7 @@ def apply(monkeypatch, tmp_path):
             if flushed:
                 lab.obeys = None
             if overwritten is not None:
-                lab.changes["by somebody"] = overwritten
+                lab.changes["by another program"] = overwritten
             one.check_end(before, after, seconds=seconds, paths=paths)
         assert lab.scheme is None
         return one.receipt()

@@ -340,12 +340,12 @@ def test_watching_stops_when_the_reservation_is_lost():
     """A reservation lost during a fault window used to be noticed only after the window."""
 
     def lost():
-        raise LabError("soft is reserved by somebody else")
+        raise LabError("soft is reserved by another user")
 
     watching = StopWatcher(Guard([]), Live(), lost)
     watching.check_once()
     assert watching.stopped.is_set()
-    assert "somebody else" in str(watching.error)
+    assert "another user" in str(watching.error)
 
 
 class Fault:

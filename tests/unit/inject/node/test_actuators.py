@@ -306,7 +306,7 @@ def test_background_actuator_sends_datagrams_until_it_is_off():
     # The last datagram may have arrived before its sender, which is dead by now, could count it.
     assert sent >= 19
     assert not actuator.read()["applied"]
-    assert not sender.exists(), "nobody is left who could send"
+    assert not sender.exists(), "no process is left that could send"
 
 
 def test_background_actuator_refuses_an_address_of_another_machine():

@@ -443,7 +443,7 @@ def test_discover_port_with_several_lldp_neighbours_is_cabled_to_none(sonic):
     assert gap.place == "host1:rail0"
     assert "rtsw1.example.net (Ethernet0, etp1); rtsw2 (Ethernet0)" in gap.what
     rnic = inventory_draft.tree["all"]["children"]["hosts"]["hosts"]["host1"]["faultbed_rnics"][0]
-    assert rnic["switch"] == "rtsw1", "that switch hears host1, and nobody else"
+    assert rnic["switch"] == "rtsw1", "that switch hears only host1"
 
 
 def test_discover_bmc_without_an_address_is_none():

@@ -281,7 +281,7 @@ def test_inventory_missing_file_error_names_the_nearest_one(tmp_path):
 
 
 BOMB = "  a0: &a0 [x, x]\n" + "".join(f"  a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 200))
-"""200 lists, each of two aliases of the one before: 2**200 values, had somebody to write them out."""
+"""200 lists, each of two aliases of the one before: 2**200 values if they were written out."""
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ CASES = [
         "already used at hosts.host1.front_end.address",
     ),
     (
-        "template that nobody fills in",
+        "template without its values",
         lambda h: put(h["host2"], ansible_host="{{ net }}.12"),
         "host2.ansible_host",
         "not an address",

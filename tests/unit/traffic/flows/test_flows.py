@@ -122,7 +122,7 @@ def test_grants_never_exceed_the_limit_and_reach_every_sender(admit, senders, ch
             granted(grants.leave(who))
             under_way[:] = [other for other in under_way if other != who]
             granted(grants.join(who))
-    assert len(under_way) == min(admit, senders), "nobody waits while there are grants"
+    assert len(under_way) == min(admit, senders), "no sender waits while there are grants"
 
 
 def test_grants_rotate_between_senders():
