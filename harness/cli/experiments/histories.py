@@ -14,7 +14,7 @@ from harness.analysis import noise as noise_module
 from harness.analysis.noise import Conditions, NoiseFloor
 from harness.cli.context import Session, json_option, pass_session, styled
 from harness.experiment.metrics import METRICS
-from harness.record.rundir import RunDir, open_run
+from harness.record.rundir import RunDir, open_run, whole
 from harness.report import history as history_module
 from harness.report import summary
 from harness.report.comparison.compare import Row, compare, differences
@@ -48,7 +48,8 @@ def noise(session: Session, *, run_dirs: tuple[Path, ...], out: Path | None, as_
     _, measured = next(iter(runs.values()))
     kept = out or lab_dir(measured.lab) / noise_module.FILE
     kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_bytes(noise_module.encode(floor))
+    with whole(kept) as temporary:
+        temporary.write_bytes(noise_module.encode(floor))
     if as_json:
         pairs = {name: spread.pair for name, spread in floor.spreads.items()}
         session.json({**msgspec.to_builtins(floor), "pair": pairs, "kept": kept})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -181,6 +183,25 @@ def test_noise_command_keeps_the_floor_for_its_workload(tmp_path, monkeypatch):
     conditions = noise.conditions_in(RunDir(Path(folders[0])), run)
     assert noise.load(folder, conditions).spreads["job_time"].runs == 3
     assert noise.load(folder, msgspec.structs.replace(conditions, workload={"flow": "write"})) is None
+
+
+def test_noise_command_on_a_full_disk_keeps_the_earlier_floor(tmp_path, monkeypatch):
+    """Half of a floor took the place of the earlier one, and every later run was refused because of it."""
+    run, kept = synthetic_run(), tmp_path / "floor.json"
+    folders = [str(finished(tmp_path / str(index), ended(run, index)).path) for index in range(3)]
+    argv = ["noise", *folders, "--out", str(kept)]
+    assert CliRunner().invoke(cli, argv, standalone_mode=False).exception is None
+    before = kept.read_bytes()
+
+    def fill(path, content):
+        with path.open("wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    assert isinstance(CliRunner().invoke(cli, argv, standalone_mode=False).exception, OSError)
+    assert kept.read_bytes() == before
+    assert [path.name for path in tmp_path.glob("*floor*")] == ["floor.json"]
 
 
 def test_comparison_says_which_run_the_noise_floor_does_not_fit(tmp_path, monkeypatch):
