@@ -7,9 +7,10 @@ inventory, workload, faults, routing scheme and what runs beside it), whichever 
 machine (accelerator and number of CPUs). Their verdicts are comparable if they have the same expectations, too.
 
 A value is a regression if it lies beyond the prediction interval of earlier runs: the mean of their logarithms plus t *
-s * sqrt(1 + 1/n), Student's t at 99.5 % (one side), from at least `MIN_EARLIER` of them, none ERROR. A verdict that
-changes from PASS to FAIL is a regression, too, even with undecided runs in between. A value that is only a lower bound
-(goodput was never back) can be a regression, and is no earlier value for others.
+s * sqrt(1 + 1/n), Student's t at 99.5 % (one side), from at least `MIN_EARLIER` of them, none ERROR. A recovery
+must lie beyond it by more than a bin of goodput. A verdict that changes from PASS to FAIL is a regression, too,
+even with undecided runs in between. A value that is only a lower bound (goodput was never back) can be a regression,
+and is no earlier value for others.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ FILE = ".history.sqlite"
 MIN_EARLIER = 4
 _ROUNDING = 1e-9
 """Tolerance for a mean of logarithms. Earlier runs may have identical values, such as a fixed number of iterations."""
+_STEP = {"recovery.total": 0.1, "after_clear.total": 0.1}
+"""Resolution of metrics that are read from bins of goodput, in s: equal times may be a bin apart."""
 TRACKED = ("jct_ratio", "recovery.total", "after_clear.total", "dip", "goodput.mean", "busbw.mean", "iterations")
 """Metrics that are stored and compared. Earlier values of 0 are not compared, nor are missing ones; nothing where there
 always was something is a regression.
@@ -203,9 +206,12 @@ def _worse(metric: str, value: float | None, earlier: Sequence[float]) -> str:
     sign = -1 if metric in HIGHER_IS_BETTER else 1
     if sign * (math.log(value) - middle) <= reach + _ROUNDING:
         return ""
+    limit = math.exp(middle + sign * reach)
+    if sign * (value - limit) <= _STEP.get(metric, 0.0) * (1 + _ROUNDING):
+        return ""
     return (
         f"{value:.3g}, {value / math.exp(middle):.2f} times the earlier value; {len(logs)} earlier runs suggest "
-        f"{'at least' if sign < 0 else 'at most'} {math.exp(middle + sign * reach):.3g}"
+        f"{'at least' if sign < 0 else 'at most'} {limit:.3g}"
     )
 
 

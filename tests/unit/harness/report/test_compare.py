@@ -235,6 +235,14 @@ def test_regressions_one_iteration_below_a_constant_count_is_reported():
     assert len(regressions([*runs, past(9, iterations=39)])) == 1
 
 
+@pytest.mark.parametrize("metric", ["recovery.total", "after_clear.total"])
+def test_regressions_recovery_a_bin_longer_than_equal_ones_is_not_reported(metric):
+    """Four equal recoveries have no deviation, and the next bin was "2.00 times the earlier value"."""
+    quick = [past(number, **{metric: 0.1}) for number in range(4)]
+    assert regressions([*quick, past(9, **{metric: 0.2})]) == ()
+    assert len(regressions([*quick, past(9, **{metric: 0.3})])) == 1
+
+
 def test_regressions_less_bandwidth_is_reported_and_more_is_not():
     runs = [past(number, **{"busbw.mean": value}) for number, value in enumerate([10.0, 10.1, 9.9, 10.05])]
     assert len(regressions([*runs, past(9, **{"busbw.mean": 7.0})])) == 1
