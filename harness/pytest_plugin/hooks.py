@@ -16,8 +16,8 @@
   until it was cleared), and is cleared. `inject(..., prove=False)` exempts one fault, which JUnit and the summary show.
 * Receipts (JSON) and checks go to JUnit properties, and `quarantine` to those of a test that is in it. The property
   `faultbed_exit_code` is what the command line would end with: 0 PASS, 1 FAIL, 2 INCONCLUSIVE (a fault is not proven,
-  or a kernel's log could not be read), 3 ERROR, 5 DIRTY (one is not cleared). The session itself ends with pytest's own
-  codes, of which 2 and 5 mean other things.
+  or a kernel's log could not be read), 3 ERROR (a kernel reported a problem), 5 DIRTY (a fault is not cleared, or the
+  lab has changed). The session itself ends with pytest's own codes, of which 2 and 5 mean other things.
 
 Markers: `soft` (a soft lab), `lab` (a rack), `gpu`, `needs("uplinks >= 2")`.
 """
