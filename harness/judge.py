@@ -314,6 +314,8 @@ def _routing_checks(plan: Plan, receipt: RoutingReceipt | None) -> list[Check]:
         copied = receipt.cleared.copied
         followed = f", {copied} next hops were changed after BGP" if copied else ""
         evidence = [f"{receipt.carried_packets} packets left by ports among which it chooses{marked}{followed}"]
+        if by := sorted({deviation.fault for deviation in receipt.deviations if deviation.fault}):
+            evidence.append(f"BGP lost next hops because of {', '.join(by)}")
     return [
         Check(
             name=f"routing.{scheme}",
@@ -321,8 +323,8 @@ def _routing_checks(plan: Plan, receipt: RoutingReceipt | None) -> list[Check]:
             observed=decisions.agreed,
             bound=decisions.queried,
             unit="count",
-            rule="observed = bound. Applied, the switches' kernels decide as the scheme does, packets seen, held until "
-            "the workload ended, removed",
+            rule="observed = bound. Applied, the switches' kernels decide as the scheme does, packets seen, not "
+            "changed while the workload ran, removed",
             detail="; ".join(evidence),
         )
     ]

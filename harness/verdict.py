@@ -41,6 +41,7 @@ __all__ = [
     "RoutingReceipt",
     "SchemeArmed",
     "SchemeCleared",
+    "SchemeDeviation",
     "Verdict",
     "VerdictFile",
     "decode",
@@ -142,12 +143,28 @@ class SchemeCleared(msgspec.Struct, frozen=True, kw_only=True):
     error: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class SchemeDeviation(msgspec.Struct, frozen=True, kw_only=True):
+    """A time of the workload, in seconds of the run, at which a switch did not route as its scheme was installed.
+
+    `to_s` None: it lasted until the scheme was removed. `cause`: another program changed the scheme, BGP lost next
+    hops, or changes could not be watched. `fault` is the name of the fault that explains lost next hops; empty: none.
+    """
+
+    switch: str
+    cause: Literal["foreign", "bgp", "unwatched"]
+    what: str
+    from_s: float
+    to_s: float | None
+    fault: str = ""
+
+
 class RoutingReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about the routing scheme of a run.
 
     `marked` are the packets that each switch has marked; None: the scheme marks none. `carried_packets` are those that
-    left by ports among which the scheme chooses, while the workload ran; None: not read. `unproven` are the reasons why
-    it does not prove that the scheme routed the workload.
+    left by ports among which the scheme chooses, while the workload ran; None: not read. `deviations` are the times at
+    which a switch did not route by it. `unproven` are the reasons why it does not prove that the scheme routed the
+    workload.
     """
 
     scheme: str
@@ -157,6 +174,7 @@ class RoutingReceipt(msgspec.Struct, frozen=True, kw_only=True):
     decisions: RoutingDecisions
     marked: dict[str, int] | None = None
     carried_packets: int | None = None
+    deviations: tuple[SchemeDeviation, ...] = ()
     cleared: SchemeCleared
     unproven: tuple[str, ...] = ()
 

@@ -32,6 +32,7 @@ from harness.run.prepare.bind_to_lab import needs_baseline, wants_twin
 from harness.run.prepare.resolve import ResolvedRun, refusal, resolve, touched
 from harness.run.restart_lines import restart_lines
 from harness.run.routing import routing_scheme
+from harness.run.routing.scheme_deviations import WorkloadTime, fault_times
 from harness.run.workload_kinds import kind_of
 from inject.injector import Injector, Mutation, longest_lease_s
 from inject.journal import Journal
@@ -236,7 +237,9 @@ def _routed(
                 scheme.check_still_applied()
             else:
                 paths = [path for paths_of_connection in data.paths.values() for path in paths_of_connection]
-                scheme.check_end(data.before, data.after, seconds=data.counted_s, paths=paths)
+                faults = fault_times(resolved.faults, data.receipts)
+                span = WorkloadTime(begin_ns=data.began_ns, t0_ns=data.t0_ns, end_ns=data.end_ns, faults=faults)
+                scheme.check_end(data.before, data.after, seconds=data.counted_s, paths=paths, workload=span)
     finally:
         data.routing = scheme.receipt()
         if is_twin:

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from inject.leases.claim_request import claim_of
 from inject.leases.lease import Lease
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from inject.journal import Journal
     from testbed.lab import Lab
 
-__all__ = ["LEASE_TTL_S", "REMOVAL_TIMEOUT_S", "SchemeLease", "SchemeRelease"]
+__all__ = ["LEASE_TTL_S", "REMOVAL_TIMEOUT_S", "Deviation", "SchemeLease", "SchemeRelease"]
 
 LEASE_TTL_S = 10.0
 """Time without a heartbeat after which the holder removes the scheme."""
@@ -34,6 +34,26 @@ REMOVAL_TIMEOUT_S = 20.0
 """Time that the removal may take beyond the lease; switches that forward under emulation are slow."""
 _LONGEST_S = 24 * 3600.0
 """Window of the lease, longer than any run: the run itself releases the scheme."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """A time during which a switch did not route as its scheme was installed, as the switch's machine recorded it.
+
+    Attributes:
+        cause: `foreign`, `bgp` or `unwatched` (`testbed.node.routing.deviations`).
+        begin_ns: controller time of the kernel's first notification.
+        end_ns: controller time of the last one; None: it had not ended when the scheme was removed.
+        port: port by which BGP lost a next hop to `prefix`; empty for other causes.
+    """
+
+    switch: str
+    cause: Literal["foreign", "bgp", "unwatched"]
+    what: str
+    begin_ns: int
+    end_ns: int | None = None
+    port: str = ""
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +68,7 @@ class SchemeRelease:
     at_ns: int
     by: str = "holder"
     readback: Mapping[str, Any] = field(default_factory=dict)
+    deviations: tuple[Deviation, ...] = ()
     detail: str = ""
 
 
@@ -91,6 +112,7 @@ class SchemeLease:
     ) -> None:
         self._lab, self._journal, self._mutate = lab, journal, mutate
         names = [name for name in tables.switches if lab.carrier(name).name == machine]
+        self._switch_of = {lab.netns(name): name for name in names}
         self.planned = _leased(lab, tables, machine, names)
         self.lease = Lease(lab, self.planned, ttl_s=LEASE_TTL_S)
         self.applied_ns: int | None = None
@@ -138,6 +160,7 @@ class SchemeLease:
             with self._journal.reverting("routing.release", scheme=self.planned.kind) as outcome:
                 self.released = self._release()
                 outcome |= {"ok": self.released.ok, "by": self.released.by, "error": self.released.detail}
+                outcome["deviations"] = [asdict(deviation) for deviation in self.released.deviations]
             event = "routing released" if self.released.ok else "routing not released"
             fields = self._audit_fields() | {"detail": self.released.detail}
             audit_log.try_to_append(self._lab.state_dir, event, **fields)
@@ -157,7 +180,20 @@ class SchemeLease:
             ok=bool(answer["ok"]),
             at_ns=time.monotonic_ns() if at_ns is None else self.lease.offset.to_controller(at_ns),
             readback=answer["readback"],
+            deviations=tuple(map(self._deviation, answer["readback"].get("deviations", ()))),
             detail=answer.get("error") or "",
+        )
+
+    def _deviation(self, recorded: Mapping[str, Any]) -> Deviation:
+        to_controller, end_ns = self.lease.offset.to_controller, recorded["end_ns"]
+        return Deviation(
+            switch=self._switch_of[recorded["netns"]],
+            cause=recorded["cause"],
+            what=recorded["what"],
+            begin_ns=to_controller(recorded["begin_ns"]),
+            end_ns=None if end_ns is None else to_controller(end_ns),
+            port=recorded["port"],
+            prefix=recorded["prefix"],
         )
 
     def _request(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from testbed.node.gpu import health, nvml
 from testbed.node.gpu.xid import XidLog
 from testbed.node.netlink import RTA_MULTIPATH, attributes, next_hops
 from testbed.node.rdma import Rdma
+from testbed.node.routing.owned_numbers import STEER_PRIORITY
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     Counts = Iterator[tuple[str, int]]
 
 __all__ = [
-    "STEER_PRIORITY",
     "Place",
     "cpu_waits",
     "gpu_counts",
@@ -54,8 +54,6 @@ _GETLINK, _GETROUTE, _GETRULE, _GETQDISC, _GETSTATS = 18, 26, 34, 38, 94
 _FRA_PRIORITY = 6
 # RTNH_F_DEAD | RTNH_F_LINKDOWN
 _UNUSABLE = 1 | 16
-STEER_PRIORITY = 900
-"""Priority of the policy rule with which `congestion.hash-collision` sends everything out of one uplink."""
 _ROOT = 0xFFFFFFFF
 _UP = 1
 _LINK, _STATS_MSG, _TC_MSG = struct.Struct("=BxHiII"), struct.Struct("=BxHII"), struct.Struct("=BxxxiIII")

@@ -22,6 +22,7 @@ __all__ = [
     "attributes",
     "messages",
     "next_hops",
+    "notifications",
 ]
 
 REQUEST, ACK, ECHO, DUMP = 1, 4, 8, 0x300
@@ -43,6 +44,12 @@ class Netlink:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
         self._socket.settimeout(2)
         self._buffer = bytearray(_MOST)
+
+    @property
+    def port_id(self) -> int:
+        """Number by which the kernel names this socket as the origin of a change; 0 before the first request."""
+        port_id: int = self._socket.getsockname()[0]
+        return port_id
 
     def request(self, kind: int, body: bytes, *, flags: int = REQUEST) -> bytes:
         """Send a request and return the body of its answer.
@@ -93,10 +100,24 @@ class Netlink:
 
 def messages(raw: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
     """Yield type, sequence number and body of each message in the output of a netlink socket."""
+    for kind, seq, _, body in _split(raw):
+        yield kind, seq, body
+
+
+def notifications(raw: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
+    """Yield type, origin and body of each notification of a change.
+
+    The origin is the port id of the socket that requested the change; 0: the kernel made it by itself.
+    """
+    for kind, _, port_id, body in _split(raw):
+        yield kind, port_id, body
+
+
+def _split(raw: bytes | memoryview) -> Iterator[tuple[int, int, int, bytes]]:
     at = 0
     while at + _HEADER.size <= len(raw):
-        length, kind, _flags, seq, _pid = _HEADER.unpack_from(raw, at)
-        yield kind, seq, bytes(raw[at + _HEADER.size : at + length])
+        length, kind, _flags, seq, port_id = _HEADER.unpack_from(raw, at)
+        yield kind, seq, port_id, bytes(raw[at + _HEADER.size : at + length])
         at += (length + 3) & ~3
 
 

@@ -7,12 +7,13 @@ collision `pytest -m "" --lab soft-tapered tests/soft/test_fabric_routing.py -k 
 from __future__ import annotations
 
 import json
+import threading
 from collections import defaultdict
 from math import comb
 
 import numpy as np
 import pytest
-from waiting import until
+from waiting import until, wait_s
 
 from harness.analysis.intervals import operation_times
 from harness.experiment import experiment_file
@@ -20,6 +21,7 @@ from harness.run import loop
 from harness.verdict import Verdict
 from inject.heal import heal
 from inject.journal import Journal
+from inject.node.inside import vtysh
 from inject.routing.scheme_lease import SchemeLease
 from testbed.observe import counters, fingerprint, switch_routing
 from testbed.routing.schemes import SCHEMES, Routing
@@ -79,7 +81,7 @@ def run(lab, tmp_path, scheme, hosts=(1, 2, 3, 4), *, more="", iterations=8, wor
     text = TEXT.format(scheme=scheme, ranks=ranks, **usual | (words or {})) + more
     experiment = experiment_file.decode(text.encode(), source="scheme.toml")
     resolved = loop.resolve(experiment, text.encode(), lab.inventory_model)
-    finished = loop.execute(resolved, lab.inventory_model, out=tmp_path, progress=print, **options)
+    finished = loop.execute(resolved, lab.inventory_model, out=tmp_path, **{"progress": print} | options)
     lab.forget_connections()
     return finished
 
@@ -195,6 +197,71 @@ def test_fault_and_its_twin_run_under_the_routing_scheme(lab, tmp_path, mutate, 
         "of the twin, and of the run"
     )
     assert not any(rules(lab).values())
+
+
+ROUTE = """
+old=$(ip -4 route show table 1001 | head -1)
+new=$(ip -4 route show table 1002 | grep "^${old%% *} ")
+ip route replace table 1001 $new
+sleep 2
+ip route replace table 1001 $old
+"""
+RULE = """
+to=$(ip rule show priority 1000 | head -1 | sed 's/.*to \\([^ ]*\\) lookup \\([0-9]*\\) .*/to \\1 lookup \\2/')
+ip rule del $to priority 1000
+sleep 2
+ip rule add $to priority 1000 protocol 251
+"""
+MARKS = """
+before=$(nft list table ip faultbed_routing)
+nft flush chain ip faultbed_routing choose
+sleep 2
+echo "$before" | nft -f -
+"""
+SESSIONS = f"{vtysh('rtsw1')} -c 'clear bgp *'"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "script", "reason"),
+    [
+        ("pinned", "", ""),
+        ("pinned", ROUTE, "routes were not the scheme's: "),
+        ("static-parity", RULE, "rules of the scheme were missing"),
+        ("e-ecmp", MARKS, "the nftables marks were not the scheme's"),
+        ("pinned", SESSIONS, "and no fault at that place explains it"),
+    ],
+    ids=["nothing", "route", "rule", "marks", "sessions"],
+)
+def test_scheme_changed_and_put_back_while_the_workload_runs_is_not_proved(lab, tmp_path, scheme, script, reason):
+    """Another shell changes it for 2 s; before the workload and after it, everything is as the scheme says."""
+    shells = []
+
+    def change():
+        wait_s(4.0)
+        lab.node("rtsw1").run(["sh", "-ec", script], timeout_s=60.0)
+
+    def progress(line):
+        print(line)
+        if script and line == "workload is running":
+            shells.append(threading.Thread(target=change))
+            shells[0].start()
+
+    finished = run(lab, tmp_path, scheme, words={"length": 'duration = "20s"'}, progress=progress)
+    for shell in shells:
+        shell.join()
+    routing = finished.verdict.routing
+
+    print(finished.verdict.verdict, routing)
+    if not script:
+        assert (finished.verdict.verdict, routing.unproven, routing.deviations) == (Verdict.PASS, (), ())
+        return
+    assert finished.verdict.verdict is Verdict.INCONCLUSIVE
+    assert any(one.startswith("rtsw1, from ") and reason in one for one in routing.unproven), routing.unproven
+    if script != SESSIONS:
+        ((begin_s, end_s),) = [(one.from_s, one.to_s) for one in routing.deviations]
+        assert begin_s > 0
+        assert end_s - begin_s > 1.5
+    assert finished.verdict.lab_state == "CLEAN"
 
 
 def armed_lease(lab, journal, scheme):

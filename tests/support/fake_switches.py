@@ -37,7 +37,8 @@ class FakeSchemeLease:
 
     def release(self):
         self.lab.obeys = None
-        return SchemeRelease(ok=self.lab.releases, at_ns=2, detail="" if self.lab.releases else "a rule is left")
+        detail = "" if self.lab.releases else "a rule is left"
+        return SchemeRelease(ok=self.lab.releases, at_ns=2, detail=detail, deviations=self.lab.deviations)
 
 
 def daddr(*prefixes):
@@ -65,6 +66,8 @@ class Switches:
             False,
             True,
         )
+        self.deviations = ()
+        """What the machine recorded while the scheme was applied (`inject.routing.scheme_lease.Deviation`)."""
         self.changes = {}
         """Parts of the state of every switch that another program has overwritten."""
 

@@ -8,15 +8,24 @@ import subprocess
 import sys
 
 import pytest
-from house import HOUSE
+from house import HOUSE, SUPPORT
 
 
 def answer_of(program):
     """Run the text of a Python program in a namespace, and return the JSON that it prints; skip where that fails."""
+    return _printed(["-c", program])
+
+
+def in_a_namespace(program, *words):
+    """Run a program of `tests/support` in its own network namespace, and return the JSON that it prints."""
+    return _printed([str(SUPPORT / program), *words])
+
+
+def _printed(words):
     if subprocess.run(["unshare", "-rn", "ip", "link", "add", "up1", "type", "veth"], check=False).returncode:
         pytest.skip("no network namespaces for this user here")
     environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
-    argv = ["unshare", "-rn", sys.executable, "-c", program]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    argv = ["unshare", "-rn", sys.executable, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

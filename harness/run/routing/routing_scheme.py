@@ -23,7 +23,8 @@ from harness.run.routing.routing_probes import (
     wrong_marks,
     wrong_routes,
 )
-from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
+from harness.run.routing.scheme_deviations import WorkloadTime, deviations_of, why_not_as_installed
+from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared, SchemeDeviation
 from inject.injector import Mutation
 from inject.journal import Journal
 from inject.routing.scheme_lease import LEASE_TTL_S, REMOVAL_TIMEOUT_S, SchemeLease, SchemeRelease
@@ -68,6 +69,8 @@ class ActiveScheme:
     marked: dict[str, int] | None = None
     carried_packets: int | None = None
     needed_packets: int = _LEAST_PACKETS
+    workload: WorkloadTime | None = None
+    deviations: tuple[SchemeDeviation, ...] = ()
     doubts: list[str] = field(default_factory=list)
     cleared: SchemeCleared = field(default_factory=SchemeCleared)
     applied_marks: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -98,6 +101,14 @@ class ActiveScheme:
             self.cleared = _cleared(machines, released)
             if self.cleared.by == "lease":
                 self.doubts.append("the holder process ended before the run removed the scheme")
+            self._judge_deviations(released.values())
+
+    def _judge_deviations(self, released: Collection[SchemeRelease]) -> None:
+        recorded = [deviation for release in released for deviation in release.deviations]
+        applied_ns = self.armed.at_ns if isinstance(self.armed.at_ns, int) else 0
+        self.deviations = deviations_of(recorded, self.lab.topology, self.workload, applied_ns=applied_ns)
+        since = "of the run" if self.workload is not None else "after the scheme was applied"
+        self.doubts += why_not_as_installed(self.deviations, since=since)
 
     def _apply(self, journal: Journal) -> None:
         try:
@@ -115,7 +126,13 @@ class ActiveScheme:
             outcome |= {"asked": self.decisions.queried, "wrong": list(self.decisions.wrong)}
 
     def check_end(
-        self, before: Snapshot, after: Snapshot, *, seconds: float, paths: Collection[Sequence[str]] = ()
+        self,
+        before: Snapshot,
+        after: Snapshot,
+        *,
+        seconds: float,
+        paths: Collection[Sequence[str]] = (),
+        workload: WorkloadTime | None = None,
     ) -> None:
         """Check at the end of the workload that the scheme is still applied, and read the marked and carried packets.
 
@@ -126,10 +143,12 @@ class ActiveScheme:
             paths: the nodes that each connection of the workload crosses; an empty path is unknown. The counters also
                 count probes and bystanders. If all paths are known and the scheme has a choice on none of them, the
                 counted packets are not those of the workload.
+            workload: its time, and its faults; None: what deviates from the scheme counts at any time.
 
         Raises:
             LabError: a machine could not answer.
         """
+        self.workload = workload
         counters = _counters_of_choice(self.lab, self.tables)
         self.carried_packets = _carried(counters, before, after)
         self.needed_packets = least_packets(len(counters), seconds)
@@ -178,6 +197,7 @@ class ActiveScheme:
             decisions=self.decisions,
             marked=self.marked,
             carried_packets=self.carried_packets,
+            deviations=self.deviations,
             cleared=self.cleared,
             unproven=tuple(self._unproven()),
         )

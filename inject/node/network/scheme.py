@@ -1,9 +1,9 @@
 """A routing scheme on the switches of one machine, held under a lease as a fault is (`inject.routing.scheme_lease`).
 
-The holder's process is the switch agent: it wakes up when the kernel reports a change, and copies BGP's next hops into
-the scheme's tables (`testbed.node.routing.agent`). If the controller dies, its channel closes or its lease expires, and
-the holder removes the scheme. If the holder dies, PID 1 runs the stored revert (`SWEEP`); `faultbed heal` can also run
-it. Once the rules are removed, every packet takes BGP's own ECMP.
+The holder's process is the switch agent: it wakes up when the kernel reports a change, copies BGP's next hops into the
+scheme's tables, and records when a switch differs from the scheme (`testbed.node.routing.agent`). If the controller
+dies, its channel closes or its lease expires, and the holder removes the scheme. If the holder dies, PID 1 runs the
+stored revert (`SWEEP`); `faultbed heal` can also run it. Once the rules are removed, every packet takes BGP's own ECMP.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class SchemeActuator(Actuator):
 
     patience_s = 20.0
     """How long nft and the kernel may take, on a switch that forwards under emulation."""
+    poll_s = 0.25
+    """How soon a comparison that follows another one is made; without a change nothing is read."""
 
     def __init__(self, *, switches: list[dict[str, Any]]) -> None:
         self._switches = switches
@@ -49,7 +51,7 @@ class SchemeActuator(Actuator):
     @property
     def files(self) -> list[int]:
         """Descriptors that become readable when a switch's routes have changed."""
-        return [agent.fileno for agent in self._agents]
+        return [file for agent in self._agents for file in agent.files]
 
     def prepare(self) -> dict[str, Any]:
         """Refuse switches with rules, tables or next hops in the ranges of schemes, and ports that are not there."""
@@ -77,12 +79,12 @@ class SchemeActuator(Actuator):
         for agent in self._agents:
             heartbeat()
             agent.apply()
+            agent.begin_watch()
 
-    def tick(self, now_ns: int) -> None:  # noqa: ARG002  # the kernel's reports say what has changed, at any time
-        """Copy what BGP has changed on the switches whose kernel has reported a change."""
+    def tick(self, now_ns: int) -> None:
+        """On switches whose kernel has reported a change, copy what BGP has changed, and compare with the scheme."""
         for agent in self._agents:
-            if agent.drain():
-                self._copied += agent.follow()
+            self._copied += agent.watch(now_ns)
 
     def off(self) -> None:
         """Remove the scheme from every switch; each is tried even if another one fails."""
@@ -90,6 +92,7 @@ class SchemeActuator(Actuator):
         for agent in self._agents:
             heartbeat()
             try:
+                agent.end_watch()
                 agent.remove()
             except OSError as error:
                 failed.append(f"{agent.name}: {error}")
@@ -113,6 +116,7 @@ class SchemeActuator(Actuator):
             "routes": sum(count["routes"] for count in counts),
             "copied": self._copied,
             "left_on": left,
+            "deviations": [entry for agent in self._agents for entry in agent.report()],
         }
 
     def close(self) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from inject.node.actuator import Actuator, Refused, enter_netns
 from inject.node.command import run
 from inject.node.inside import ip, name_of, unless_gone
-from testbed.node.counts import STEER_PRIORITY
 from testbed.node.next_hops import egress_ports
+from testbed.node.routing.owned_numbers import STEER_PRIORITY
 
 __all__ = ["PRIORITY", "TABLE", "SteerActuator"]
 

@@ -4,19 +4,25 @@ The agent never changes a route of BGP. The kernel notifies it (rtnetlink multic
 next hop has changed, and the agent copies the main table's next hops again. A next hop that BGP has withdrawn stays in
 the scheme's tables between the notification and that copy. If an interface goes down, the kernel itself removes its
 next hops from all tables.
+
+If another program changes rules, tables, groups or marks of the scheme, the agent compares them with the scheme, and
+records the times at which they differed and those at which BGP had lost a next hop (`testbed.node.routing.deviations`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import json
 import socket
+import time
 
 from testbed.node import netns
 from testbed.node.holders import read_claim
-from testbed.node.netlink import messages
-from testbed.node.routing.kernel import MAIN, Hop, Kernel, Rule, is_of_main
+from testbed.node.netlink import notifications
+from testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
+from testbed.node.routing.kernel import MAIN, Hop, Kernel, Route, Rule, is_of_main, is_of_scheme
 from testbed.node.routing.owned_numbers import (
     GROUP,
     LAST_TABLE,
@@ -25,11 +31,13 @@ from testbed.node.routing.owned_numbers import (
     PRIORITY,
     PROTOCOL,
     SHARED_TABLE,
+    STEER_PRIORITY,
     TABLE,
 )
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 __all__ = ["KIND", "SwitchAgent", "held_schemes", "marked_packets", "read_switch"]
@@ -40,8 +48,14 @@ _CLAIMS = "/run/faultbed/faults/*.claim"
 
 _NFT_S = 10.0
 """Less than what the holder's watchdog waits: no heartbeat is sent meanwhile."""
-_GROUPS = (1, 7, 32)  # RTNLGRP_LINK, RTNLGRP_IPV4_ROUTE, RTNLGRP_NEXTHOP
-_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
+_GROUPS = (1, 7, 8, 32)  # RTNLGRP_LINK, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV4_RULE, RTNLGRP_NEXTHOP
+_NETFILTER, _NFT_GROUPS = 12, (7,)  # NETLINK_NETFILTER, NFNLGRP_NFTABLES (linux/netfilter/nfnetlink.h)
+_SOL_NETLINK, _ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 270, 1, 33
+_BUFFER_BYTES = 1 << 20
+"""Notifications that wait for the agent; a switch whose BGP converges sends some tens of kilobytes."""
+_COMPARE_NS = 200_000_000
+"""Least time between two comparisons."""
+_ATTEMPTS = 3
 _CHAIN = "table ip {table} {{\n chain choose {{\n  type filter hook prerouting priority mangle;\n{lines}\n }}\n}}\n"
 
 
@@ -67,14 +81,19 @@ class SwitchAgent:
         netns.enter(self._netns)
         try:
             self._kernel = Kernel()
-            self._notifications = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
-            self._notifications.bind((0, 0))
-            for group in _GROUPS:
-                self._notifications.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
-            self._notifications.setblocking(False)  # noqa: FBT003 (the socket module's own form)
+            self._notifications = _subscribed(socket.NETLINK_ROUTE, _GROUPS)
+            self._nft_notifications = _subscribed(_NETFILTER, _NFT_GROUPS) if self._marks else None
             self._index_of = {name: index for index, name in socket.if_nameindex()}
         finally:
             netns.enter(None)
+        self._foreign, self._lost = DeviationLog(), DeviationLog()
+        self._is_watching = self._are_marks_changed = False
+        self._drained_ns = self._compared_ns = 0
+        self._changed_ns: list[int] = []  # the first and the last change since the last comparison
+        self._main: dict[str, list[Hop]] = {}
+        self._foreign_rules: set[tuple[int, int, str | None, int]] = set()
+        self._mark_rules: list[Any] | None = None
+        self._marks_deviation: Deviation | None = None
 
     @property
     def name(self) -> str:
@@ -82,9 +101,9 @@ class SwitchAgent:
         return self._netns or "this machine"
 
     @property
-    def fileno(self) -> int:
-        """File descriptor that becomes readable when the kernel reports a change."""
-        return self._notifications.fileno()
+    def files(self) -> list[int]:
+        """File descriptors that become readable when the kernel reports a change."""
+        return [source.fileno() for source in (self._notifications, self._nft_notifications) if source is not None]
 
     def conflict(self) -> str:
         """Return why the scheme cannot be applied (state in its ranges, or a missing port); empty if it can."""
@@ -145,16 +164,19 @@ class SwitchAgent:
         A next hop that the kernel refuses because its port has just gone down is left out. The kernel also reports the
         change of that port, which causes the next copy.
         """
-        return self._copy(is_first=False)
+        changes = self._copy(is_first=False)
+        if self._is_watching:
+            self._lost.update(self._drained_ns, self._drained_ns, self._lost_next_hops())
+        return changes
 
     def _copy(self, *, is_first: bool) -> int:
         """Make the scheme's tables match the main table; return the number of changes."""
-        main, installed = self._read_routes()
+        main, installed, _ = self._read_routes()
+        self._main = main
         changes = self._follow_groups(main, is_first=is_first) if self._buckets else 0
         desired = self._desired(main)
         for (table, prefix), (hops, group) in desired.items():
-            key = (group,) if group else (0, *(self._as_read(hop, len(hops)) for hop in hops))
-            if installed.get((table, prefix)) != key:
+            if installed.get((table, prefix)) != self._key(hops, group):
                 try:
                     self._kernel.put_route(table, prefix, hops, group)
                 except OSError:
@@ -167,15 +189,23 @@ class SwitchAgent:
             changes += 1
         return changes
 
-    def _read_routes(self) -> tuple[dict[str, list[Hop]], dict[tuple[int, str], tuple[object, ...]]]:
-        """Read usable next hops of the main table by prefix, and keys of the scheme's routes by (table, prefix)."""
+    def _read_routes(
+        self,
+    ) -> tuple[dict[str, list[Hop]], dict[tuple[int, str], tuple[object, ...]], dict[tuple[int, str], Route]]:
+        """Read usable next hops of the main table by prefix, and the tables of schemes by (table, prefix).
+
+        The latter are the keys of the scheme's routes, and all routes of which some are not the scheme's.
+        """
         main: dict[str, list[Hop]] = {}
         installed: dict[tuple[int, str], tuple[object, ...]] = {}
-        for route in self._kernel.routes():
+        routes: dict[tuple[int, str], Route] = {}
+        for route in self._kernel.routes(every_kind=True):
             if route.table == MAIN:
-                if route.prefix in self._prefixes and route.prefix not in main:
+                if route.hops and route.prefix in self._prefixes and route.prefix not in main:
                     main[route.prefix] = [hop for hop in route.hops if hop.is_usable]
-            elif route.protocol == PROTOCOL:
+                continue
+            routes.setdefault((route.table, route.prefix), route)
+            if route.protocol == PROTOCOL:
                 if route.group:
                     key: tuple[object, ...] = (route.group,)
                 elif all(hop.is_usable for hop in route.hops):
@@ -183,22 +213,170 @@ class SwitchAgent:
                 else:  # a next hop is dead or has no carrier: the key differs, so that the route is written again
                     key = ("dead",)
                 installed[route.table, route.prefix] = key
-        return main, installed
+        return main, installed, routes
 
     def drain(self) -> bool:
         """Read all pending notifications of the kernel. Returns whether the tables have to be copied again."""
-        is_due = False
-        while True:
+        is_due = is_foreign = False
+        ours = (0, self._kernel.port_id)
+        for datagram in self._received(self._notifications):
+            is_due, is_foreign = is_due or datagram is None, is_foreign or datagram is None
+            for kind, origin, body in notifications(datagram or b""):
+                is_due = is_due or is_of_main(kind, body)
+                is_foreign = is_foreign or (origin not in ours and is_of_scheme(kind, body))
+        for datagram in self._received(self._nft_notifications):
+            if datagram is None or NFT_TABLE.encode() + b"\0" in datagram:
+                is_foreign = self._are_marks_changed = True
+        self._drained_ns = time.monotonic_ns()
+        if is_foreign or (is_due and self._foreign.has_open):  # following BGP overwrites foreign routes
+            self._changed_ns = [*self._changed_ns[:1], self._drained_ns]
+        return is_due
+
+    def _received(self, source: socket.socket | None) -> Iterator[bytes | None]:
+        """Yield all pending datagrams of a socket; None: the kernel dropped some, because its buffer was full."""
+        while source is not None:
             try:
-                datagram = self._notifications.recv(1 << 16)
+                yield source.recv(1 << 16)
             except BlockingIOError:
-                return is_due
+                return
             except OSError as error:
-                if error.errno != errno.ENOBUFS:  # more was reported than fits the socket
+                if error.errno != errno.ENOBUFS:
                     raise
-                is_due = True
-                continue
-            is_due = is_due or any(is_of_main(kind, body) for kind, _, body in messages(datagram))
+                if self._is_watching:
+                    reason = "the kernel dropped notifications, because more came than were read"
+                    self._foreign.not_watched(self._drained_ns, time.monotonic_ns(), reason)
+                yield None
+
+    def begin_watch(self) -> None:
+        """Record from now on when the switch differs from the scheme, which `apply` has just installed.
+
+        Raises:
+            OSError: the kernel or nft refused.
+        """
+        self.drain()
+        ours = {rule.key for rule in self._rules}
+        self._foreign_rules = {rule.key for rule in self._kernel.rules()} - ours
+        self._mark_rules = _mark_rules(self._netns) if self._marks else None
+        self._is_watching = True
+        self._lost.update(self._drained_ns, self._drained_ns, self._lost_next_hops())
+
+    def watch(self, now_ns: int) -> int:
+        """Follow BGP, and compare the switch with the scheme, if the kernel has reported a change that calls for it.
+
+        Returns the number of changes that were made after BGP's.
+        """
+        copied = self.follow() if self.drain() else 0
+        if self._is_watching and self._changed_ns and now_ns >= self._compared_ns + _COMPARE_NS:
+            copied += self._compare()
+            self._compared_ns = time.monotonic_ns()
+        return copied
+
+    def end_watch(self) -> None:
+        """Compare for the last time, because the scheme is about to be removed. An error is recorded, not raised."""
+        try:
+            if self._is_watching:
+                if self.drain():
+                    self.follow()
+                self._changed_ns = [*self._changed_ns[:1], self._drained_ns]
+                self._compare()
+        except OSError as error:
+            reason = f"its routing could not be read: {error}"
+            self._foreign.not_watched(self._drained_ns, time.monotonic_ns(), reason)
+        self._is_watching = False
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return when the switch differed from the scheme, as plain data, with its network namespace."""
+        return [{**entry, "netns": self._netns} for entry in (*self._foreign.report(), *self._lost.report())]
+
+    def _compare(self) -> int:
+        """Compare the switch with the scheme, and record the differences. Returns what was changed after BGP's.
+
+        If the kernel reports a change of the main table after the reading, the scheme's tables may be behind BGP, and
+        the reading is repeated.
+        """
+        copied, first_ns, last_ns = 0, self._changed_ns[0], self._changed_ns[-1]
+        self._changed_ns = []
+        for _ in range(_ATTEMPTS):
+            try:
+                present = self._differences()
+            except OSError as error:
+                unread = Deviation(UNWATCHED, f"its routing could not be read: {error}")
+                self._foreign.begin(first_ns, {"unread": unread})
+                break
+            if not self.drain():
+                self._foreign.update(first_ns, last_ns, present)
+                return copied
+            copied += self.follow()
+            last_ns = self._drained_ns
+        self._changed_ns = [first_ns, last_ns]  # read again later
+        return copied
+
+    def _differences(self) -> dict[str, Deviation]:
+        """Return how the switch differs from the scheme now, by subject."""
+        main, installed, routes = self._read_routes()
+        present = {}
+        if what := self._wrong_routes(main, installed, routes):
+            present["routes"] = Deviation(FOREIGN, what)
+        if what := self._wrong_rules():
+            present["rules"] = Deviation(FOREIGN, what)
+        if self._buckets and (wrong := sum(self._wrong_groups(main))):
+            present["groups"] = Deviation(FOREIGN, f"{wrong} next hops or next-hop groups were not the scheme's")
+        if self._are_marks_changed:
+            is_same = _mark_rules(self._netns) == self._mark_rules
+            self._marks_deviation = None if is_same else Deviation(FOREIGN, "the nftables marks were not the scheme's")
+            self._are_marks_changed = False
+        if self._marks_deviation is not None:
+            present["marks"] = self._marks_deviation
+        return present
+
+    def _lost_next_hops(self) -> dict[str, Deviation]:
+        """Return the next hops of the scheme that the main table did not have when it was last copied."""
+        names = {index: name for name, index in self._index_of.items()}
+        return {
+            f"{port} {prefix}": Deviation(BGP, f"BGP had no next hop by {port}", port, prefix)
+            for prefix, ports in self._prefixes.items()
+            for port in set(ports) - {names.get(hop.index) for hop in self._main.get(prefix, ())}
+        }
+
+    def _wrong_routes(
+        self,
+        main: dict[str, list[Hop]],
+        installed: dict[tuple[int, str], tuple[object, ...]],
+        routes: dict[tuple[int, str], Route],
+    ) -> str:
+        desired = self._desired(main)
+        wrong = [at for at, route in desired.items() if installed.get(at) != self._key(*route)]
+        wrong += routes.keys() - desired.keys()
+        if not wrong:
+            return ""
+        names = {index: name for name, index in self._index_of.items()}
+        (table, prefix), route = wrong[0], routes.get(wrong[0])
+        hops = [names.get(hop.index, "?") for hop in route.hops if hop.is_usable] if route else []
+        led = f"led to {', '.join(hops) or 'no port'}" if route else "was missing"
+        return f"{len(wrong)} of {len(desired)} routes were not the scheme's: {prefix} in table {table} {led}"
+
+    def _wrong_rules(self) -> str:
+        rules = list(self._kernel.rules())
+        ours = {rule.key for rule in rules if rule.protocol == PROTOCOL}
+        if missing := [rule for rule in self._rules if rule.key not in ours]:
+            return f"{len(missing)} of {len(self._rules)} rules of the scheme were missing"
+        expected = self._foreign_rules | {rule.key for rule in self._rules}
+        for rule in rules:
+            if rule.priority <= PRIORITY and rule.priority != STEER_PRIORITY and rule.key not in expected:
+                return f"a rule of priority {rule.priority} (lookup {rule.table}) was there, which is not the scheme's"
+        return ""
+
+    def _wrong_groups(self, main: dict[str, list[Hop]]) -> Iterator[bool]:
+        """Yield whether each next hop and each resilient group differs from what BGP's next hops imply."""
+        installed = {next_hop.id: next_hop for next_hop in self._kernel.next_hop_objects()}
+        hops, groups = self._desired_groups(main)
+        for number, hop in hops.items():
+            known = installed.get(number)
+            yield known is None or known.hop is None or known.hop.key != hop.key
+        for number, members in groups.items():
+            known = installed.get(number)
+            is_as_planned = known is not None and tuple(sorted(known.members)) == members
+            yield bool(members) and not (is_as_planned and known is not None and known.buckets == self._buckets)
 
     def remove(self) -> None:
         """Remove rules first, so that BGP's table decides on every packet at once, then marks, tables and next hops.
@@ -246,6 +424,8 @@ class SwitchAgent:
         """Close the sockets to the kernel."""
         self._kernel.close()
         self._notifications.close()
+        if self._nft_notifications is not None:
+            self._nft_notifications.close()
 
     def _desired(self, main: dict[str, list[Hop]]) -> dict[tuple[int, str], tuple[list[Hop], int]]:
         """Return the scheme's routes by (table, prefix): either next hops, or the id of a next-hop group that is not 0.
@@ -286,24 +466,36 @@ class SwitchAgent:
         installed = {
             next_hop.id: next_hop for next_hop in self._kernel.next_hop_objects() if next_hop.protocol == PROTOCOL
         }
-        ports = list(dict.fromkeys(port for hops in self._prefixes.values() for port in hops))
-        id_of = {self._index_of[port]: NEXT_HOP + number for number, port in enumerate(ports)}
+        hops, groups = self._desired_groups(main)
         changes = 0
-        for hop in {hop.index: hop for hops in main.values() for hop in hops}.values():
-            known = installed.get(id_of.get(hop.index, 0))
-            if hop.index in id_of and (known is None or known.hop is None or known.hop.key != hop.key):
-                self._kernel.put_next_hop(id_of[hop.index], hop)
+        for number, hop in hops.items():
+            known = installed.get(number)
+            if known is None or known.hop is None or known.hop.key != hop.key:
+                self._kernel.put_next_hop(number, hop)
                 changes += 1
-        for number, prefix in enumerate(self._prefixes):
-            members = tuple(sorted(id_of[hop.index] for hop in main.get(prefix, ()) if hop.index in id_of))
-            known = installed.get(GROUP + number)
+        for number, members in groups.items():
+            known = installed.get(number)
             if members and (known is None or tuple(sorted(known.members)) != members):
-                self._kernel.put_resilient(GROUP + number, members, self._buckets)
+                self._kernel.put_resilient(number, members, self._buckets)
                 changes += 1
             elif not members and known is not None:
-                self._kernel.remove_next_hop(GROUP + number)
+                self._kernel.remove_next_hop(number)
                 changes += 1
         return changes
+
+    def _desired_groups(self, main: dict[str, list[Hop]]) -> tuple[dict[int, Hop], dict[int, tuple[int, ...]]]:
+        """Return the scheme's next hops by id, and the sorted members of its groups by id; empty: there is no group."""
+        ports = list(dict.fromkeys(port for hops in self._prefixes.values() for port in hops))
+        id_of = {self._index_of[port]: NEXT_HOP + number for number, port in enumerate(ports)}
+        by_index = {hop.index: hop for hops in main.values() for hop in hops}
+        return {id_of[index]: hop for index, hop in by_index.items() if index in id_of}, {
+            GROUP + number: tuple(sorted(id_of[hop.index] for hop in main.get(prefix, ()) if hop.index in id_of))
+            for number, prefix in enumerate(self._prefixes)
+        }
+
+    def _key(self, hops: list[Hop], group: int) -> tuple[object, ...]:
+        """Return the key of a desired route, for comparison with the keys of `_read_routes`."""
+        return (group,) if group else (0, *(self._as_read(hop, len(hops)) for hop in hops))
 
     def _as_read(self, hop: Hop, count: int) -> tuple[object, ...]:
         """Return the key of a next hop as it is read back: a single one has no weight."""
@@ -377,19 +569,65 @@ def _marks(namespace: str | None) -> list[tuple[int, list[int | None], list[Any]
 
     That is the number of packets, [modulus, seed or None] of the draw, and the rule's statements without the counter.
     """
-    try:
-        listed = json.loads(_nft(namespace, ["-j", "list", "table", "ip", NFT_TABLE]))["nftables"]
-    except TimeoutError:  # this says nothing about the table
-        raise
-    except OSError:
+    rules = _listed(namespace)
+    if rules is None:
         return None
-    rules = [entry["rule"]["expr"] for entry in listed if "rule" in entry]
     return [
         (part["counter"]["packets"], _draw_of(rule), [other for other in rule if "counter" not in other])
         for rule in rules
         for part in rule
         if "counter" in part
     ]
+
+
+def _mark_rules(namespace: str | None) -> list[Any] | None:
+    """Return the scheme's nftables rules without their counters; None: there is no such table."""
+    rules = _listed(namespace)
+    if rules is None:
+        return None
+    return [[_canonical(part) for part in rule if "counter" not in part] for rule in rules]
+
+
+def _canonical(node: Any) -> Any:
+    """Return an expression of nft's JSON without what differs if the same rule is loaded again.
+
+    The order of a set's elements depends on a random seed. A set with one element becomes a plain value if nft loads
+    its own listing.
+    """
+    if isinstance(node, dict):
+        elements = node.get("set")
+        if isinstance(elements, list):
+            ordered = sorted(map(_canonical, elements), key=json.dumps)
+            return ordered[0] if len(ordered) == 1 else ordered
+        return {name: _canonical(value) for name, value in node.items()}
+    return [_canonical(each) for each in node] if isinstance(node, list) else node
+
+
+def _listed(namespace: str | None) -> list[Any] | None:
+    """Return the expressions of each rule of the scheme's nftables table; None: there is no such table.
+
+    Raises:
+        TimeoutError: nft did not answer in time.
+    """
+    try:
+        listed = json.loads(_nft(namespace, ["-j", "list", "table", "ip", NFT_TABLE]))["nftables"]
+    except TimeoutError:  # this says nothing about the table
+        raise
+    except OSError:
+        return None
+    return [entry["rule"]["expr"] for entry in listed if "rule" in entry]
+
+
+def _subscribed(family: int, groups: tuple[int, ...]) -> socket.socket:
+    """Return a socket that receives the kernel's notifications of some groups, in the present namespace."""
+    source = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
+    source.bind((0, 0))
+    with contextlib.suppress(PermissionError):  # beyond net.core.rmem_max, which needs CAP_NET_ADMIN of the machine
+        source.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
+    for group in groups:
+        source.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+    source.setblocking(False)  # noqa: FBT003 (the socket module's own form)
+    return source
 
 
 def _draw_of(rule: Any) -> list[int | None]:

@@ -17,7 +17,7 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["MAIN", "Hop", "Kernel", "NextHopObject", "Route", "Rule", "is_of_main"]
+__all__ = ["MAIN", "Hop", "Kernel", "NextHopObject", "Route", "Rule", "is_of_main", "is_of_scheme"]
 
 MAIN = 254
 _CREATE, _REPLACE = 0x400, 0x100
@@ -86,6 +86,11 @@ class Kernel:
 
     def __init__(self) -> None:
         self._netlink = Netlink(socket.NETLINK_ROUTE)
+
+    @property
+    def port_id(self) -> int:
+        """Origin of the changes that this object makes, in the kernel's notifications."""
+        return self._netlink.port_id
 
     def routes(self, *, every_kind: bool = False) -> Iterator[Route]:
         """Yield unicast routes of the main table and of those that schemes own; `every_kind` includes blackholes."""
@@ -186,9 +191,22 @@ class Kernel:
 
 def is_of_main(kind: int, body: bytes) -> bool:
     """Return whether a message of the kernel may mean that the main table has other next hops than before."""
-    if kind not in (_NEWROUTE, _DELROUTE):
-        return True  # a link or a next hop
-    return _number(attributes(body[_RTMSG.size :]).get(_TABLE), body[4]) == MAIN
+    if kind in (_NEWROUTE, _DELROUTE):
+        return _table_of(body) == MAIN
+    return not is_of_scheme(kind, body)  # a link, or a next hop of BGP
+
+
+def is_of_scheme(kind: int, body: bytes) -> bool:
+    """Return whether a message of the kernel is about a rule, or about a route or next hop in the range of schemes."""
+    if kind in (_NEWROUTE, _DELROUTE):
+        return TABLE <= _table_of(body) <= LAST_TABLE
+    if kind in (_NEWNEXTHOP, _DELNEXTHOP):
+        return _number(attributes(body[_NHMSG.size :]).get(_ID)) >= NEXT_HOP
+    return kind in (_NEWRULE, _DELRULE)
+
+
+def _table_of(body: bytes) -> int:
+    return _number(attributes(body[_RTMSG.size :]).get(_TABLE), body[4])
 
 
 def _hops(attrs: dict[int, bytes], flags: int) -> Iterator[Hop]:

@@ -1,14 +1,26 @@
 """Numbers that routing schemes own on a switch. Anything in these ranges that is not of `PROTOCOL` is foreign.
 
-`congestion.hash-collision` has rule priority 900, so that its fault acts under every scheme.
+`congestion.hash-collision` has another rule priority, so that its fault acts under every scheme.
 """
 
 from __future__ import annotations
 
-__all__ = ["GROUP", "LAST_TABLE", "NEXT_HOP", "NFT_TABLE", "PRIORITY", "PROTOCOL", "SHARED_TABLE", "TABLE"]
+__all__ = [
+    "GROUP",
+    "LAST_TABLE",
+    "NEXT_HOP",
+    "NFT_TABLE",
+    "PRIORITY",
+    "PROTOCOL",
+    "SHARED_TABLE",
+    "STEER_PRIORITY",
+    "TABLE",
+]
 
 PRIORITY = 1000
 """Priority of every rule of a scheme."""
+STEER_PRIORITY = 900
+"""Priority of the policy rule with which `congestion.hash-collision` sends everything out of one uplink."""
 TABLE, LAST_TABLE = 1000, 1999
 SHARED_TABLE = TABLE
 """The table of schemes that share by weight; the table of the n-th port (from 0) is `TABLE` + 1 + n."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import replace as replaced
 from types import SimpleNamespace
 
 import pytest
@@ -19,11 +21,16 @@ from harness.run import loop
 from harness.run.collect_measurements import RunData
 from harness.run.routing import routing_scheme
 from harness.run.routing.routing_probes import query_decisions
+from harness.run.routing.scheme_deviations import FaultTime, WorkloadTime, fault_times
 from harness.verdict import RoutingReceipt, Verdict, decode, encode
+from inject.evidence.receipt import Armed, Cleared
+from inject.fault_plan import FaultSpec, plan_all
 from inject.journal import Journal
 from inject.leases.lease import Lease
-from inject.routing.scheme_lease import SchemeLease
+from inject.routing.scheme_lease import Deviation, SchemeLease
 from testbed.errors import FaultError
+from testbed.model.selectors import resolve
+from testbed.observe.clock import ClockOffset
 from testbed.routing.schemes import SCHEMES, Routing, scheme_named
 from testbed.routing.switch_tables import scheme_tables
 from testbed.tenancy import interventions
@@ -51,6 +58,7 @@ def apply(monkeypatch, tmp_path):
         flushed=False,
         overwritten=None,
         paths=(),
+        workload=None,
         **changes,
     ) -> RoutingReceipt:
         lab = Switches()
@@ -65,7 +73,7 @@ def apply(monkeypatch, tmp_path):
                 lab.obeys = None
             if overwritten is not None:
                 lab.changes["by another program"] = overwritten
-            one.check_end(before, after, seconds=seconds, paths=paths)
+            one.check_end(before, after, seconds=seconds, paths=paths, workload=workload)
         assert lab.scheme is None
         return one.receipt()
 
@@ -232,6 +240,130 @@ def test_routing_scheme_that_somebody_overwrote_while_the_workload_ran_is_inconc
     assert verdict_of(scheme, receipt).verdict is Verdict.INCONCLUSIVE
 
 
+FOREIGN = Deviation(switch="rtsw1", cause="foreign", what="2 of 8 rules of the scheme were missing", begin_ns=1)
+LOST = "BGP had no next hop by ctsw2 to 1 prefix, and no fault at that place explains it"
+WORKLOAD = WorkloadTime(begin_ns=10**9, t0_ns=2 * 10**9, end_ns=60 * 10**9)
+
+
+def lost(port, prefix_at, begin_s, end_s, switch="rtsw1"):
+    """A next hop that BGP had lost to the n-th prefix of another rack."""
+    prefix = list(scheme_tables(TOPOLOGY, "pinned", Routing()).switches[switch].hops)[prefix_at]
+    return Deviation(
+        switch=switch, cause="bgp", what=f"BGP had no next hop by {port}", begin_ns=int(begin_s * 1e9),
+        end_ns=int(end_s * 1e9), port=port, prefix=prefix,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("deviation", "reason"),
+    [
+        (
+            replaced(FOREIGN, begin_ns=int(14.3e9), end_ns=int(16.4e9)),
+            "rtsw1, from 12.3 s to 14.4 s of the run: 2 of 8 rules of the scheme were missing",
+        ),
+        (
+            replaced(FOREIGN, begin_ns=int(14.3e9)),
+            "rtsw1, from 12.3 s of the run until the scheme was removed: 2 of 8 rules of the scheme were missing",
+        ),
+        (
+            lost("ctsw2", 0, 5, 9),
+            f"rtsw1, from 3.0 s to 7.0 s of the run: {LOST}",
+        ),
+        (
+            replaced(FOREIGN, cause="unwatched", what="dropped", begin_ns=int(4e9), end_ns=int(4.01e9)),
+            "rtsw1, from 2.0 s to 2.0 s of the run: the scheme was not watched: dropped",
+        ),
+    ],
+)
+def test_routing_scheme_changed_and_put_back_while_the_workload_ran_is_inconclusive(apply, deviation, reason):
+    """Before and after the workload, everything was as it should be, and the measurements were of another scheme."""
+    receipt = apply("pinned", deviations=(deviation,), workload=WORKLOAD)
+
+    assert receipt.unproven == (reason,)
+    assert [one.switch for one in receipt.deviations] == ["rtsw1"]
+    verdict = verdict_of("pinned", receipt)
+    assert verdict.verdict is Verdict.INCONCLUSIVE
+    assert reason in next(check.detail for check in verdict.checks if check.name == "routing.pinned")
+    assert decode(encode(verdict)).routing.deviations == receipt.deviations
+
+
+@pytest.mark.parametrize(
+    ("deviation", "count"),
+    [
+        (replaced(FOREIGN, begin_ns=0, end_ns=int(0.9e9)), 0),
+        (replaced(FOREIGN, begin_ns=int(60.5e9)), 0),
+        (replaced(FOREIGN, begin_ns=int(14.3e9), end_ns=int(14.5e9)), 1),
+    ],
+)
+def test_deviation_outside_the_workload_or_of_an_instant_leaves_the_scheme_proved(apply, deviation, count):
+    receipt = apply("pinned", deviations=(deviation,), workload=WORKLOAD)
+    assert receipt.unproven == ()
+    assert len(receipt.deviations) == count
+
+
+def test_deviation_of_a_run_without_workload_time_counts_from_the_application(apply):
+    (reason,) = apply("pinned", deviations=(replaced(FOREIGN, begin_ns=10**9 + 1, end_ns=3 * 10**9 + 1),)).unproven
+    assert reason.startswith("rtsw1, from 1.0 s to 3.0 s after the scheme was applied: ")
+
+
+@pytest.mark.parametrize(
+    ("target", "loss", "is_explained"),
+    [
+        ("rtsw1:ctsw1", lost("ctsw1", 0, 10.2, 14), True),
+        ("rtsw1:ctsw1", lost("ctsw1", 0, 17, 20), True),  # sessions are established anew
+        ("rtsw1:ctsw1", lost("ctsw1", 0, 23, 25), False),  # long after it
+        ("rtsw1:ctsw1", lost("ctsw1", 0, 8, 14), False),  # before it
+        ("rtsw1:ctsw1", lost("ctsw2", 0, 10.2, 14), False),  # by another uplink
+        ("rtsw2:ctsw1", lost("ctsw1", 0, 10.2, 14), True),  # the far half of the path
+        ("rtsw3:ctsw1", lost("ctsw1", 0, 10.2, 14), False),  # to another rack
+        ("ctsw1", lost("ctsw1", 0, 10.2, 14), True),
+        ("ctsw2", lost("ctsw1", 0, 10.2, 14), False),
+        ("rtsw2", lost("ctsw2", 0, 10.2, 14), True),  # it withdraws its prefixes
+        ("host3:rxe0", lost("ctsw1", 0, 10.2, 14), True),
+        ("host4:rxe0", lost("ctsw1", 0, 10.2, 14), False),
+    ],
+)
+def test_next_hops_that_bgp_lost_are_explained_by_a_fault_on_their_path_alone(apply, target, loss, is_explained):
+    """A scheme follows BGP while a path is dead; a BGP session that expired on a busy machine looks the same."""
+    fault = FaultTime(name="f", target=resolve(TOPOLOGY, target), begin_ns=10 * 10**9, end_ns=12 * 10**9)
+    receipt = apply("pinned", deviations=(loss,), workload=dataclasses.replace(WORKLOAD, faults=(fault,)))
+
+    assert [one.fault for one in receipt.deviations] == ["f" if is_explained else ""]
+    assert (receipt.unproven == ()) is is_explained
+    detail = next(check.detail for check in verdict_of("pinned", receipt).checks if check.name == "routing.pinned")
+    assert ("BGP lost next hops because of f" in detail) is is_explained
+
+
+def test_next_hops_that_bgp_lost_by_one_port_at_one_time_are_one_deviation(apply):
+    losses = (lost("ctsw1", 0, 10, 14), lost("ctsw1", 1, 10.1, 15), lost("ctsw1", 0, 20, 21), lost("ctsw2", 0, 10, 14))
+    deviations = apply("pinned", deviations=losses, workload=WORKLOAD).deviations
+    assert [(one.from_s, one.to_s, one.what) for one in deviations] == [
+        (8.0, 13.0, "BGP had no next hop by ctsw1 to 2 prefixes"),
+        (8.0, 12.0, "BGP had no next hop by ctsw2 to 1 prefix"),
+        (18.0, 19.0, "BGP had no next hop by ctsw1 to 1 prefix"),
+    ]
+
+
+def test_many_deviations_are_counted(apply):
+    times = range(10, 30, 2)
+    deviations = tuple(replaced(FOREIGN, begin_ns=at * 10**9, end_ns=(at + 1) * 10**9) for at in times)
+    unproven = apply("pinned", deviations=deviations, workload=WORKLOAD).unproven
+    assert len(unproven) == 6
+    assert unproven[-1] == "5 more deviations from the scheme (`routing.deviations` in verdict.json)"
+
+
+def test_fault_times_are_those_of_armed_faults():
+    (planned,) = plan_all(
+        [FaultSpec(name="uplink", kind="link.flap", target="rtsw1:ctsw1", for_s=2.0)], TOPOLOGY, lab_kind="soft"
+    )
+    receipt = SimpleNamespace(armed=Armed(ok=True, at_ns=7), edges=((5, True), (8, False)), cleared=Cleared(at_ns=9))
+    (time,) = fault_times([planned], {"uplink": receipt})
+    assert (time.name, time.target, time.begin_ns, time.end_ns) == ("uplink", planned.target, 5, 9)
+    assert fault_times([planned], {}) == ()
+    never = SimpleNamespace(armed=Armed(ok=False), edges=(), cleared=Cleared())
+    assert fault_times([planned], {"uplink": never}) == ()
+
+
 def test_routing_scheme_with_another_seed_is_inconclusive(apply):
     """The kernels are queried about packets that have a mark already, so their decisions do not depend on the seed."""
     one = Fabric(routing="e-ecmp", qp_hash_seed=2)
@@ -321,15 +453,15 @@ def test_routing_scheme_that_cannot_be_applied_has_a_receipt(monkeypatch, tmp_pa
     """The receipt is not missing and not the twin's. Leftovers of the failed application make the lab DIRTY."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
     lab, result = Switches(), RunData()
-    decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
+    resolved = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")), faults=())
     with Journal(tmp_path / "journal.jsonl") as journal:
-        with loop._routed(decided, lab, journal, result, lambda _: None, is_twin=True):
+        with loop._routed(resolved, lab, journal, result, lambda _: None, is_twin=True):
             pass
         assert result.routing.cleared.ok is True
         lab.refuses, lab.releases = True, releases
         with (
             pytest.raises(FaultError, match="rule of priority 1000"),
-            loop._routed(decided, lab, journal, result, lambda _: None),
+            loop._routed(resolved, lab, journal, result, lambda _: None),
         ):
             pytest.fail("no workload runs without its scheme")
 
@@ -342,13 +474,13 @@ def test_routing_scheme_that_did_not_route_the_twin_proves_nothing(monkeypatch, 
     """The run had its scheme, but its twin was routed otherwise, so they cannot be compared."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
     lab, result = Switches(), RunData(before=BEFORE, after=AFTER, counted_s=10.0)
-    decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
+    resolved = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")), faults=())
     with Journal(tmp_path / "journal.jsonl") as journal:
         result.mutate_routing = None if obeyed else "lie"
-        with loop._routed(decided, lab, journal, result, lambda _: None, is_twin=True):
+        with loop._routed(resolved, lab, journal, result, lambda _: None, is_twin=True):
             pass
         result.mutate_routing = None
-        with loop._routed(decided, lab, journal, result, lambda _: None):
+        with loop._routed(resolved, lab, journal, result, lambda _: None):
             pass
     assert result.routing.armed.ok is True
     assert result.routing.decisions.wrong == ()
@@ -363,11 +495,11 @@ def test_routing_scheme_removed_while_the_twin_ran_proves_nothing(monkeypatch, t
     """The holder stayed alive, and the rules used not to be read at the end of the twin."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
     lab, result = Switches(), RunData(before=BEFORE, after=AFTER, counted_s=10.0)
-    decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
+    resolved = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")), faults=())
     with Journal(tmp_path / "journal.jsonl") as journal:
-        with loop._routed(decided, lab, journal, result, lambda _: None, is_twin=True):
+        with loop._routed(resolved, lab, journal, result, lambda _: None, is_twin=True):
             lab.obeys = None
-        with loop._routed(decided, lab, journal, result, lambda _: None):
+        with loop._routed(resolved, lab, journal, result, lambda _: None):
             pass
     assert result.routing.unproven[0] == (
         "fault-free twin: rtsw1: 8 of 8 rules of the scheme missing at the end of the workload"
@@ -462,6 +594,41 @@ def test_scheme_is_not_applied_after_a_heal_that_came_before_its_holder(monkeypa
             lease.apply()
     assert requests == ["prepare"]
     assert lease.release().ok
+
+
+def test_report_lists_when_switches_deviated_from_the_scheme(apply, tmp_path):
+    named = replaced(FOREIGN, what=EVIL, begin_ns=int(14.3e9), end_ns=int(16.4e9))
+    receipt = apply("pinned", deviations=(named, replaced(named, begin_ns=int(20e9), end_ns=None)), workload=WORKLOAD)
+    html = report.render_html(finished(tmp_path, replace(synthetic_run(), routing=receipt)))
+    text = " ".join("".join(parsed(html).text).split())
+
+    assert "2 times at which a switch did not route as the scheme was installed" in text
+    assert "another program" in text
+    assert "<script>alert(1)" not in html
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_scheme_lease_returns_recorded_deviations_in_controller_time(monkeypatch, tmp_path, is_open):
+    recorded = {
+        "begin_ns": 100, "end_ns": None if is_open else 200, "cause": "bgp", "what": "w", "port": "ctsw1",
+        "prefix": "10.0.0.0/31", "netns": "ns-rtsw2",
+    }  # fmt: skip
+    monkeypatch.setattr(Lease, "begin", lambda _: None)
+    answer = {"ok": True, "at_ns": 300, "readback": {"deviations": [recorded]}}
+    monkeypatch.setattr(Lease, "request", lambda *_: answer)
+    lab = SimpleNamespace(
+        name="lab", kind="soft", reserved=None, state_dir=tmp_path, netns=lambda name: f"ns-{name}",
+        carrier=lambda _: SimpleNamespace(name="fabric"),
+    )  # fmt: skip
+    tables = scheme_tables(TOPOLOGY, "pinned", fabric_of("pinned").as_routing)
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        lease = SchemeLease(lab, tables, "fabric", journal)
+        lease.lease.offset = ClockOffset(offset_ns=7, error_ns=0)
+        lease.apply()
+        (deviation,) = lease.release().deviations
+    to_controller = lease.lease.offset.to_controller
+    assert (deviation.switch, deviation.port, deviation.begin_ns) == ("rtsw2", "ctsw1", to_controller(100))
+    assert deviation.end_ns == (None if is_open else to_controller(200))
 
 
 def test_report_names_the_routing_scheme_and_why_it_is_not_proved(apply, tmp_path):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections import Counter
 
 import pytest
-from house import HOUSE, SUPPORT
+from own_namespace import in_a_namespace
 
 from inject.node.network.scheme import SWEEP
 from testbed.node.routing import agent
@@ -17,17 +15,6 @@ from testbed.routing.jenkins_hash import nft_jhash
 
 P2, P3 = "10.77.2.0/31", "10.77.3.0/31"
 SCHEMES = ("static", "marked", "weighted", "resilient")
-
-
-def in_a_namespace(program, *words):
-    """Run a program in its own network namespace, and return the JSON that it prints."""
-    if subprocess.run(["unshare", "-rn", "ip", "link", "add", "up1", "type", "veth"], check=False).returncode:
-        pytest.skip("no network namespaces for this user here")
-    environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
-    argv = ["unshare", "-rn", sys.executable, str(SUPPORT / program), *words]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,161 @@
+"""A switch whose scheme another program changes and puts back, in a network namespace of its own: for the switch agent.
+
+python switch_watched.py     prints what the agent recorded of each change as JSON; run by `unshare -rn`
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+from switch_namespace import HOP, P2, SCHEMES, both, ip, make_switch
+
+from testbed.node.routing.agent import SwitchAgent
+
+UP1, UP2 = HOP.format(port="up1"), HOP.format(port="up2")
+SHARES = f"nexthop {UP1} weight {{}} nexthop {UP2} weight 1"
+PREFIX_RULE, MARK_RULE = f"to {P2} lookup 1001 priority", "fwmark 1001 lookup 1001 priority"
+RESILIENT = "nexthop replace id 1001000 group {} type resilient buckets 32 idle_timer 0 unbalanced_timer 0 proto 251"
+CHANGES = {
+    "route replaced": (
+        "static",
+        [f"route replace {P2} table 1001 {UP2} proto static"],
+        [f"route replace {P2} table 1001 {UP1} proto 251"],
+    ),
+    "route replaced under its protocol": (
+        "marked",
+        [f"route replace {P2} table 1001 {UP2} proto 251"],
+        [f"route replace {P2} table 1001 {UP1} proto 251"],
+    ),
+    "more specific route": (
+        "static", ["route add blackhole 10.77.2.1/32 table 1001"], ["route del 10.77.2.1/32 table 1001"],
+    ),
+    "rule moved": (
+        "static",
+        [f"rule del {PREFIX_RULE} 1000", f"rule add {PREFIX_RULE} 40000 protocol 251"],
+        [f"rule del {PREFIX_RULE} 40000", f"rule add {PREFIX_RULE} 1000 protocol 251"],
+    ),
+    "rule removed": (
+        "marked", [f"rule del {MARK_RULE} 1000"], [f"rule add {MARK_RULE} 1000 protocol 251"],
+    ),
+    "rule before": ("marked", ["rule add priority 500 lookup 254"], ["rule del priority 500"]),
+    "weights": (
+        "weighted",
+        [f"route replace {P2} table 1000 proto 251 {SHARES.format(1)}"],
+        [f"route replace {P2} table 1000 proto 251 {SHARES.format(3)}"],
+    ),
+    "members": ("resilient", [RESILIENT.format("1000000")], [RESILIENT.format("1000000/1000001")]),
+    "withdrawn by BGP": ("static", [f"route replace {P2} metric 20 proto bgp {UP2}"], []),
+    "link down": ("weighted", ["link set up1 down"], ["link set up1 up"]),
+    "rule of a fault": ("static", ["rule add priority 900 lookup 251"], ["rule del priority 900"]),
+    "nothing of the scheme": ("marked", ["route add 10.99.0.0/16 dev up1", "rule add priority 40000 lookup 77"], []),
+}  # fmt: skip
+
+
+def watch(agent: SwitchAgent) -> None:
+    """Let the agent compare, however recently it did."""
+    agent.watch(time.monotonic_ns() + 10**12)
+
+
+def recorded(scheme: str, changes: list[str], reverts: list[str]) -> dict:
+    agent = SwitchAgent(SCHEMES[scheme])
+    assert agent.conflict() == ""
+    agent.apply()
+    agent.begin_watch()
+    watch(agent)
+    for words in changes:
+        ip(words)
+    before_ns = time.monotonic_ns()
+    watch(agent)
+    watch(agent)
+    during = agent.report()
+    for words in reverts:
+        ip(words)
+    both(P2)
+    after_ns = time.monotonic_ns()
+    watch(agent)
+    watch(agent)
+    ended = agent.report()
+    agent.end_watch()
+    agent.remove()
+    last = agent.report()
+    agent.close()
+    return {
+        "during": during,
+        "after": last,
+        "in time": [one["begin_ns"] >= before_ns and one["end_ns"] >= after_ns for one in ended if one["end_ns"]],
+    }
+
+
+def marks() -> list:
+    """Another program flushes the marks, and loads what nft had listed of them."""
+    draw = "jhash @th,104,24 mod 2 seed 1 map { 0 : 1001, 1 : 1002 }"
+    line = f"ip daddr {{ {P2} }} udp dport 4791 counter meta mark set {draw}"
+    agent = SwitchAgent({**SCHEMES["marked"], "marks": [line]})
+    agent.apply()
+    agent.begin_watch()
+    watch(agent)
+    listed = nft("list table ip faultbed_routing")
+    nft("flush chain ip faultbed_routing choose")
+    watch(agent)
+    nft("-f -", listed)
+    watch(agent)
+    nft("add table ip other")
+    watch(agent)
+    nft("delete table ip other")
+    agent.end_watch()
+    agent.remove()
+    found = agent.report()
+    agent.close()
+    return found
+
+
+def nft(words: str, stdin: str = "") -> str:
+    return subprocess.run(["nft", *words.split()], check=True, capture_output=True, text=True, input=stdin).stdout
+
+
+def overrun() -> list:
+    """More notifications than the socket holds, while the agent does not read them."""
+    agent = SwitchAgent(SCHEMES["static"])
+    agent._notifications.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    agent.apply()
+    agent.begin_watch()
+    watch(agent)
+    for number in range(40):
+        ip(f"route add 10.99.{number}.0/24 dev up1")
+    watch(agent)
+    agent.remove()
+    found = agent.report()
+    agent.close()
+    return found
+
+
+def withdrawn_at_the_end() -> list:
+    """BGP withdraws a next hop while another program's route is there, and the scheme is removed at once."""
+    agent = SwitchAgent(SCHEMES["static"])
+    agent.apply()
+    agent.begin_watch()
+    ip(f"route replace {P2} table 1002 {UP1} proto 251")
+    watch(agent)
+    ip(f"route replace {P2} metric 20 proto bgp {UP1}")
+    agent.end_watch()
+    agent.remove()
+    found = agent.report()
+    agent.close()
+    both(P2)
+    return found
+
+
+def main() -> None:
+    make_switch()
+    results: dict = {name: recorded(*each) for name, each in CHANGES.items()}
+    results["marks"] = marks() if shutil.which("nft") else None
+    json.dump(results | {"overrun": overrun(), "at the end": withdrawn_at_the_end()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The switch agent on a real kernel records what other programs change of its scheme, and what BGP loses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from own_namespace import answer_of, in_a_namespace
+
+from testbed.node.routing import agent
+from testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
+
+P2, P3 = "10.77.2.0/31", "10.77.3.0/31"
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return in_a_namespace("switch_watched.py")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("route replaced", f"1 of 4 routes were not the scheme's: {P2} in table 1001 led to up2"),
+        ("route replaced under its protocol", f"1 of 4 routes were not the scheme's: {P2} in table 1001 led to up2"),
+        ("more specific route", "1 of 4 routes were not the scheme's: 10.77.2.1/32 in table 1001 led to no port"),
+        ("rule moved", "1 of 2 rules of the scheme were missing"),
+        ("rule removed", "1 of 2 rules of the scheme were missing"),
+        ("rule before", "a rule of priority 500 (lookup 254) was there, which is not the scheme's"),
+        ("weights", f"1 of 2 routes were not the scheme's: {P2} in table 1000 led to up1, up2"),
+        ("members", "1 next hops or next-hop groups were not the scheme's"),
+    ],
+)
+def test_switch_agent_records_a_change_of_another_program_that_was_put_back(recorded, change, what):
+    during, after = recorded[change]["during"], recorded[change]["after"]
+    assert [(one["cause"], one["what"], one["end_ns"]) for one in during] == [(FOREIGN, what, None)]
+    assert [(one["cause"], one["what"]) for one in after] == [(FOREIGN, what)]
+    assert recorded[change]["in time"] == [True]
+
+
+def test_switch_agent_records_next_hops_that_bgp_lost_by_port_and_prefix(recorded):
+    """Its own copies after BGP are no deviation."""
+    (lost,) = recorded["withdrawn by BGP"]["after"]
+    assert (lost["cause"], lost["port"], lost["prefix"]) == (BGP, "up1", P2)
+    assert recorded["withdrawn by BGP"]["in time"] == [True]
+    link_down = recorded["link down"]["after"]
+    assert {(one["cause"], one["port"]) for one in link_down} == {(BGP, "up1")}
+    assert {one["prefix"] for one in link_down} == {P2, P3}
+
+
+@pytest.mark.parametrize("change", ["rule of a fault", "nothing of the scheme"])
+def test_switch_agent_records_nothing_of_faults_and_of_others_beside_the_scheme(recorded, change):
+    assert recorded[change]["after"] == []
+
+
+def test_switch_agent_follows_bgp_once_more_before_its_last_comparison(recorded):
+    """Tables that are behind BGP are no deviation; a foreign route ends when the agent overwrites or removes it."""
+    found = {one["cause"]: one for one in recorded["at the end"]}
+    assert set(found) == {FOREIGN, BGP}
+    assert found[FOREIGN]["end_ns"] is not None
+    assert (found[BGP]["port"], found[BGP]["end_ns"]) == ("up2", None)
+
+
+def test_switch_agent_that_lost_notifications_says_when_it_did_not_watch(recorded):
+    (lost,) = recorded["overrun"]
+    assert (lost["cause"], lost["what"]) == (
+        UNWATCHED, "the kernel dropped notifications, because more came than were read",
+    )  # fmt: skip
+    assert lost["begin_ns"] < lost["end_ns"]
+
+
+def test_switch_agent_records_marks_that_were_flushed_and_loaded_again(recorded):
+    if recorded["marks"] is None:
+        pytest.skip("no nft here; the lab's switches have it")
+    assert [(one["cause"], one["what"]) for one in recorded["marks"]] == [
+        (FOREIGN, "the nftables marks were not the scheme's")
+    ]
+    assert recorded["marks"][0]["end_ns"] is not None
+
+
+def test_switch_agent_compares_its_marks_after_a_notification_of_nftables(monkeypatch):
+    """Counters of the statements and the order of elements in sets are no change."""
+    listed = [[[0, 1001], [1, 1002]], [[0, 1001]], [[1, 1002], [0, 1001]]]
+
+    def nft(_netns, _words):
+        count = {"counter": {"packets": 7 * len(listed), "bytes": 9}}
+        return json.dumps({"nftables": [{"rule": {"expr": [count, {"mangle": {"map": {"set": listed.pop(0)}}}]}}]})
+
+    monkeypatch.setattr(agent, "_nft", nft)
+    first = agent._mark_rules(None)
+    assert (agent._mark_rules(None) == first, agent._mark_rules(None) == first) == (False, True)
+
+
+def test_switch_agent_subscription_to_nftables_is_accepted_by_the_kernel():
+    program = "from testbed.node.routing.agent import _subscribed; _subscribed(12, (7,)).close(); print('true')"
+    assert answer_of(program) is True
+
+
+def test_deviation_begins_with_the_first_change_and_ends_with_the_last_one():
+    log = DeviationLog()
+    log.update(10, 12, {"rules": Deviation(FOREIGN, "gone")})
+    log.update(20, 25, {"rules": Deviation(FOREIGN, "still gone")})
+    assert [(one["begin_ns"], one["end_ns"], one["what"]) for one in log.report()] == [(10, None, "gone")]
+    log.begin(30, {"unread": Deviation(UNWATCHED, "no answer")})
+    log.update(40, 45, {})
+    assert [(one["begin_ns"], one["end_ns"]) for one in log.report()] == [(10, 45), (30, 45)]
+
+
+def test_deviations_beyond_the_limit_are_reported_as_not_watched():
+    log = DeviationLog()
+    for number in range(1002):
+        log.not_watched(number, number + 1, "")
+    last = log.report()[-1]
+    assert (len(log.report()), last["cause"], last["begin_ns"], last["end_ns"]) == (1001, UNWATCHED, 1000, None)
