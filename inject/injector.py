@@ -152,11 +152,11 @@ class Injector:
     @property
     def not_cleared(self) -> tuple[str, ...]:
         """One sentence for each fault that may still be in place; each of them makes the lab DIRTY."""
-        unseen = (
+        unobserved = (
             f"{fault}: its end was not observed; its target reverts it when the lease expires"
             for fault in self.abandoned
         )
-        return (*not_cleared(self.receipts), *unseen)
+        return (*not_cleared(self.receipts), *unobserved)
 
     def _check_last_end(self, planned: PlannedFault) -> None:
         """Refuse a fault that would begin too soon after the last one cleared, by this injector or another command."""

@@ -55,8 +55,8 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `between_ns` are two moments between which it fired first, including the clock error; None: it never fired.
     `passed` is the number of packets from which a share, or every n-th, was taken; None: the fault selects none.
     `selection` says how the seed decided which packets were taken; None: nothing was drawn.
-    `unseen` is the reason why nothing shows whether something else ended the fault before it was removed; None: its
-    holder looked.
+    `loss_unknown_why` is the reason why nothing shows whether something else ended the fault before it was removed;
+    None: its holder checked that. Its name in files is `unseen`.
     """
 
     count: int
@@ -68,7 +68,7 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     between_ns: tuple[int, int] | None = None
     passed: int | None = None
     selection: str | None = None
-    unseen: str | None = None
+    loss_unknown_why: str | None = msgspec.field(default=None, name="unseen")
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +224,7 @@ def judge_fired(
         must_not_move=stayed,
         passed=passed,
         selection=str(planned.selection) if planned.selection else None,
-        unseen=None if is_complete else observed.get("unseen"),
+        loss_unknown_why=None if is_complete else observed.get("unseen"),
     )
     return fired, tuple(doubts)
 

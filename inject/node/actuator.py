@@ -28,7 +28,7 @@ class Actuator:
     """Whether `set_up` changes something, so that `off` must follow even without `on`."""
     loss_check_s: float | None = None
     """Interval of `is_lost` calls while the fault is on; None: only at its end. Set it only if a call is cheap."""
-    unseen: str | None = None
+    loss_unknown_why: str | None = None
     """Reason for the receipt why `is_lost` cannot know whether something else has ended the fault; None: it can."""
     was_lost = False
     """Set by `off` if it reads the state together with its change, because a separate read would take too long."""
@@ -70,7 +70,7 @@ class Actuator:
     def is_lost(self) -> bool:
         """Return whether something else has ended the fault; called before `off` while the fault should be on.
 
-        An actuator that cannot know sets `unseen`.
+        An actuator that cannot know sets `loss_unknown_why`.
         """
         return not self.read()["applied"]
 

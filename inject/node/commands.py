@@ -149,7 +149,7 @@ class CommandsActuator(Actuator):
             return False
         if self._unclear is None:
             return True
-        self.unseen = self._unclear
+        self.loss_unknown_why = self._unclear
         return False
 
     def hits(self) -> int | None:

@@ -233,7 +233,7 @@ class Holder:
             "clear_ns": self.clear_ns,
             "lost": self.is_lost,
             "unread": self.unread,
-            "unseen": self.actuator.unseen if self.actuator is not None else None,
+            "unseen": self.actuator.loss_unknown_why if self.actuator is not None else None,
             "patience_s": self.actuator.patience_s if self.actuator is not None else 0.0,
             "armed_at_ns": first.at_ns if first is not None else None,
             "armed_readback": first.readback if first is not None else None,
@@ -427,7 +427,7 @@ class Holder:
 
         A state that cannot be read is noted (`unread`), and is no reason to keep the fault.
         """
-        if self.actuator is None or not self.is_on_by_readback or self.is_ending or self.actuator.unseen:
+        if self.actuator is None or not self.is_on_by_readback or self.is_ending or self.actuator.loss_unknown_why:
             return
         try:
             self.is_lost = bool(self.actuator.is_lost()) or self.is_lost

@@ -25,7 +25,7 @@ DEADLINE_S = 3.0
 class QmpActuator(Actuator):
     """Takes the link of QEMU's network device `nic` down, through the QMP socket of its VM."""
 
-    unseen = "QEMU does not report a link's state"
+    loss_unknown_why = "QEMU does not report a link's state"
 
     def __init__(self, *, host: str, netdev: str, socket: str, nic: str, python: list[str]) -> None:
         self._netdev, self._socket, self._nic, self._python = f"{host}/{netdev}", socket, nic, python

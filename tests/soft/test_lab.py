@@ -148,8 +148,8 @@ def test_fingerprint_shows_everything_a_fault_can_touch(lab):
     for node in ("host1", "rtsw1"):
         lab.node(node).run(["sh", "-ec", "; ".join(do for where, do, _, _ in TOUCHED if where == node)])
     lines = fingerprint.diff(before, fingerprint.capture(lab))
-    unseen = [words for node, _, _, words in TOUCHED if not any(node in line and words in line for line in lines)]
-    assert not unseen, lines
+    missing = [words for node, _, _, words in TOUCHED if not any(node in line and words in line for line in lines)]
+    assert not missing, lines
     for node in ("host1", "rtsw1"):
         lab.node(node).run(["sh", "-ec", "; ".join(undo for where, _, undo, _ in TOUCHED if where == node)])
     assert fingerprint.settle(lab, before) == []

@@ -96,7 +96,7 @@ def test_fault_that_something_else_ends_is_not_proved(lab, tmp_path, kind, param
     ]
     assert [bool(reasons) for reasons in early] == [True, False], early
     assert [receipt.cleared.ok for receipt in receipts] == [True, True]
-    assert [receipt.fired.unseen for receipt in receipts] == [None, None]
+    assert [receipt.fired.loss_unknown_why for receipt in receipts] == [None, None]
 
 
 def _first_uplink(lab, switch):

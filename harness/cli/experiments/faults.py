@@ -359,8 +359,8 @@ def _show_receipt(session: Session, receipt: FaultReceipt, outcome: dirty.Outcom
         ("cleared", _yes(receipt.cleared.ok), receipt.cleared.error or _short(receipt.cleared.readback)),
     ]
     session.table(("receipt", "", ""), rows, title=f"{receipt.kind} on {receipt.target} ({receipt.fidelity})")
-    if fired.unseen:
-        session.out.print(f"whether something else ended it early is unknown: {fired.unseen}", soft_wrap=True)
+    if fired.loss_unknown_why:
+        session.out.print(f"whether something else ended it early is unknown: {fired.loss_unknown_why}", soft_wrap=True)
     for doubt in receipt.unproven:
         session.out.print(Text.assemble(("not proved", "yellow"), f": {doubt}"), soft_wrap=True)
     session.out.print(outcome.sentence, soft_wrap=True)

@@ -311,9 +311,10 @@ def test_receipt_correct_hop_is_never_in_doubt(share, passed, seed):
     assert [doubt for doubt in doubts if "were hit" in doubt] == []
 
 
-def test_receipt_says_in_words_what_nothing_shows():
+def test_receipt_records_why_an_early_end_of_the_fault_cannot_be_observed():
     """No readback shows whether something else ended the fault: that is no doubt, and not silence either."""
     fired, doubts = judged(observed={**DONE, "unseen": "QEMU does not report it"}, moved={WITNESS: 1})
     assert doubts == ()
-    assert fired.unseen == "QEMU does not report it"
-    assert judged(moved={WITNESS: 1})[0].unseen is None
+    assert fired.loss_unknown_why == "QEMU does not report it"
+    assert msgspec.to_builtins(fired)["unseen"] == fired.loss_unknown_why, "its name in verdict.json"
+    assert judged(moved={WITNESS: 1})[0].loss_unknown_why is None

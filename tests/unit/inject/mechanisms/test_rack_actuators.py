@@ -426,11 +426,11 @@ def test_rack_fault_that_another_program_has_ended_is_lost_or_its_receipt_says_w
     actuator.prepare()
     actuator.on()
     assert actuator.is_lost() is False
-    assert actuator.unseen is None
+    assert actuator.loss_unknown_why is None
     tools.write_text(json.dumps(before))
     if kind in OF_A_WINDOW:
         assert actuator.is_lost() is False
-        assert "DCGM" in actuator.unseen
+        assert "DCGM" in actuator.loss_unknown_why
     else:
         assert actuator.is_lost() is True
 
@@ -442,7 +442,7 @@ def test_idle_gpu_does_not_show_whether_its_clocks_are_still_locked(tools):
     actuator.on()
     tools.write_text(json.dumps({**json.loads(tools.read_text()), "lock": None, "busy": False}))
     assert actuator.is_lost() is False
-    assert "only a busy one shows" in actuator.unseen
+    assert "only a busy one shows" in actuator.loss_unknown_why
 
 
 @pytest.mark.parametrize("ends", [True, False])
