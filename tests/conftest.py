@@ -1,4 +1,4 @@
-"""Settings of all our tests."""
+"""Settings of all tests."""
 
 import contextlib
 import os

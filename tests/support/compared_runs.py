@@ -32,5 +32,5 @@ def dead(run, rebuilt_after_ms):
 
 
 def otherwise():
-    """A run that is shorter, carries its bytes over the first spine, and rebuilt its queue pair late."""
+    """Return a shorter run whose bytes crossed the first spine, and whose queue pair was rebuilt late."""
     return dead(with_loads(synthetic_run(seconds=49.0), second_spine=10_000_000), 400)

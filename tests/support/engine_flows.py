@@ -1,4 +1,4 @@
-"""Flows of the engine on a fabric of memory moves, for tests: their two ends, joined, and what they tell when done."""
+"""Flows of the engine on a fabric of memory moves: both connected ends, and their final events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from traffic.flows import flow_run
 
 
 def flow_on(monkeypatch, fabric, **change):
-    """The two ends of a flow on a fabric, joined; their done comes into its events."""
+    """Return both connected ends of a flow on a fabric; their `done` events are added to its events."""
     node = modules(monkeypatch)
     engine_spec = flow_run.engine_spec(
         flow_run.FlowSpec(**{"src": "host1", "dst": "host2", "message_bytes": 512, **change})

@@ -1,4 +1,4 @@
-"""Labs whose nodes are stand-ins of traffic engines, behind the seam that the real ones have."""
+"""Labs whose nodes run stand-ins for traffic engines, behind the interface of real nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from traffic.flows import flow_run
 
 
 def node_ns():
-    """The time of the engines' hosts, which is not the controller's."""
+    """Return the time of the engines' hosts, which differs from the controller's."""
     return time.monotonic_ns() - 77_000 * 10**9
 
 
@@ -86,7 +86,7 @@ class Engine:
 
 
 class Lab:
-    """A lab whose nodes are engines; `on_start` is what each does when it is started."""
+    """A lab whose nodes are engines; `on_start` is called for each engine that is started."""
 
     engine = Engine
     kind = "soft"
@@ -125,7 +125,7 @@ def lane(peer, direction, qpn, state, *, step):
 
 
 class RankEngine(Engine):
-    """Ends as soon as it is started, or does what the lab's `on_start` says; answers dumps and forgets."""
+    """An engine of ranks: it ends at once, or calls the lab's `on_start`. It answers `dump` and `forget`."""
 
     def do_start(self, task):
         self.lab.on_start(self)
@@ -162,13 +162,13 @@ class RankEngine(Engine):
 
 
 class RankLab(Lab):
-    """One whose engines carry ranks."""
+    """A lab whose engines run ranks."""
 
     engine = RankEngine
 
 
 class NothingStarts:
-    """A lab on which starting anything fails the test."""
+    """A lab on which the start of any program fails the test."""
 
     kind = "soft"
     topology = Lab.topology

@@ -1,4 +1,4 @@
-"""How many wrong intervals of so many are chance."""
+"""Limits of the number of wrong intervals in a test of intervals."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from scipy import special
 
 
 def most_errors(series, allowed):
-    """The number of errors that a right interval exceeds once in a million."""
+    """Return the number of errors that a correct interval exceeds with a probability of one in a million."""
     return int(np.argmax(special.bdtrc(np.arange(series), series, allowed) < 1e-6))

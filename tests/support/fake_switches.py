@@ -42,13 +42,13 @@ class FakeSchemeLease:
 
 
 def daddr(*prefixes):
-    """The statement of nft's JSON that matches destinations."""
+    """Return the statement of nft's JSON that matches destinations."""
     left = {"payload": {"protocol": "ip", "field": "daddr"}}
     return {"match": {"op": "==", "left": left, "right": {"set": list(prefixes)}}}
 
 
 def mark_by(draw, switch, marks=None):
-    """The statement of nft's JSON that gives a mark to each number that is drawn."""
+    """Return the statement of nft's JSON that maps each drawn number to a mark."""
     drawn = list(enumerate(marks or switch.table_by_port.values()))
     return {"mangle": {"key": {"meta": {"key": "mark"}}, "value": {"map": {"key": draw, "data": {"set": drawn}}}}}
 

@@ -1,4 +1,4 @@
-"""A run directory as the run loop leaves it, of made-up measurements, and its page as a reader would parse it."""
+"""A run directory as the run loop writes it, with synthetic measurements, and a parser of its page."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
 
 def finished(root, run, name="demo"):
-    """A run directory as the run loop leaves it, with made-up measurements."""
+    """Return a run directory as the run loop writes it, with synthetic measurements."""
     experiment = fit(load(DEMO), soft_topology(), "soft")
     planned = plan.plan(experiment, inventory_digest="9f" * 32, version="0.1.0")
     directory = rundir.create(

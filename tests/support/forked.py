@@ -1,6 +1,7 @@
-"""Commands of ours and sessions of pytest, each in a process of its own, forked from one that has imported all of it.
+"""Commands of faultbed and sessions of pytest, each in a process that is forked after all imports.
 
-To start Python and to import the command line costs a second of CPU time on a small machine; a fork costs hundredths.
+The start of Python with the imports of the command line takes a second of CPU time on a small machine. A fork takes
+hundredths of a second.
 The command has its own process, environment, folder, search path and output, as it has in a shell.
 
 python -P forked.py     the process that forks: it reads requests, and writes the exit status of each, line by line
@@ -73,7 +74,7 @@ def next_command() -> dict[str, Any] | None:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Take the command's environment, folder, search path, arguments and output."""
+    """Replace this process's environment, folder, search path, arguments and output by those of the command."""
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])

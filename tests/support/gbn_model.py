@@ -1,7 +1,7 @@
-"""A pure model of go-back-N, and a builder of captures: what the packet tests are held against.
+"""A pure model of go-back-N, and a builder of captures: the reference of the packet tests.
 
-`Wire` collects packets as one port sees them; `go_back_n` plays a sender and a receiver that keep the rules, with
-losses at given transmissions, and leaves what the receiver's (or the sender's) port saw.
+`Wire` collects the packets of one port. `go_back_n` simulates a sender and a receiver that obey the rules, with losses
+at given transmissions, and returns the packets at the receiver's (or the sender's) port.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ US = 1000
 
 
 def frame(src, dst, *, opcode, dqpn, psn, extended=b"", payload=0, sport=0xD081, ecn=0, becn=0):
-    """An Ethernet frame with one RoCEv2 packet; the payload and the ICRC are zeros."""
+    """Return an Ethernet frame with one RoCEv2 packet; payload and ICRC are zeros."""
     bth = struct.pack(">BBHII", opcode, 0, 0xFFFF, becn << 30 | dqpn, psn % SPACE)
     body = bth + extended + bytes(payload + 4)
     udp = struct.pack(">HHHH", sport, 4791, 8 + len(body), 0)
@@ -79,7 +79,7 @@ class Wire:
 
 @dataclass
 class Played:
-    """What happened in `go_back_n`: the port's packets, and the truth to compare with."""
+    """The result of `go_back_n`: the port's packets, and the true counts to compare with."""
 
     wire: Wire
     lost: int
@@ -90,7 +90,7 @@ class Played:
 
 
 def opcode_of(index, message):
-    """The opcode of the packet `index` of a stream of messages of `message` packets."""
+    """Return the opcode of packet `index` in a stream of messages of `message` packets each."""
     place = index % message
     if message == 1:
         return WRITE_ONLY
@@ -100,8 +100,8 @@ def opcode_of(index, message):
 def go_back_n(*, count, losses, first_psn=0, message=4, window=8, at="receiver", timeout_ns=67_108_864) -> Played:
     """Send `count` packets; the transmissions (numbered over all, from 0) in `losses` are lost in the fabric.
 
-    The window is sent, then the receiver answers, then the sender acts on the answers: lock step, but with the rules of
-    the specification. `at` is the port that is watched: `receiver` (after the losses) or `sender` (before them).
+    The two take turns: a window is sent, the receiver answers, the sender processes the answers. `at` is the observed
+    port: `receiver` (after the losses) or `sender` (before them).
     """
     played = Played(wire=Wire(), lost=0, naks=0, timeouts=0, ahead=0, again=0)
     at_receiver = at == "receiver"
@@ -140,7 +140,7 @@ def go_back_n(*, count, losses, first_psn=0, message=4, window=8, at="receiver",
 
 @dataclass
 class _Receiver:
-    """Takes packets in order, and answers."""
+    """A receiver that accepts packets in order and answers them."""
 
     count: int
     message: int
@@ -165,7 +165,7 @@ class _Receiver:
 
 
 def only_flow(wire):
-    """The one flow of a capture."""
+    """Return the only flow of a capture."""
     (flow,) = analyse(wire.frames()).flows
     return flow
 

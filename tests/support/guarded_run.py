@@ -1,4 +1,4 @@
-"""A run whose middle, with the faults, is replaced: what `loop._run_and_compare` does around it is real."""
+"""A run with a stand-in for workload and faults: everything around them in `loop._run_and_compare` is real."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inject.journal import Journal
 
 
 def run(lab, journal_path, monkeypatch, with_faults):
-    """Run, with the journal at a path; return what the run found."""
+    """Execute the run with its journal at a path, and return the data of the run."""
     monkeypatch.setattr(loop, "_with_faults", with_faults)
     monkeypatch.setattr(loop, "wants_twin", lambda _: False)
     monkeypatch.setattr(loop.emulation_limit, "offered_load_bps", lambda *_: None)

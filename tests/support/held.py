@@ -1,4 +1,4 @@
-"""A holder beside its guardian, as real processes: the way to talk to it, and its process."""
+"""Access to a holder that runs with its guardian as real processes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def send_request(channel, do, **rest):
-    """The holder's answer to a request."""
+    """Send a request, and return the holder's answer."""
     channel.send({"do": do, **rest})
     return channel.receive(timeout_s=30)
 
 
 def holder_pid(channel):
-    """The process of the holder: its guardian's only child."""
+    """Return the process id of the holder, which is its guardian's only child."""
     children = Path(f"/proc/{channel.guardian_pid}/task/{channel.guardian_pid}/children").read_text().split()
     return int(children[0])

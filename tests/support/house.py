@@ -1,4 +1,4 @@
-"""Where things of this project lie."""
+"""Paths of this project's files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Runs to be judged."""
+"""Synthetic runs for tests of the judge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAN = plans.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload
 
 
 def served(*ttft_s, kept=1.0):
-    """An inference job whose requests waited so long for their first token, and a tenth for each of three others."""
+    """Return an inference job with these times to first token, and a tenth of them for each of three more tokens."""
     times = [round(1e9 * float(time_s)) for time_s in np.random.default_rng(1).permutation(ttft_s)]
     tokens = tuple((time // 10,) * 3 for time in times)
     serving = Serving(ttft_ns=tuple(times), tpot_ns=tokens, slo_attainment=kept)

@@ -1,4 +1,4 @@
-"""Made-up runs with one fault each, and what it would leave on every counter: packets are drawn, not measured.
+"""Synthetic runs with one fault each, and its effects on all counters. Packets are drawn at random, not measured.
 
 Each connection sends data and gets ACKs along its path; a fault at a place loses, marks or delays what crosses it. What
 a healthy and busy machine adds (timers, duplicates) is on every RNIC.
@@ -21,7 +21,7 @@ HOSTS = ("host1", "host2", "host3", "host4")
 
 
 def connections():
-    """Every host to its neighbour in a ring of RNICs rxe0, and across to one of the other rack on the other spine."""
+    """Return connections from every host to the next one in a ring of RNICs rxe0, and to the one after that."""
     racks = dict(zip(HOSTS, (1, 1, 2, 2), strict=True))
     collected = []
     for index, src in enumerate(HOSTS):
@@ -104,7 +104,7 @@ class Network:
         return self
 
     def measured(self, kind, target, *, slow=None):
-        """The whole run: its counters, and (if it has one) its fault with a receipt that proves it."""
+        """Return the measurements: counters, and the fault, if any, with a receipt that proves it."""
         run = synthetic_run()
         for host in self.topology.host_by_name:
             self.counts[host, "rxe0.completer_retry_err"] += int(self.rng.poisson(4))
@@ -130,7 +130,7 @@ class Network:
 
 
 def slowed(series, rank, factor=1.5):
-    """Rank `rank` computes slower from the 70th iteration on."""
+    """Return the series with rank `rank` computing slower from iteration 70 on."""
     steps = tuple(
         msgspec.structs.replace(iteration, compute_ns=round(iteration.compute_ns * factor))
         if iteration.index >= 70
@@ -141,7 +141,7 @@ def slowed(series, rank, factor=1.5):
 
 
 def campaign(seed=1):
-    """One run for each kind and place that carries the workload: (kind, target, measurements)."""
+    """Yield (kind, target, measurements) of a run for each kind of fault and each place that the workload uses."""
     topology = soft_topology()
     links = [link for link in topology.links if link.rnic in (None, "rxe0")]
     used = {pair for connection in connections() for pair in itertools.pairwise(connection.path)}

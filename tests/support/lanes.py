@@ -1,4 +1,4 @@
-"""Programs of all ranks, executed on arrays in any order that lanes allow."""
+"""Executor of the programs of all ranks on arrays, in any order that lanes allow."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Lanes:
             self.applied[key] += 1
 
     def are_done(self):
-        """Whether all has been sent and applied; with no move left, otherwise, they wait for each other for ever."""
+        """Return whether everything was sent and applied. If not, and no move is left, it is a deadlock."""
         return all(
             self.sent[src, dst, qp] == len(self.plans[src].sends[dst, qp])
             and self.applied[src, dst, qp] == len(self.plans[dst].recvs[src, qp])

@@ -1,4 +1,4 @@
-"""A collective that starts on stand-ins of engines."""
+"""Start of a collective on stand-ins for engines."""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@
 FOLDER has a socket for each RNIC's address. While it has a file `spoil`, a bit of each write arrives inverted, below
 the checksums of RDMA. `start_program` forks another program of a node, such as the storage.
 
-It stands behind `traffic.node.verbs`. A write moves memory in the other process and completes when that is confirmed. A
-request that is not confirmed within `RETRY_S`, as its process was killed or stopped or has closed the queue pair,
-fails as on RDMA: RETRY_EXC_ERR. An RNIC confirms whatever its host's CPUs do: what is only slow does not fail.
+This module replaces `traffic.node.verbs`. A write changes memory of the other process and completes when it is
+acknowledged. A request that is not acknowledged within `RETRY_S` fails with RETRY_EXC_ERR, as on RDMA: the other
+process was killed or stopped, or has closed the queue pair. RNICs acknowledge without the CPUs of their host. Therefore
+a request to a process that is only slow does not fail.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Request:
 
 
 class Stream:
-    """A connection to another RNIC; what the socket does not take waits in `out`."""
+    """A connection to another RNIC; bytes that the socket does not accept yet wait in `out`."""
 
     def __init__(self, rnic, sock):
         self.rnic, self.sock, self.out, self.buffer, self.dead = rnic, sock, bytearray(), bytearray(), False
@@ -189,7 +190,7 @@ class Rnic:
     drain = poll
 
     def expire(self):
-        """What the timer of a real RNIC does; called by the engine's tick."""
+        """Fail expired requests, as the timer of a real RNIC does; called by the engine's tick."""
         now = time.monotonic()
         for qp in list(self.qps.values()):
             if qp.pending and now - qp.pending[0][2] > RETRY_S and (qp.is_refused or self.is_away(qp.peer["address"])):
@@ -200,7 +201,7 @@ class Rnic:
                 os.eventfd_write(self.tick, 1)
 
     def is_away(self, address):
-        """Whether the process of another RNIC is gone, or stopped."""
+        """Return whether the process of another RNIC is gone or stopped."""
         stream = self.peers.get(address)
         if stream is None or stream.dead:
             return True
@@ -255,7 +256,7 @@ def write_request(**fields):
 
 
 def install(folder):
-    """Put these verbs where the engine looks for them."""
+    """Replace the verbs module of the engine by this one."""
     Rnic.folder = folder
     fake = types.ModuleType("traffic.node.verbs")
     fake.__dict__.update(
@@ -275,7 +276,7 @@ def install(folder):
 
 
 class Program:
-    """The process of an engine or of another program, with what its users need of `subprocess.Popen`."""
+    """The process of an engine or another program, with the used part of the interface of `subprocess.Popen`."""
 
     def __init__(self, pid, stdin, stdout):
         self.pid, self.stdin, self.stdout = pid, os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")

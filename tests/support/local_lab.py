@@ -25,13 +25,13 @@ SOFT = load(inventories() / "soft.yml")
 
 
 def counters_of(changes: int) -> dict[str, dict[str, int]]:
-    """All RNICs' counters, which nothing moves, and so many changes of the first carrier, which is on."""
+    """Return counters of all RNICs: all are 0, and the first carrier is on and has changed `changes` times."""
     still = {host.name: {f"{rnic.name}.send_err": 0 for rnic in host.rnics} for host in SOFT.topology.hosts}
     return {**still, "host1": {**still["host1"], "be0.carrier": 1, "be0.carrier_changes": changes}}
 
 
 def lab_at(folder: Path) -> SimpleNamespace:
-    """The lab whose QMP socket is `folder`/qmp; its counters say that the carrier went and is back."""
+    """Return a lab whose QMP socket is `folder`/qmp; by its counters the carrier was lost and is back."""
     changes = itertools.count()
     counters.read = lambda *_, **__: counters_of(next(changes))
     fingerprint.capture = lambda lab: Fingerprint(nodes={"host1": {"link be0": (lab.state_dir / "link").read_text()}})
@@ -43,7 +43,7 @@ def lab_at(folder: Path) -> SimpleNamespace:
 
 
 class Here(Session):
-    """The command line on that lab."""
+    """A session of the command line on the lab in a folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(Path("soft"))

@@ -1,6 +1,6 @@
 """A lab whose hosts are folders of processes on this machine: real engines and a real storage, without RDMA or VMs.
 
-`kill` ends all processes of a host, as a reboot does; `freeze` stops them, as a host that says nothing any more.
+`kill` ends all processes of a host, as a reboot does. `freeze` stops them, so that the host becomes silent.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LocalNode:
         return Completed(argv=tuple(argv), rc=0, stdout=stdout, stderr="")
 
     def _gids(self, folder):
-        """The GID of an RNIC as sysfs shows it. `folder` is that of its GIDs."""
+        """Return the GID of an RNIC as sysfs shows it; `folder` is the one of its GIDs."""
         rnics = self.lab.topology.host_by_name[self.name].rnics
         (octets,) = (bytes(map(int, rnic.ip.split("."))) for rnic in rnics if f"/{rnic.name}/" in folder)
         gid = f"{'0000:' * 5}ffff:{octets[:2].hex()}:{octets[2:].hex()}"
@@ -116,7 +116,7 @@ class LocalLab:
         return [one for one in self.processes.get(host, ()) if one.poll() is None]
 
     def kill(self, host, *, is_dead=True):
-        """End the processes of a host; it answers again after `revive`, or at once if it is not dead itself."""
+        """End the processes of a host. It answers again after `revive`, or at once if the host itself is alive."""
         if is_dead:
             self.dead.add(host)
         for process in self.engines_of(host):

@@ -19,7 +19,7 @@ from testbed.remote.jsonlines import next_message
 
 
 class Pipe:
-    """A program on this machine behind the seam of `testbed.remote.remote_node.Channel`."""
+    """A program on this machine behind the interface of `testbed.remote.remote_node.Channel`."""
 
     def __init__(self, argv):
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=HOUSE)
@@ -51,7 +51,7 @@ class Pipe:
 
 
 class Here(Lab):
-    """A lab of one machine, this one: its watchers are started, queried and replaced like any lab's."""
+    """A lab of one machine: this one. Its watchers are started, queried and replaced as in any lab."""
 
     topology = SimpleNamespace(host_by_name={"here": None}, switch_by_name={})
 

@@ -1,4 +1,4 @@
-"""Traces of any operations of four ranks."""
+"""Traces of arbitrary operations of four ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ operations = st.lists(
 
 
 def drawn_trace(rows):
-    """A trace of four ranks in which each waits a while before what it does."""
+    """Return a trace of four ranks, each of which pauses before its operations."""
     collected, now = [], [0] * 4
     for number, (kind, first, count, units, begun, length, root) in enumerate(rows):
         members = tuple(sorted((first + step) % 4 for step in range(2 if kind == "p2p" else count)))

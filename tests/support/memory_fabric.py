@@ -1,11 +1,12 @@
-"""A fabric inside the process: ranks and flows of the engine run on it, each write a move of memory a while later.
+"""A fabric inside the test's process, for ranks and flows of the engine: a write copies memory after a delay.
 
-It stands behind `traffic.node.verbs`, where pyverbs is otherwise. Nothing is lost on it, and nothing fails but, on a
-fabric that is told `rnr_retry`, what finds no receive (RNR): it waits `min_rnr_ns`, so often, and then fails. On one
-that is `unreliable` a request is done when it is posted, and what finds no receive, or `spoilt` as None, is lost.
+This module replaces `traffic.node.verbs`, and with it pyverbs. No message is lost. Only a fabric with `rnr_retry` fails
+a message: one without a posted receive is repeated after `min_rnr_ns`, at most `rnr_retry` times. On an `unreliable`
+fabric a request completes when it is posted. A message is lost there if no receive is posted, or if `spoilt` returns
+None.
 
-Its time is that of `CLOCK`, which stands for `time` in the engine's modules too: a wait takes none of ours, and what
-else this machine does changes nothing.
+Time is that of `CLOCK`, which also replaces `time` in the engine's modules: a wait takes no real time, and other load
+of this machine has no effect.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PYVERBS = {
     "pyverbs.addr": ("AH", "AHAttr"),
     "pyverbs.qp": ("QP", "QPAttr", "QPCap", "QPInitAttr"),
 }
-"""Only named by what is imported here, never called: queue pairs are this fabric's."""
+"""Names that the imported modules need; they are never called, because the fabric has queue pairs of its own."""
 READING_NS = 2_000
 
 
@@ -108,7 +109,7 @@ class RcQp:
 
 
 def modules(monkeypatch):
-    """Import the engine's modules afresh on this fabric; the originals return after the test."""
+    """Import new copies of the engine's modules on this fabric; the originals are restored after the test."""
     fake = types.ModuleType("traffic.node.verbs")
     fake.__dict__.update(
         STATUS={13: "RNR_RETRY_EXC_ERR"}, VERBS=VERBS, RcQp=RcQp, Rnic=Rnic, request=request,
@@ -208,7 +209,7 @@ class Fabric:
             yield from (at for at in (task.wake_ns, task.late_receives.due_ns) if at is not None)
 
     def drain(self):
-        """Deliver what is under way: an unreliable sender is done when it has sent."""
+        """Deliver all messages in flight: an unreliable sender has completed when it has sent."""
         while self.queue:
             self.deliver(heapq.heappop(self.queue), CLOCK.monotonic_ns())
 
@@ -238,7 +239,7 @@ class Fabric:
         self.arrive(conn, [message], now_ns)
 
     def arrive_if_ready(self, conn, now_ns):
-        """In order, each message that takes a receive when there is one; the first that finds none holds all up."""
+        """Deliver messages that need a receive, in order. The first one without a receive blocks all later ones."""
         qp, taking = conn.qp, (VERBS["send"], VERBS["write-imm"])
         while qp.held and conn.state == "up":
             if qp.held[0][0] in taking:
@@ -253,7 +254,7 @@ class Fabric:
             self.arrive(conn, [self.spoilt(*qp.held.popleft())], now_ns)
 
     def spoilt(self, *message):
-        """A message as it arrives: for a test to change."""
+        """Return a message as it arrives; tests replace this method."""
         return message
 
     def not_ready(self, conn, now_ns):

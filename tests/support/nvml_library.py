@@ -1,7 +1,7 @@
-"""A stand-in for libnvidia-ml.so.1: the C functions that our calls reach through nvidia-ml-py, over GPUs made of data.
+"""A stand-in for libnvidia-ml.so.1: the C functions that faultbed calls through nvidia-ml-py, for simulated GPUs.
 
-They fill what the pointers point to, as nvml.h says, and return its codes. A function that is not here is one that an
-older driver does not have.
+The functions fill the memory behind their pointers as nvml.h describes, and return its error codes. A missing function
+is one that an older driver does not have.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ def put(pointer, value):
 
 
 class Library:
-    """What `ctypes.CDLL("libnvidia-ml.so.1")` would give."""
+    """The object that `ctypes.CDLL("libnvidia-ml.so.1")` returns."""
 
     def __init__(self, cards, driver="550.54.15"):
         self.cards, self.driver, self.opened, self.init_rc = cards, driver, 0, _OK
@@ -177,7 +177,7 @@ for _name, _function in {
 
 
 def install(monkeypatch, tmp_path, cards, **rest):
-    """Put the library where nvidia-ml-py has loaded the real one, and a driver where ours looks for it."""
+    """Replace the library that nvidia-ml-py has loaded, and the file of the driver version."""
     from testbed.node.gpu import nvml
 
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module  550.54.15\n")

@@ -9,7 +9,7 @@ from testbed.shipped import inventories
 
 
 def printed(code, *, hash_seed):
-    """Return what the code prints, without the white space around it. It sees nothing of this environment."""
+    """Return the stripped output of the code, which runs with an empty environment."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The pages of the documentation, and the commands that they tell their reader to type."""
+"""The pages of the documentation, and the commands on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMED = re.compile(r"`(faultbed\s+(?:--lab\s+\S+\s+)?[a-z][^`]*)`")
 
 
 def commands(path):
-    """Commands as they stand on a page, without their comments: lines of its shell, and `faultbed …` in its text."""
+    """Return the commands of a page without comments: lines of shell blocks, and `faultbed …` in the text."""
     typed, text = "\n".join([*blocks(path, ""), *blocks(path, "sh")]), "\n".join(blocks(path, None))
     lines = (found[1] for line in typed.splitlines() if (found := _TYPED.match(line)))
     yield from (re.split(r"\s+#\s", line)[0].strip() for line in lines)

@@ -14,7 +14,7 @@ INVENTORY = inventory_module.load(shipped.inventories() / "soft.yml")
 
 
 def healthy(inventory=INVENTORY):
-    """The facts of a lab that is what its inventory says."""
+    """Return the facts of a lab that matches its inventory."""
     topology, state = inventory.topology, {}
     for name in (*inventory.machines, *topology.switch_by_name):
         facts = state[name] = Facts()

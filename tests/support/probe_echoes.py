@@ -1,4 +1,4 @@
-"""Made-up round trips of probes."""
+"""Synthetic round trips of probes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ US = 1000
 
 
 def round_trips(*, place=(), times=1.0, seed=1, count=60, scale=1.0, spread=0.25):
-    """Round trips on the default lab, four queue pairs a pair, of which a place makes each so many times as long."""
+    """Return round trips on the default lab, four queue pairs per pair of RNICs; those across a place are longer."""
     rng, collected = np.random.default_rng(seed), []
     for src, dst in prober.pairs(SOFT):
         one, two = (TOR[end.partition(":")[0]] for end in (src, dst))

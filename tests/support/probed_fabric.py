@@ -1,4 +1,4 @@
-"""The fabric whose probes are made up."""
+"""A fabric with synthetic probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A QMP server that stands where QEMU's is: it remembers links and resets, and tells of both as QEMU does."""
+"""A QMP server in place of QEMU's: it records links and resets, and reports both as QEMU does."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 class Qemu:
-    """Knows the device `nic-be0`.
+    """A QMP server with the device `nic-be0`.
 
-    `late_s` is how long it takes to give a link its carrier back, `mute_s` to answer once it has taken that away.
+    `late_s` is the delay before a link gets its carrier back, `mute_s` the delay of the answer after its removal.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Each actuator of a rack: its request, and what it does."""
+"""The request of each actuator of a rack, and its expected effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RACK = lab_inventory.load(inventories() / "rack-h100.example.yml").topology
 
 
 def running(*nos):
-    """The example rack with other switches, in turn."""
+    """Yield the example rack with each type of switch."""
     names = itertools.cycle(nos)
     return dataclasses.replace(RACK, switches=tuple(dataclasses.replace(x, nos=next(names)) for x in RACK.switches))
 

@@ -1,4 +1,4 @@
-"""What the tools of a rack print."""
+"""Output of the tools of a rack."""
 
 import json
 
@@ -71,7 +71,7 @@ CHRONY = (
 
 
 def gpu_report(*changed, driver="550.54.15"):
-    """What a host's watcher says of GPUs that are healthy but for what is changed, one a dict."""
+    """Return a watcher's report of GPUs: each is healthy except for the values in its dict."""
     return json.dumps({"event": "gpus", "driver": driver, "why": None, "gpus": [GPU | each for each in changed]})
 
 
@@ -100,7 +100,7 @@ SONIC_PORT = {"dscp_to_tc_map": "FAULTBED", "tc_to_queue_map": "FAULTBED", "pfc_
 
 
 def bus(host):
-    """Paths and NUMA nodes of a host whose RNICs each have their GPU below one PCIe switch, two NUMA nodes."""
+    """Return PCI paths and NUMA nodes of a host with two NUMA nodes; each RNIC shares a PCIe switch with its GPU."""
     paths, numa = [], []
     for index, rnic in enumerate(host.rnics):
         gpu = next(gpu for gpu in host.gpus if gpu.name == rnic.gpu)
@@ -131,7 +131,7 @@ acl EGRESS: PACKET_ACTION,COUNTER
 
 
 def rack_state():
-    """What the tools of a healthy rack say, host by host."""
+    """Return the output of the tools of a healthy rack, by host."""
     state = {}
     for host in RACK.topology.hosts:
         facts = state[host.name] = Facts()

@@ -1,6 +1,6 @@
 """Stand-ins for the tools of a rack, one program under many names: their documented output, over a state in a file.
 
-They do what the tools' documentation says of the few commands that our plans use, and end with an error on all others.
+They implement the documented behaviour of the commands that faultbed's plans use, and reject all others.
 """
 
 import fnmatch
@@ -51,7 +51,7 @@ START = {
 
 
 def install(folder):
-    """Put the stand-ins into a folder; give the path of their state, which is as a healthy rack's."""
+    """Put the stand-ins into a folder, and return the path of their state, which is that of a healthy rack."""
     state = folder / "state.json"
     state.write_text(json.dumps(START))
     for name in NAMES:
@@ -95,7 +95,7 @@ def do_sonic_db_cli(state, argv):  # noqa: PLR0911 - one for each table
 
 
 def _asic(config, key, field):
-    """What orchagent makes of a port's scheduler, if its ASIC takes it (sonic-swss, qosorch.cpp)."""
+    """Return the ASIC state that orchagent derives from a port's scheduler (sonic-swss, qosorch.cpp)."""
     name = config.get("PORT_QOS_MAP|Ethernet0", {}).get("scheduler")
     if "SAI_OBJECT_TYPE_PORT" in key:
         return "oid:0x160000000007f1" if name else "oid:0x0"

@@ -1,4 +1,4 @@
-"""Counters and changes of a network, as watchers of a made-up run would have recorded them."""
+"""Counters and changes of a network, as watchers would have recorded them during a synthetic run."""
 
 from __future__ import annotations
 

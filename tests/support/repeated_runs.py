@@ -1,4 +1,4 @@
-"""Made-up measurements of runs without faults."""
+"""Synthetic measurements of runs without faults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 def without_faults(run, factor=1.0):
-    """A run whose twin is all that there is; every time `factor` times as long."""
+    """Return a run without faults, made from its twin, with all times multiplied by `factor`."""
     series = tuple(
         msgspec.structs.replace(
             rank,

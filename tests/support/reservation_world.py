@@ -1,9 +1,9 @@
-"""A world in which users share a lab: the code that reserves, for real, over a jump host that is stepped.
+"""A simulation of users who share a lab: the real reservation code over a simulated jump host.
 
-Real is all that decides: `hold`, `LabLease`, `reserve_by_hand`, the book's `change` and what is in the file. Made up is
-what they stand on: clocks, processes that die, and the jump host, whose shell does the steps of the two scripts one by
-one (`test_reservation_model.py` holds it against the scripts themselves). Between any two steps anybody else may go on,
-a process may be killed, the jump host may lose its power, its clock may be set, a laptop may sleep.
+Real: `hold`, `LabLease`, `reserve_by_hand`, `change` of the store, and the contents of its file. Simulated: clocks,
+processes that die, and the jump host. Its shell executes the two scripts step by step, and `test_reservation_model.py`
+compares it with the scripts. Between two steps another user may continue, a process may be killed, the jump host may
+lose its power, its clock may be set, or a laptop may sleep.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class Killed(BaseException):
 
 
 class JumpHost:
-    """One disk, one lock, one clock of day that people set, and the time since its boot."""
+    """A jump host: a disk, a lock, a wall clock that users set, and an uptime."""
 
     def __init__(self, world):
         self.world = world
@@ -43,7 +43,7 @@ class JumpHost:
         self.locked_by = None
 
     def lose_power(self):
-        """Back at once, with what the disk had; who was in the middle is cut off."""
+        """Reboot at once with the contents of the disk. Commands in progress are cut off."""
         self.boots, self.booted_s, self.locked_by, self.new = self.boots + 1, self.world.true_s, None, None
         self.json = self.kept
 
@@ -108,7 +108,7 @@ class JumpHost:
 
 
 class User:
-    """A process of a person, on a machine with a clock of its own, which is fast or slow, and may sleep."""
+    """A user's process, on a machine whose clock is fast or slow, and which may sleep."""
 
     def __init__(self, world, number):
         self.world, self.number = world, number
@@ -132,12 +132,12 @@ class User:
         return f"{self.machine}:{self.number}:{self.lives}"
 
     def believes(self):
-        """What it would touch now without asking anybody."""
+        """Return the parts of the lab that the user believes to hold now."""
         lease = self.holding
         return lease is not None and lease._lost is None and self.clock_s() < lease._sure_until
 
     def live(self):
-        """The thread of it: one process after the other, until the world ends."""
+        """Run one process after the other until the simulation ends. This is the thread of a user."""
         LOCAL.user = self
         self.turn.acquire()
         while not self.world.over:
@@ -173,7 +173,7 @@ class User:
 
 
 class World:
-    """Three users, a jump host, and chance. `broken` takes one of the things away that keep holders apart."""
+    """Three users, a jump host and a random generator. `broken` disables a mechanism that separates holders."""
 
     def __init__(self, seed, broken=None):
         self.chance, self.broken = random.Random(seed), broken
@@ -190,7 +190,7 @@ class World:
         self.doubles = []
 
     def pause(self, user, *, may_die=True, remote=False):
-        """Where others may go on, and where this one may be killed: half of what it runs on the jump host goes on."""
+        """Let other users continue, and perhaps kill this one. Half of the commands on the jump host then continue."""
         self.back.release()
         user.turn.acquire()
         if not may_die:
@@ -225,7 +225,7 @@ class World:
         self.back.acquire()
 
     def happen(self):
-        """Time passes; now and then something odd."""
+        """Advance the time, and sometimes cause a rare event."""
         later = self.chance.random() < self.hurry
         self.true_s += self.chance.choice((5.0, 50.0, 100.0, TTL_S - 10, TTL_S + 10) if later else (0.0, 0.01, 0.5))
         odd = self.chance.random() / self.trouble
@@ -262,7 +262,7 @@ LOCAL = threading.local()
 
 
 def install(monkeypatch):
-    """Let the code that reserves ask the user whose thread it runs in."""
+    """Make the reservation code use the clock and processes of the user whose thread it runs in."""
     monkeypatch.setattr(lab_lease, "store_of", lambda _: LOCAL.user.store)
     monkeypatch.setattr(lab_lease, "owner", lambda: LOCAL.user.owner)
     monkeypatch.setattr(lab_lease, "who", lambda: LOCAL.user.process)

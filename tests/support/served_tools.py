@@ -1,4 +1,4 @@
-"""Stand-ins for a machine's tools: each is a shell script that asks a thread of the test's process, one at a time.
+"""Stand-ins for a machine's tools: each is a shell script that sends requests to a thread of the test's process.
 
 To start Python for each of a thousand commands would take most of the time of these tests.
 """
@@ -61,7 +61,7 @@ def serve_script(path: Path, text: str) -> None:
 
 @functools.cache
 def _pipes() -> Path:
-    """The pipes at which a thread of this process answers."""
+    """Return the pipes at which a thread of this process answers."""
     folder = Path(tempfile.mkdtemp(prefix="served-tools-"))
     for name in ("asked", "answered"):
         os.mkfifo(folder / name)

@@ -1,4 +1,4 @@
-"""A lab of which only what it looks like is there, in a file that several processes read and write.
+"""A lab that consists of its fingerprint only, in a file that several processes read and write.
 
 python shared_lab.py FOLDER WHY     begin to work on it; a line on stdin ends that, and the outcome is printed
 """
@@ -29,7 +29,7 @@ def change(folder: Path, node: str, text: str) -> None:
 
 
 def look(folder: Path) -> dict[str, dict[str, str]]:
-    """What the lab looks like."""
+    """Return the fingerprint of the lab."""
     return json.loads((folder / "world").read_text())
 
 
@@ -40,7 +40,7 @@ def write(folder: Path, nodes: dict[str, dict[str, str]]) -> None:
 
 
 def lab_at(folder: Path, *, settle_s: float = 0.0) -> SimpleNamespace:
-    """The lab in `folder`; what differs is believed after `settle_s`."""
+    """Return the lab in `folder`. A difference counts after `settle_s`."""
     if not (folder / "world").exists():
         write(folder, CLEAN)
 
@@ -68,7 +68,7 @@ class Command:
         self.said = self.process.stdout.readline().strip()
 
     def end(self) -> dict[str, str]:
-        """Let it end, and return the outcome."""
+        """Let the process end, and return the outcome."""
         out, _ = self.process.communicate("end\n", timeout=60)
         return json.loads(out)
 

@@ -1,4 +1,4 @@
-"""A folder in which every file that the pages name is there: runs, a capture, a JUnit file, all of them made up."""
+"""A folder with all files that the pages name, such as runs, a capture and a JUnit file, with synthetic contents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _JUNIT = '<testsuites><testsuite name="pytest"><testcase classname="a" name="b" 
 
 
 def make(folder):
-    """Make it: `runs/`, `artifacts/`, `some.pcapng`, and what of the house the pages name."""
+    """Create the folder: `runs/`, `artifacts/`, `some.pcapng`, and the project's files that the pages name."""
     for name in ("docs", "tests", "inventory"):
         (folder / name).symlink_to(HOUSE / name)
     runs = folder / "runs"

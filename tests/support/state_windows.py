@@ -1,4 +1,4 @@
-"""Windows of states of the fabric."""
+"""Windows of the fabric's states, for tests."""
 
 from __future__ import annotations
 

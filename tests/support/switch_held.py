@@ -18,7 +18,7 @@ EVERY_S = 0.002
 
 
 class Controller:
-    """The end of the channel that a controller has."""
+    """The controller's end of the channel."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name

@@ -46,7 +46,7 @@ def seen() -> dict:
 
 
 def foreign() -> dict[str, str]:
-    """What an agent says about state that is not its own, kind by kind."""
+    """Return the agent's messages about state of other programs, by kind."""
     wanted = SCHEMES["static"]
     output = {}
     for name, add, remove in (

@@ -30,7 +30,7 @@ def checksum(header: bytes) -> int:
 
 
 def frame(mac: bytes, qpn: int, sport: int = 0xC000) -> bytes:
-    """An Ethernet frame with the headers of an RC write to a queue pair."""
+    """Return an Ethernet frame with the headers of an RC write to a queue pair."""
     bth = struct.pack("!BBHII", 0x0A, 0, 0xFFFF, qpn, 0) + bytes(20)
     udp = struct.pack("!HHHH", sport, 4791, 8 + len(bth), 0)
     head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(udp + bth), 1, 0, 64, 17, 0,

@@ -1,4 +1,4 @@
-"""A made-up run for tests of judge and report: plausible shapes, no measurement. Never shipped."""
+"""A synthetic run for tests of judge and report, with plausible values that were not measured. Never shipped."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ RANK_BYTES = 3 * (1 << 19)
 
 
 def lost_at(time_ns):
-    """A queue pair that died then."""
+    """Return a queue pair that failed at a time."""
     status = "RETRY_EXC_ERR"
     ends = {"endpoint": "host1:rxe0", "peer": "host3:rxe0"}
     return QpError(time_ns=time_ns, connection=0, qpn=17, status=status, generation=0, **ends)
 
 
 def soft_topology() -> Topology:
-    """Two racks of two hosts with two RNICs, two RTSWs, two CTSWs."""
+    """Return a topology of two racks, each with two hosts of two RNICs; two RTSWs and two CTSWs."""
     hosts, links, switches = [], [], []
     switches.extend(_switch(f"ctsw{spine}", "ctsw", None, 2 + spine) for spine in (1, 2))
     for rack in (1, 2):
@@ -100,7 +100,7 @@ FLAP, LOSS, THROTTLE = Window(9.412, 10.5), Window(19.377, 22.4), Window(32.871,
 
 
 def synthetic_run(*, seconds: float = 52.0, fired: bool = True, lab_state: str = "CLEAN") -> Measurements:
-    """A ring all-reduce over four hosts that meets a flap, loss and a throttled GPU."""
+    """Return a ring all-reduce over four hosts with three faults: a flap, loss and a throttled GPU."""
     series = _ring(11, seconds, faults=True)
     twin = _ring(12, seconds, faults=False)
     hosts = [f"host{n}" for n in (1, 2, 3, 4)]
@@ -286,7 +286,7 @@ def _fault(fault_id, kind, target, window, length, parameters, colour, moved, st
 
 
 def fired_between(run, fault_id, early_ns, late_ns):
-    """The run with a fault that was seen to fire so much after it may have, and before."""
+    """Return the run with a fault whose firing is known only to lie within an interval."""
 
     def observed(fault):
         first_ns = fault.receipt.fired.first_ns

@@ -1,4 +1,4 @@
-"""A server in the place of systemd's private socket: it sends what it was given, one part for each request."""
+"""A server in place of systemd's private socket: it sends given answers, one for each request."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from engine_labs import RANK_OF, RankEngine, RankLab
 
 
 class TraceEngine(RankEngine):
-    """Ends each operation of its program 1 ms after it might begin, but host2 needs 3 ms for each."""
+    """An engine that ends each operation of its program 1 ms after its earliest start; host2 needs 3 ms."""
 
     def do_task(self, task, **fields):
         self.program = fields["spec"]["program"]

@@ -1,4 +1,4 @@
-"""Verdicts of runs that are repeated."""
+"""Verdicts of repeated runs."""
 
 from __future__ import annotations
 

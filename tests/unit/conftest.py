@@ -1,4 +1,4 @@
-"""Fixtures of several unit tests."""
+"""Fixtures that several unit tests share."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from qmp_server import Qemu
 from inject.leases.channels import LocalChannel
 from testbed.shipped import playbooks
 
-gc.disable()  # until all is collected: imports leave little behind, and each pass looks through all that is there
+gc.disable()  # until all tests are collected: imports create little garbage, and each pass visits all objects
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark what needs the process that forks commands: it imports all that the worker has imported already."""
+    """Mark tests that need the process that forks commands, because it repeats the imports of the worker."""
     for item in items:
         if "forked" in item.fixturenames:
             item.add_marker(pytest.mark.process)
 
 
 def pytest_collection_finish():
-    """Leave what is imported and collected out of garbage collection: to look through it takes a tenth of all time."""
+    """Exclude imported and collected objects from garbage collection, which would take a tenth of the time."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
@@ -35,7 +35,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="module")
 def load():
-    """Import one of our files as Ansible or a node would."""
+    """Return a function that imports a file as Ansible or a node would."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(playbooks() / "module_utils"))
         patch.setattr(sys, "dont_write_bytecode", True)
@@ -81,7 +81,7 @@ def program(load):
 
 @pytest.fixture(scope="session")
 def labelled():
-    """Made-up runs whose faults are known: (kind, target, measurements) of each."""
+    """Return synthetic runs with known faults, as (kind, target, measurements)."""
     from labelled_run import campaign
 
     return tuple(campaign())
@@ -89,7 +89,7 @@ def labelled():
 
 @pytest.fixture
 def qemu(tmp_path):
-    """What stands for QEMU's monitor."""
+    """Return a stand-in for QEMU's monitor."""
     server = Qemu(tmp_path / "qmp")
     yield server
     server.close()
@@ -106,7 +106,7 @@ def held(request, qemu, tmp_path):
 
 @pytest.fixture(scope="session")
 def forked():
-    """Commands in processes of their own, without the time that Python takes to start and to import them."""
+    """Return a starter of commands in processes of their own that are forked after the imports."""
     starter = Forked()
     yield starter
     starter.close()
@@ -114,7 +114,7 @@ def forked():
 
 @pytest.fixture
 def faultbed(tmp_path, forked):
-    """The real command in a process of its own, with an empty home."""
+    """Return a function that runs the real command in a process of its own, with an empty home."""
 
     def call(*argv, cwd=HOUSE):
         environment = {**os.environ, "FAULTBED_HOME": str(tmp_path / "home"), "COLUMNS": "160"}
