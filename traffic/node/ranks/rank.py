@@ -315,7 +315,7 @@ class RankTask(Task):
         total = self.spec["iterations"]
         if total is not None and self.iteration + 1 >= self.warmup + total:
             return True
-        if self.spec["program"]["rank"] != 0:
+        if not self.spec["is_leader"]:
             return False
         end_ns = self.planned_end_ns
         return self.is_stopping or (end_ns is not None and self.start_ns + self.last_duration_ns // 2 >= end_ns)

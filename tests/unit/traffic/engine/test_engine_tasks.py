@@ -25,6 +25,7 @@ from traffic.traces import Operation, Trace
 from traffic.workloads import collective, inference, ranking, replay, replay_batches
 from traffic.workloads.collective import CollectiveSpec
 from traffic.workloads.inference import InferenceSpec
+from traffic.workloads.job import JobPhase, JobSpec, job_programs
 from traffic.workloads.ranking import RankingSpec
 from traffic.workloads.ranks import rank_plan
 from traffic.workloads.replay_batches import ReplaySpec
@@ -69,6 +70,40 @@ def test_ranks_replay_a_trace_in_order_with_pauses_and_correct_results(name, mon
                 if any(steps[phase] <= step < steps[phase + 1] for step, *_ in program["sends"]):
                     assert ends[phase] >= not_before_ns, "what it sends waits for its time"
         assert fabric.tasks[f"rank{rank}"].wake_ns is None
+
+
+@pytest.mark.parametrize(
+    ("grid", "sets"),
+    [
+        ((("tp", 2), ("dp", 2)), [{0, 1}, {2, 3}]),
+        ((("dp", 4),), [{0, 1, 2, 3}]),
+    ],
+)
+def test_job_that_is_stopped_ends_all_its_groups(grid, sets, monkeypatch):
+    """Only rank 0 decided, so groups that exchange no data with it went on until their last iteration."""
+    node, fabric = modules(monkeypatch), Fabric(random.Random(7))
+    phase = JobPhase(along=grid[0][0], collective="all-reduce", size_bytes=1 << 14)
+    spec = JobSpec(grid=grid, phases=(phase,), iterations=10_000)
+    programs, _ = job_programs(spec, cost.NETWORKS["soft"])
+    plan = rank_plan("job", spec, PLACES, programs, iterations=spec.iterations)
+
+    def emit_and_stop(event, **fields):
+        events.append((event, fields))
+        if event == "iteration" and fields["index"] == 5:
+            for made in fabric.tasks.values():
+                made.stop(0)
+
+    events = []
+    for task in plan.tasks:
+        fabric.tasks[task.name] = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), emit_and_stop, None)
+    fabric.connect(
+        [fabric.connection(node, connection.index, connection.src, connection.dst) for connection in plan.connections]
+    )
+    fabric.run([task.name for task in plan.tasks])
+    done = {fields["task"]: fields["iterations"] for event, fields in events if event == "done"}
+    for ranks in sets:
+        (iterations,) = {done[f"rank{rank}"] for rank in ranks}
+        assert 5 < iterations < 100
 
 
 def test_rank_close_frees_its_memory_at_once(monkeypatch):
