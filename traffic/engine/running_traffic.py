@@ -64,6 +64,8 @@ class Running(Generic[Result]):
         self._owns_engines = owns_engines
         self._services = services
         self.events: list[Event] = []
+        self._rounds: dict[str, int] = {}
+        """The round of each rank that has reported that it is stopping."""
         self.failure: str | None = None
         self.done: dict[str, Mapping[str, Any]] = {}
         self.began_ns = self.started_ns = self.ended_ns = 0
@@ -434,6 +436,20 @@ class Running(Generic[Result]):
             following = next((task for task in self.plan.tasks if task.active and task.name not in self.done), None)
             if following is not None:
                 self._begin_task(following)
+
+    def _on_stopping(self, message: Mapping[str, Any], _host: str, _now_ns: int) -> None:
+        """Let all ranks end after the furthest round that one of them has begun.
+
+        Ranks of different groups exchange no data, so that they cannot agree on it. No rank begins another round before
+        it is told.
+        """
+        self._rounds[message["task"]] = message["round"]
+        ranks = [task for task in self.plan.tasks if task.kind == "rank"]
+        if all(task.name in self._rounds for task in ranks):
+            # A measured iteration comes after the warm-up.
+            last_round = max(*(task.spec.get("warmup", 0) for task in ranks), *self._rounds.values())
+            for task in ranks:
+                self._try_send(task.endpoint.host, {"do": "end_after", "task": task.name, "round": last_round})
 
     def _on_psn(self, message: Mapping[str, Any], _host: str, _now_ns: int) -> None:
         with self._reply_arrived:

@@ -7,7 +7,9 @@ Requests                                                          replies and la
     {"do": "connect", task, conn, generation, peer}               joined | join_failed {task, conn, generation}
     {"do": "go", task, conn, generation}                          (recovered {at_ns} after a rebuild)
     {"do": "start", task, resume?, history?}                      sample, iteration, qp_error, overdue, done
-    {"do": "stop", task}                                          done, a little later
+    {"do": "stop", task}                                          done, a little later; of a rank with a number of
+                                                                  iterations: stopping {task, round}
+    {"do": "end_after", task, round}                              done, when it has finished that round
     {"do": "psn", task}                                           psn {task, conns}
     {"do": "dump", task}                                          flight {task, ...}, of a rank
     {"do": "forget"}                                              forgotten
@@ -296,6 +298,10 @@ class Engine:
     def do_stop(self, request: dict[str, Any]) -> None:
         """Stop a task in an orderly way."""
         self.tasks[request["task"]].stop(time.monotonic_ns())
+
+    def do_end_after(self, request: dict[str, Any]) -> None:
+        """Name the last round of a rank that is stopping."""
+        self.tasks[request["task"]].end_after(request["round"])
 
     def do_psn(self, request: dict[str, Any]) -> None:
         """Report the current PSNs of a task's QPs."""

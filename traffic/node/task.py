@@ -101,6 +101,9 @@ class Task:
     def stop(self, now_ns: int) -> None:
         """Stop soon, in an orderly way."""
 
+    def end_after(self, last_round: int) -> None:
+        """End after a round (`traffic.node.ranks.rank`); other tasks have none."""
+
     def tick(self, now_ns: int) -> None:
         """Do periodic work; called about every 50 ms."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -318,12 +318,10 @@ def rank_plan(
     for index, (src, dst, number) in enumerate(queue_pairs):
         lanes[src].append([index, "out", dst, number])
         lanes[dst].append([index, "in", src, number])
-    leaders = _leaders(len(ranks), [(src, dst) for src, dst, _ in queue_pairs])
     tasks = []
     for rank, place in enumerate(ranks):
         job = {
             "program": programs[rank],
-            "is_leader": rank in leaders,
             "lanes": lanes[rank],
             "qps_per_peer": spec.qps_per_peer,
             "spread": spec.spread,
@@ -350,18 +348,6 @@ def rank_plan(
         peer_deadline_s=spec.peer_deadline_s,
         stall_deadline_s=spec.stall_deadline_s,
     )
-
-
-def _leaders(count: int, pairs: Iterable[tuple[int, int]]) -> set[int]:
-    """Return the first rank of each set of ranks that no data connects with the others.
-
-    It decides when the set ends on request, and its peers learn that from its data.
-    """
-    first_of = list(range(count))
-    for src, dst in pairs:
-        old, new = sorted((first_of[src], first_of[dst]), reverse=True)
-        first_of = [new if first == old else first for first in first_of]
-    return set(first_of)
 
 
 def task_name(rank: int) -> str:

@@ -80,7 +80,7 @@ class RankTask(Task):
         self.iteration = -1  # counted from the job's start, warm-up included
         self.activity = "idle"
         self.activity_start_ns = 0
-        self.is_stopping = self.is_overdue = False
+        self.is_stopping = self.is_overdue = self.is_held = False
         self.planned_end_ns: int | None = None
         self.counted_from_ns = 0  # end of the warm-up
         self.start_ns = self.compute_ns = self.last_duration_ns = 0  # of the iteration
@@ -245,7 +245,28 @@ class RankTask(Task):
             self.planned_end_ns = now_ns + self.spec["duration_ms"] * 1_000_000
 
     def stop(self, now_ns: int) -> None:
-        self.is_stopping = True
+        """Begin to stop. Ranks with a number of iterations may exchange no data, so the controller makes them agree.
+
+        Such a rank reports its round, and begins no other one until `end_after` names the last one.
+        """
+        if self.spec["iterations"] is None:
+            self.is_stopping = True
+            return
+        if self.executor.last_round is None:
+            self.is_stopping = True
+        self.emit("stopping", task=self.name, round=self.executor.round)
+
+    def end_after(self, last_round: int) -> None:
+        """End after a round that is the furthest of all ranks. A rank that is held goes on with the rounds until it."""
+        if self.executor.last_round is not None:
+            return
+        self.executor.last_round = last_round
+        if self.is_held:
+            self.is_held = False
+            if self.executor.round >= last_round:
+                self._end(time.monotonic_ns())
+            else:
+                self._next_iteration()
 
     def _end(self, end_ns: int) -> None:
         """End the work. The rank is done when its last checkpoint is stored."""
@@ -296,6 +317,9 @@ class RankTask(Task):
         self.activity, self.activity_start_ns = activity, now_ns
 
     def _next_iteration(self) -> None:
+        if self.is_stopping and self.spec["iterations"] is not None and self.executor.last_round is None:
+            self.is_held = True
+            return
         self.iteration += 1
         self.memory.fill(self.iteration)
         self.executor.next_round()
@@ -313,9 +337,9 @@ class RankTask(Task):
     def _is_last(self) -> bool:
         """Return whether this rank decides that the iteration is the last one."""
         total = self.spec["iterations"]
-        if total is not None and self.iteration + 1 >= self.warmup + total:
-            return True
-        if not self.spec["is_leader"]:
+        if total is not None:
+            return bool(self.iteration + 1 >= self.warmup + total)
+        if self.spec["program"]["rank"] != 0:
             return False
         end_ns = self.planned_end_ns
         return self.is_stopping or (end_ns is not None and self.start_ns + self.last_duration_ns // 2 >= end_ns)

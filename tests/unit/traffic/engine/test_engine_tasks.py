@@ -72,38 +72,57 @@ def test_ranks_replay_a_trace_in_order_with_pauses_and_correct_results(name, mon
         assert fabric.tasks[f"rank{rank}"].wake_ns is None
 
 
+class StoppedRanks(Fabric):
+    """A fabric on which the ranks receive the request to stop one after the other."""
+
+    def __init__(self, choice):
+        super().__init__(choice)
+        self.stop_ns = CLOCK.monotonic_ns() + 200 * MS
+        self.running = None
+
+    def due(self, tick_ns):
+        self.running = list(self.tasks.values()) if self.running is None else self.running
+        while self.running and CLOCK.monotonic_ns() >= self.stop_ns:
+            self.running.pop(self.choice.randrange(len(self.running))).stop(CLOCK.monotonic_ns())
+            self.stop_ns += 7 * MS
+        yield from (*super().due(tick_ns), self.stop_ns)
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 10, 1 << 18])
 @pytest.mark.parametrize(
-    ("grid", "sets"),
-    [
-        ((("tp", 2), ("dp", 2)), [{0, 1}, {2, 3}]),
-        ((("dp", 4),), [{0, 1, 2, 3}]),
-    ],
+    ("grid", "phase"),
+    [("tp=2,dp=2", "tp:all-reduce"), ("dp=4", "dp:all-reduce"), ("dp=4", "dp:reduce"), ("pp=4", "pp:send-recv")],
 )
-def test_job_that_is_stopped_ends_all_its_groups(grid, sets, monkeypatch):
-    """Only rank 0 decided, so groups that exchange no data with it went on until their last iteration."""
-    node, fabric = modules(monkeypatch), Fabric(random.Random(7))
-    phase = JobPhase(along=grid[0][0], collective="all-reduce", size_bytes=1 << 14)
-    spec = JobSpec(grid=grid, phases=(phase,), iterations=10_000)
+def test_job_that_is_stopped_ends_on_all_ranks(grid, phase, size_bytes, monkeypatch):
+    """Rank 0 decided, and its peers learned that from its data. Ranks that receive none of it went on or hung."""
+    node, fabric, events, rounds = modules(monkeypatch), StoppedRanks(random.Random(7)), [], {}
+    along, collective_name = phase.split(":")
+    sizes = tuple((name, int(size)) for name, size in (item.split("=") for item in grid.split(",")))
+    phases = (JobPhase(along=along, collective=collective_name, size_bytes=size_bytes),)
+    spec = JobSpec(grid=sizes, phases=phases, iterations=10_000)
     programs, _ = job_programs(spec, cost.NETWORKS["soft"])
     plan = rank_plan("job", spec, PLACES, programs, iterations=spec.iterations)
 
-    def emit_and_stop(event, **fields):
+    def emit(event, **fields):
+        """Do what the controller does when ranks stop."""
         events.append((event, fields))
-        if event == "iteration" and fields["index"] == 5:
-            for made in fabric.tasks.values():
-                made.stop(0)
+        if event == "stopping":
+            rounds[fields["task"]] = fields["round"]
+            if len(rounds) == len(PLACES):
+                for made in fabric.tasks.values():
+                    made.end_after(max(rounds.values()))
 
-    events = []
     for task in plan.tasks:
-        fabric.tasks[task.name] = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), emit_and_stop, None)
+        fabric.tasks[task.name] = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), emit, None)
     fabric.connect(
         [fabric.connection(node, connection.index, connection.src, connection.dst) for connection in plan.connections]
     )
     fabric.run([task.name for task in plan.tasks])
-    done = {fields["task"]: fields["iterations"] for event, fields in events if event == "done"}
-    for ranks in sets:
-        (iterations,) = {done[f"rank{rank}"] for rank in ranks}
-        assert 5 < iterations < 100
+    done = [fields["iterations"] for event, fields in events if event == "done"]
+    assert len(done) == len(PLACES)
+    assert len(set(done)) == 1, "every rank has the same iterations"
+    assert 2 < done[0] < spec.iterations
+    assert not any(fields["wrong"] for event, fields in events if event == "iteration")
 
 
 def test_rank_close_frees_its_memory_at_once(monkeypatch):
