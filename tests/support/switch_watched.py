@@ -14,6 +14,7 @@ import time
 
 from switch_namespace import HOP, P2, SCHEMES, both, ip, make_switch
 
+from inject.node.network.scheme import SchemeActuator
 from testbed.node.routing.agent import SwitchAgent
 
 UP1, UP2 = HOP.format(port="up1"), HOP.format(port="up2")
@@ -70,8 +71,11 @@ def recorded(scheme: str, changes: list[str], reverts: list[str]) -> dict:
     for words in changes:
         ip(words)
     before_ns = time.monotonic_ns()
+    agent.watch(0)  # too early after the last comparison
+    is_put_off = agent.is_due
     watch(agent)
     watch(agent)
+    assert not agent.is_due
     during = agent.report()
     for words in reverts:
         ip(words)
@@ -86,9 +90,28 @@ def recorded(scheme: str, changes: list[str], reverts: list[str]) -> dict:
     agent.close()
     return {
         "during": during,
+        "put off": is_put_off,
         "after": last,
         "in time": [one["begin_ns"] >= before_ns and one["end_ns"] >= after_ns for one in ended if one["end_ns"]],
     }
+
+
+def polls() -> dict:
+    """How often the holder calls the actuator: before a change, while its comparison is put off, and afterwards."""
+    actuator = SchemeActuator(switches=[SCHEMES["static"]])
+    actuator.prepare()
+    actuator.on()
+    far_ns = time.monotonic_ns() + 10**12
+    actuator.tick(far_ns)
+    polls = [actuator.poll_s]
+    ip(f"route replace {P2} table 1001 {UP2} proto 251")
+    for now_ns in (0, far_ns):
+        actuator.tick(now_ns)
+        polls.append(actuator.poll_s)
+    actuator.off()
+    found = {"polls": polls, "readback": actuator.read()}
+    actuator.close()
+    return found
 
 
 def marks() -> list:
@@ -153,6 +176,7 @@ def withdrawn_at_the_end() -> list:
 def main() -> None:
     make_switch()
     results: dict = {name: recorded(*each) for name, each in CHANGES.items()}
+    results["polls"] = polls()
     results["marks"] = marks() if shutil.which("nft") else None
     json.dump(results | {"overrun": overrun(), "at the end": withdrawn_at_the_end()}, sys.stdout)
 

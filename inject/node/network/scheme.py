@@ -35,18 +35,24 @@ ip nexthop flush proto {PROTOCOL} >/dev/null 2>&1
 """Shell that removes a scheme from the namespace that it runs in, any number of times, and fails if a part is left."""
 
 
+_RETRY_S = 0.25
+
+
 class SchemeActuator(Actuator):
     """Applies a scheme to `switches`, each as `testbed.routing.switch_tables.SchemeTables.request` describes it."""
 
     patience_s = 20.0
     """How long nft and the kernel may take, on a switch that forwards under emulation."""
-    poll_s = 0.25
-    """How soon a comparison that follows another one is made; without a change nothing is read."""
 
     def __init__(self, *, switches: list[dict[str, Any]]) -> None:
         self._switches = switches
         self._agents: list[SwitchAgent] = []
         self._copied = 0
+
+    @property
+    def poll_s(self) -> float | None:  # type: ignore[override]
+        """How soon a comparison that was put off is tried again; None: none is, so that an idle holder is not woken."""
+        return _RETRY_S if any(agent.is_due for agent in self._agents) else None
 
     @property
     def files(self) -> list[int]:

@@ -101,6 +101,11 @@ class SwitchAgent:
         return self._netns or "this machine"
 
     @property
+    def is_due(self) -> bool:
+        """Whether the switch still has to be compared with the scheme."""
+        return self._is_watching and bool(self._changed_ns)
+
+    @property
     def files(self) -> list[int]:
         """File descriptors that become readable when the kernel reports a change."""
         return [source.fileno() for source in (self._notifications, self._nft_notifications) if source is not None]

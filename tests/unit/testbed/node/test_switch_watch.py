@@ -35,6 +35,7 @@ def test_switch_agent_records_a_change_of_another_program_that_was_put_back(reco
     during, after = recorded[change]["during"], recorded[change]["after"]
     assert [(one["cause"], one["what"], one["end_ns"]) for one in during] == [(FOREIGN, what, None)]
     assert [(one["cause"], one["what"]) for one in after] == [(FOREIGN, what)]
+    assert recorded[change]["put off"], "a comparison that comes too early is made later"
     assert recorded[change]["in time"] == [True]
 
 
@@ -59,6 +60,13 @@ def test_switch_agent_follows_bgp_once_more_before_its_last_comparison(recorded)
     assert set(found) == {FOREIGN, BGP}
     assert found[FOREIGN]["end_ns"] is not None
     assert (found[BGP]["port"], found[BGP]["end_ns"]) == ("up2", None)
+
+
+def test_scheme_actuator_is_polled_only_while_a_comparison_is_put_off(recorded):
+    assert recorded["polls"]["polls"] == [None, 0.25, None]
+    readback = recorded["polls"]["readback"]
+    assert readback["applied"] is False
+    assert [(one["cause"], one["end_ns"], one["netns"]) for one in readback["deviations"]] == [(FOREIGN, None, None)]
 
 
 def test_switch_agent_that_lost_notifications_says_when_it_did_not_watch(recorded):
