@@ -164,13 +164,14 @@ def _name(classname: str, name: str) -> str:
 
 
 def read_verdicts(runs: Path) -> tuple[list[VerdictFile], list[str], list[str]]:
-    """Return the verdicts of all run directories in a folder, oldest first.
+    """Return the verdicts of all run directories in a folder, oldest first; one with a link to it counts once.
 
     Returns:
         The verdicts, the names of runs without one, and the errors of those that cannot be read.
     """
     verdicts, unfinished, broken = [], [], []
-    for folder in sorted(path for path in runs.glob("*") if (path / "experiment.toml").exists()):
+    folders = {path.resolve() for path in runs.glob("*") if (path / "experiment.toml").exists()}
+    for folder in sorted(folders, key=lambda folder: folder.name):
         if not (folder / "verdict.json").exists():
             unfinished.append(folder.name)
             continue

@@ -112,6 +112,10 @@ def fuzz(
     _show(session, search, folders, as_json=as_json)
     if end is not None:
         raise end
+    return _exit_code(search)
+
+
+def _exit_code(search: Search) -> ExitCode:
     if search.failures:
         return ExitCode.FAIL
     showed_something = any(Verdict(trial.outcome.verdict).is_conclusive for trial in search.tried)
@@ -211,7 +215,7 @@ def _show(session: Session, search: Search, folders: Sequence[Path], *, as_json:
         _show_failure(session, failure, folder)
     counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())) or "no run"
     result = f"{len(search.failures)} found" if search.failures else "nothing found"
-    style = "bold red" if search.failures else "bold green" if search.tried else "bold yellow"
+    style = {ExitCode.FAIL: "bold red", ExitCode.PASS: "bold green"}.get(_exit_code(search), "bold yellow")
     session.out.print(Text.assemble((result, style), f" in {len(search.tried)} runs ({counted}), seed {search.seed}"))
 
 
