@@ -20,7 +20,7 @@ from trace_lab import TraceLab
 
 from harness.cli.context import Session
 from harness.cli.main import cli
-from harness.cli.traffic.replays import _tell
+from harness.cli.traffic.replays import _show_result
 from testbed.errors import UsageError
 from traffic import traces
 from traffic.engine.run_results import Iteration
@@ -219,7 +219,7 @@ def test_replay_summary_shows_the_number_of_repetitions(repeat, often, capsys):
         spec=ReplaySpec(repeat=repeat), source="x", outcome="completed", where=None, ranks=(), operations=(),
         wrong_elements=0, time_ns=470_000_000, qp_errors=(), rebuilds=(),
     )  # fmt: skip
-    _tell(Session(None), done)
+    _show_result(Session(None), done)
     assert f"0 operations, {often}, in 470 ms; 0 wrong elements" in capsys.readouterr().out
 
 
