@@ -17,7 +17,7 @@ from inject.leases.claim_request import claim_of
 from inject.leases.lease import Lease
 from inject.mechanisms.mechanism import Place, Step
 from testbed.errors import FaultbedError
-from testbed.node.routing.agent import KIND
+from testbed.node.routing.routing_state import KIND
 from testbed.routing.switch_tables import SchemeTables
 from testbed.tenancy import audit_log, interventions
 

@@ -11,7 +11,7 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
                                     now on; and from then on at once {"event":"kernel", with the same fields}
     {"do":"egress","flows":{NODE:[NETNS,[..]]}}  {"event":"egress","ports":{NODE:[PORT or null,..]}} (next_hops.py)
     {"do":"decisions","flows":{..}}         {"event":"decisions","decisions":{NODE:[[PORT or null,TABLE],..]}}
-    {"do":"routing","nodes":{NODE:NETNS}}   {"event":"routing","nodes":{NODE:{..}},"held":[KIND,..]} (routing/agent.py)
+    {"do":"routing","nodes":{NODE:NETNS}}   {"event":"routing","nodes":{NODE:{..}},"held":[KIND,..]} (routing_state.py)
     {"do":"follow","nodes":{..},"every_ms":100,"report_ms":4000}
                                     {"event":"following","no_log":WHY or null}, and from then on
                     every report_ms {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
@@ -45,7 +45,7 @@ from testbed.node.gpu import health, nvml
 from testbed.node.holders import boot_id
 from testbed.node.netlink import messages
 from testbed.node.next_hops import decisions, egress_ports
-from testbed.node.routing import agent
+from testbed.node.routing import routing_state
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ class Watch:
     def routing(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return what routes packets on some switches, and which schemes are held on this machine."""
         return {
-            "nodes": {node: agent.read_switch(namespace) for node, namespace in request["nodes"].items()},
-            "held": agent.held_schemes(),
+            "nodes": {node: routing_state.read_switch(namespace) for node, namespace in request["nodes"].items()},
+            "held": routing_state.held_schemes(),
         }
 
     def follow(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class SwitchRouting:
     """The routing state of some switches.
 
     Attributes:
-        switches: the state of each switch by name, as `testbed.node.routing.agent.read_switch` returns it.
+        switches: the state of each switch by name, as `testbed.node.routing.routing_state.read_switch` returns it.
         schemes: the routing schemes that holders on the switches' machines keep applied, each once.
     """
 

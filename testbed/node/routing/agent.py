@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
-import json
 import socket
 import time
 
 from testbed.node import netns
-from testbed.node.holders import read_claim
 from testbed.node.netlink import notifications
 from testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
 from testbed.node.routing.kernel import MAIN, Hop, Kernel, Route, Rule, is_of_main, is_of_scheme
+from testbed.node.routing.marking_rules import delete_marks, install_marks, mark_rules, marked_packets
 from testbed.node.routing.owned_numbers import (
     GROUP,
     LAST_TABLE,
@@ -40,14 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["KIND", "SwitchAgent", "held_schemes", "marked_packets", "read_switch"]
+__all__ = ["SwitchAgent"]
 
-KIND = "routing."
-"""Prefix of the kind in the claims of scheme holders; the scheme's name follows."""
-_CLAIMS = "/run/faultbed/faults/*.claim"
-
-_NFT_S = 10.0
-"""Less than what the holder's watchdog waits: no heartbeat is sent meanwhile."""
 _GROUPS = (1, 7, 8, 32)  # RTNLGRP_LINK, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV4_RULE, RTNLGRP_NEXTHOP
 _NETFILTER, _NFT_GROUPS = 12, (7,)  # NETLINK_NETFILTER, NFNLGRP_NFTABLES (linux/netfilter/nfnetlink.h)
 _SOL_NETLINK, _ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 270, 1, 33
@@ -56,7 +48,6 @@ _BUFFER_BYTES = 1 << 20
 _COMPARE_NS = 200_000_000
 """Least time between two comparisons."""
 _ATTEMPTS = 3
-_CHAIN = "table ip {table} {{\n chain choose {{\n  type filter hook prerouting priority mangle;\n{lines}\n }}\n}}\n"
 
 
 class SwitchAgent:
@@ -158,8 +149,7 @@ class SwitchAgent:
         """
         self._copy(is_first=True)
         if self._marks:
-            lines = "\n".join(f"  {line}" for line in self._marks)
-            _nft(self._netns, ["-f", "-"], stdin=_CHAIN.format(table=NFT_TABLE, lines=lines))
+            install_marks(self._netns, self._marks)
         for rule in self._rules:
             self._kernel.add_rule(rule)
 
@@ -261,7 +251,7 @@ class SwitchAgent:
         self.drain()
         ours = {rule.key for rule in self._rules}
         self._foreign_rules = {rule.key for rule in self._kernel.rules()} - ours
-        self._mark_rules = _mark_rules(self._netns) if self._marks else None
+        self._mark_rules = mark_rules(self._netns) if self._marks else None
         self._is_watching = True
         self._lost.update(self._drained_ns, self._drained_ns, self._lost_next_hops())
 
@@ -327,7 +317,7 @@ class SwitchAgent:
         if self._buckets and (wrong := sum(self._wrong_groups(main))):
             present["groups"] = Deviation(FOREIGN, f"{wrong} next hops or next-hop groups were not the scheme's")
         if self._are_marks_changed:
-            is_same = _mark_rules(self._netns) == self._mark_rules
+            is_same = mark_rules(self._netns) == self._mark_rules
             self._marks_deviation = None if is_same else Deviation(FOREIGN, "the nftables marks were not the scheme's")
             self._are_marks_changed = False
         if self._marks_deviation is not None:
@@ -395,7 +385,7 @@ class SwitchAgent:
             if rule.protocol == PROTOCOL and rule.priority == PRIORITY:
                 self._kernel.remove_rule(rule)
         if marked_packets(self._netns) is not None:
-            _nft(self._netns, ["delete", "table", "ip", NFT_TABLE])
+            delete_marks(self._netns)
         for route in list(self._kernel.routes()):
             if route.table != MAIN and route.protocol == PROTOCOL:
                 self._kernel.remove_route(route.table, route.prefix)
@@ -507,122 +497,6 @@ class SwitchAgent:
         return hop.key if count > 1 else Hop(hop.index, hop.family, hop.gateway, hop.flags).key
 
 
-def read_switch(namespace: str | None) -> dict[str, Any]:
-    """Return the routing state of a switch: rules, tables and groups of schemes, BGP's next hops, and marked packets.
-
-    `marked` is the number of packets that each nftables rule has marked, `draws` is how each of them draws the mark,
-    [modulus, seed or None], and `mark_rules` are the rules without their counters; None: there is no such table.
-    """
-    netns.enter(namespace)
-    try:
-        names = dict(socket.if_nameindex())
-        kernel = Kernel()
-    finally:
-        netns.enter(None)
-    try:
-        tables: dict[str, dict[str, list[Any]]] = {}
-        for route in kernel.routes():
-            hops: list[Any] = [f"group {route.group}"] if route.group and route.table != MAIN else []
-            hops = hops or [names.get(hop.index, "?") for hop in route.hops if hop.is_usable]
-            if route.table != MAIN and any(hop.weight > 1 for hop in route.hops):
-                hops = [f"{names.get(hop.index, '?')} weight {hop.weight}" for hop in route.hops if hop.is_usable]
-            tables.setdefault("main" if route.table == MAIN else str(route.table), {})[route.prefix] = hops
-        groups = list(kernel.next_hop_objects())
-        port_of = {next_hop.id: names.get(next_hop.hop.index, "?") for next_hop in groups if next_hop.hop}
-        marks = _marks(namespace)
-        return {
-            "rules": [
-                {"priority": rule.priority, "table": rule.table, "to": rule.prefix, "mark": rule.mark or None}
-                for rule in kernel.rules()
-                if TABLE <= rule.table <= LAST_TABLE
-            ],
-            "tables": tables,
-            "groups": {
-                str(group.id): {
-                    "ports": [port_of.get(member, "?") for member in group.members],
-                    "buckets": group.buckets,
-                }
-                for group in groups
-                if group.members
-            },
-            "marked": None if marks is None else [packets for packets, _, _ in marks],
-            "draws": None if marks is None else [draw for _, draw, _ in marks],
-            "mark_rules": None if marks is None else [rule for _, _, rule in marks],
-        }
-    finally:
-        kernel.close()
-
-
-def held_schemes() -> list[str]:
-    """Return the names of the schemes that holders on this machine have claimed to apply."""
-    kinds = (str(read_claim(path).get("kind", "")) for path in sorted(glob.glob(_CLAIMS)))
-    return [kind.removeprefix(KIND) for kind in kinds if kind.startswith(KIND)]
-
-
-def marked_packets(namespace: str | None) -> list[int] | None:
-    """Return the number of packets that each nftables statement of the scheme has marked; None: the table is absent.
-
-    Raises:
-        TimeoutError: nft did not answer in time.
-    """
-    marks = _marks(namespace)
-    return None if marks is None else [packets for packets, _, _ in marks]
-
-
-def _marks(namespace: str | None) -> list[tuple[int, list[int | None], list[Any]]] | None:
-    """Return what each nftables rule has marked, and how; None: there is no such table.
-
-    That is the number of packets, [modulus, seed or None] of the draw, and the rule's statements without the counter.
-    """
-    rules = _listed(namespace)
-    if rules is None:
-        return None
-    return [
-        (part["counter"]["packets"], _draw_of(rule), [other for other in rule if "counter" not in other])
-        for rule in rules
-        for part in rule
-        if "counter" in part
-    ]
-
-
-def _mark_rules(namespace: str | None) -> list[Any] | None:
-    """Return the scheme's nftables rules without their counters; None: there is no such table."""
-    rules = _listed(namespace)
-    if rules is None:
-        return None
-    return [[_canonical(part) for part in rule if "counter" not in part] for rule in rules]
-
-
-def _canonical(node: Any) -> Any:
-    """Return an expression of nft's JSON without what differs if the same rule is loaded again.
-
-    The order of a set's elements depends on a random seed. A set with one element becomes a plain value if nft loads
-    its own listing.
-    """
-    if isinstance(node, dict):
-        elements = node.get("set")
-        if isinstance(elements, list):
-            ordered = sorted(map(_canonical, elements), key=json.dumps)
-            return ordered[0] if len(ordered) == 1 else ordered
-        return {name: _canonical(value) for name, value in node.items()}
-    return [_canonical(each) for each in node] if isinstance(node, list) else node
-
-
-def _listed(namespace: str | None) -> list[Any] | None:
-    """Return the expressions of each rule of the scheme's nftables table; None: there is no such table.
-
-    Raises:
-        TimeoutError: nft did not answer in time.
-    """
-    try:
-        listed = json.loads(_nft(namespace, ["-j", "list", "table", "ip", NFT_TABLE]))["nftables"]
-    except TimeoutError:  # this says nothing about the table
-        raise
-    except OSError:
-        return None
-    return [entry["rule"]["expr"] for entry in listed if "rule" in entry]
-
-
 def _subscribed(family: int, groups: tuple[int, ...]) -> socket.socket:
     """Return a socket that receives the kernel's notifications of some groups, in the present namespace."""
     source = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
@@ -633,40 +507,3 @@ def _subscribed(family: int, groups: tuple[int, ...]) -> socket.socket:
         source.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
     source.setblocking(False)  # noqa: FBT003 (the socket module's own form)
     return source
-
-
-def _draw_of(rule: Any) -> list[int | None]:
-    """Return [modulus, seed or None] of the `jhash` or `numgen` in a rule of nft's JSON; without one [None, None].
-
-    Format: libnftables-json(5).
-    """
-    pending = [rule]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, dict):
-            if draw := node.get("jhash") or node.get("numgen"):
-                return [draw.get("mod"), draw.get("seed")]
-            pending += node.values()
-        elif isinstance(node, list):
-            pending += node
-    return [None, None]
-
-
-def _nft(namespace: str | None, words: list[str], *, stdin: str = "") -> str:
-    """Run nft in a namespace.
-
-    Raises:
-        OSError: nft is not installed, refused, or did not end in time.
-    """
-    import subprocess  # noqa: PLC0415 - only for nft: it is a tenth of what the watcher imports
-
-    netns.enter(namespace)
-    try:
-        done = subprocess.run(["nft", *words], input=stdin, capture_output=True, text=True, check=False, timeout=_NFT_S)
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"`nft {' '.join(words)}` did not end within {_NFT_S:g} s") from None
-    finally:
-        netns.enter(None)
-    if done.returncode:
-        raise OSError(f"`nft {' '.join(words)}`: {' '.join(done.stderr.split())[:300]}")
-    return done.stdout

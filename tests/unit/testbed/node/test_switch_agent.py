@@ -10,7 +10,7 @@ import pytest
 from own_namespace import in_a_namespace
 
 from inject.node.network.scheme import SWEEP
-from testbed.node.routing import agent
+from testbed.node.routing import marking_rules
 from testbed.routing.jenkins_hash import nft_jhash
 
 P2, P3 = "10.77.2.0/31", "10.77.3.0/31"
@@ -135,11 +135,20 @@ def test_switch_agent_reads_modulus_and_seed_of_its_marks(monkeypatch):
     hashed = {"jhash": {"mod": 2, "seed": 7, "expr": expression}}
     in_turn = {"numgen": {"mode": "inc", "mod": 3, "offset": 0}}
     constant = 1001
-    monkeypatch.setattr(agent, "_nft", lambda *_: listed_by_nft(hashed, in_turn, constant))
-    marks = agent._marks(None)
-    assert [mark[:2] for mark in marks] == [(5, [2, 7]), (5, [3, None]), (5, [None, None])]
-    assert [[*statement] for _, _, rule in marks for statement in rule] == [["match"], ["mangle"]] * 3, "no counter"
-    assert agent.marked_packets(None) == [5, 5, 5]
+    monkeypatch.setattr(marking_rules, "_nft", lambda *_: listed_by_nft(hashed, in_turn, constant))
+    marks = marking_rules.read_marks(None)
+    assert marks["draws"] == [[2, 7], [3, None], [None, None]]
+    assert [[*statement] for rule in marks["mark_rules"] for statement in rule] == [["match"], ["mangle"]] * 3
+    assert marking_rules.marked_packets(None) == [5, 5, 5]
+
+
+def test_mark_rules_of_a_switch_include_rules_without_a_counter(monkeypatch):
+    """Such a rule may overwrite the marks of the scheme, and counts nothing."""
+    listed = json.loads(listed_by_nft(1001))
+    listed["nftables"].append({"rule": {"expr": [{"mangle": {"key": {"meta": {"key": "mark"}}, "value": 0}}]}})
+    monkeypatch.setattr(marking_rules, "_nft", lambda *_: json.dumps(listed))
+    marks = marking_rules.read_marks(None)
+    assert (marks["marked"], len(marks["mark_rules"])) == ([5], 2)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -276,7 +285,7 @@ def test_nft_timeout_leaves_the_state_of_the_table_unknown(monkeypatch):
     def hangs(*_args, **_options):
         raise subprocess.TimeoutExpired("nft", 1)
 
-    monkeypatch.setattr(agent.netns, "enter", lambda _: None)
+    monkeypatch.setattr(marking_rules.netns, "enter", lambda _: None)
     monkeypatch.setattr(subprocess, "run", hangs)
     with pytest.raises(TimeoutError, match="did not end within"):
-        agent.marked_packets(None)
+        marking_rules.marked_packets(None)

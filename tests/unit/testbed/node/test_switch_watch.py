@@ -7,7 +7,7 @@ import json
 import pytest
 from own_namespace import answer_of, in_a_namespace
 
-from testbed.node.routing import agent
+from testbed.node.routing import marking_rules
 from testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
 
 P2, P3 = "10.77.2.0/31", "10.77.3.0/31"
@@ -94,9 +94,9 @@ def test_switch_agent_compares_its_marks_after_a_notification_of_nftables(monkey
         count = {"counter": {"packets": 7 * len(listed), "bytes": 9}}
         return json.dumps({"nftables": [{"rule": {"expr": [count, {"mangle": {"map": {"set": listed.pop(0)}}}]}}]})
 
-    monkeypatch.setattr(agent, "_nft", nft)
-    first = agent._mark_rules(None)
-    assert (agent._mark_rules(None) == first, agent._mark_rules(None) == first) == (False, True)
+    monkeypatch.setattr(marking_rules, "_nft", nft)
+    first = marking_rules.mark_rules(None)
+    assert (marking_rules.mark_rules(None) == first, marking_rules.mark_rules(None) == first) == (False, True)
 
 
 def test_switch_agent_subscription_to_nftables_is_accepted_by_the_kernel():

@@ -1,0 +1,147 @@
+"""nftables rules by which a scheme marks packets on one switch: loaded, listed with what they marked, and removed.
+
+nft is a program of its own, because no library on a node speaks to nf_tables.
+"""
+
+from __future__ import annotations
+
+import json
+
+from testbed.node import netns
+from testbed.node.routing.owned_numbers import NFT_TABLE
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["delete_marks", "install_marks", "mark_rules", "marked_packets", "read_marks"]
+
+_NFT_S = 10.0
+"""Less than what the holder's watchdog waits: no heartbeat is sent meanwhile."""
+_CHAIN = "table ip {table} {{\n chain choose {{\n  type filter hook prerouting priority mangle;\n{lines}\n }}\n}}\n"
+
+
+def install_marks(namespace: str | None, statements: list[str]) -> None:
+    """Load the statements that mark packets into the scheme's own table.
+
+    Raises:
+        OSError: nft refused.
+    """
+    lines = "\n".join(f"  {line}" for line in statements)
+    _nft(namespace, ["-f", "-"], stdin=_CHAIN.format(table=NFT_TABLE, lines=lines))
+
+
+def delete_marks(namespace: str | None) -> None:
+    """Delete the scheme's table, which is there.
+
+    Raises:
+        OSError: nft refused.
+    """
+    _nft(namespace, ["delete", "table", "ip", NFT_TABLE])
+
+
+def marked_packets(namespace: str | None) -> list[int] | None:
+    """Return the number of packets that each nftables statement of the scheme has marked; None: the table is absent.
+
+    Raises:
+        TimeoutError: nft did not answer in time.
+    """
+    marked: list[int] | None = read_marks(namespace)["marked"]
+    return marked
+
+
+def read_marks(namespace: str | None) -> dict[str, Any]:
+    """Return what the rules of the scheme's table have marked, and how; each value is None if there is no such table.
+
+    `marked` is the number of packets of each rule with a counter, `draws` is how each of these draws the mark (modulus,
+    and seed or None), and `mark_rules` are all rules without their counters.
+
+    Raises:
+        TimeoutError: nft did not answer in time.
+    """
+    rules = _listed(namespace)
+    if rules is None:
+        return {"marked": None, "draws": None, "mark_rules": None}
+    counted = [(part["counter"], rule) for rule in rules for part in rule if "counter" in part]
+    return {
+        "marked": [counter["packets"] for counter, _ in counted],
+        "draws": [_draw_of(rule) for _, rule in counted],
+        "mark_rules": [_without_counters(rule) for rule in rules],
+    }
+
+
+def mark_rules(namespace: str | None) -> list[Any] | None:
+    """Return the scheme's nftables rules without their counters; None: there is no such table."""
+    rules: list[Any] | None = read_marks(namespace)["mark_rules"]
+    return rules
+
+
+def _without_counters(rule: list[Any]) -> list[Any]:
+    return [_canonical(part) for part in rule if "counter" not in part]
+
+
+def _canonical(node: Any) -> Any:
+    """Return an expression of nft's JSON without what differs if the same rule is loaded again.
+
+    The order of a set's elements depends on a random seed. A set with one element becomes a plain value if nft loads
+    its own listing.
+    """
+    if isinstance(node, dict):
+        elements = node.get("set")
+        if isinstance(elements, list):
+            ordered = sorted(map(_canonical, elements), key=json.dumps)
+            return ordered[0] if len(ordered) == 1 else ordered
+        return {name: _canonical(value) for name, value in node.items()}
+    return [_canonical(each) for each in node] if isinstance(node, list) else node
+
+
+def _listed(namespace: str | None) -> list[Any] | None:
+    """Return the expressions of each rule of the scheme's nftables table; None: there is no such table.
+
+    Raises:
+        TimeoutError: nft did not answer in time.
+    """
+    try:
+        listed = json.loads(_nft(namespace, ["-j", "list", "table", "ip", NFT_TABLE]))["nftables"]
+    except TimeoutError:  # this says nothing about the table
+        raise
+    except OSError:
+        return None
+    return [entry["rule"]["expr"] for entry in listed if "rule" in entry]
+
+
+def _draw_of(rule: Any) -> list[int | None]:
+    """Return [modulus, seed or None] of the `jhash` or `numgen` in a rule of nft's JSON; without one [None, None].
+
+    Format: libnftables-json(5).
+    """
+    pending = [rule]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            if draw := node.get("jhash") or node.get("numgen"):
+                return [draw.get("mod"), draw.get("seed")]
+            pending += node.values()
+        elif isinstance(node, list):
+            pending += node
+    return [None, None]
+
+
+def _nft(namespace: str | None, words: list[str], *, stdin: str = "") -> str:
+    """Run nft in a namespace.
+
+    Raises:
+        OSError: nft is not installed, refused, or did not end in time.
+    """
+    import subprocess  # noqa: PLC0415 - only for nft: it is a tenth of what the watcher imports
+
+    netns.enter(namespace)
+    try:
+        done = subprocess.run(["nft", *words], input=stdin, capture_output=True, text=True, check=False, timeout=_NFT_S)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"`nft {' '.join(words)}` did not end within {_NFT_S:g} s") from None
+    finally:
+        netns.enter(None)
+    if done.returncode:
+        raise OSError(f"`nft {' '.join(words)}`: {' '.join(done.stderr.split())[:300]}")
+    return done.stdout
