@@ -298,7 +298,7 @@ def test_run_does_not_begin_after_another_shell_has_healed(folder, monkeypatch):
 def test_fuzz_does_not_take_a_run_on_a_healed_lab_for_a_finding(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(on_lab, "to_toml", lambda _: "")
     monkeypatch.setattr(on_lab.experiment_file, "decode", lambda *_, **__: None)
-    monkeypatch.setattr(loop, "decide", lambda *_: None)
+    monkeypatch.setattr(loop, "resolve", lambda *_: None)
 
     def execute(*_, **__):
         in_another_shell(folder, "heal --panic")

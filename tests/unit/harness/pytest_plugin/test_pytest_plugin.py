@@ -201,15 +201,15 @@ def rack(monkeypatch, tmp_path):
     """A rack whose fingerprint is `rack.now`, with a state folder that does not exist yet."""
     state = SimpleNamespace(now=CLEAN, folder=tmp_path / "state", resets=0, kernel=[])
 
-    def request(_machine, _request):
+    def kernel_log(_machine):
         if isinstance(state.kernel, str):
             raise Unreachable(state.kernel)
         messages, state.kernel = state.kernel, []
-        return {"messages": messages}
+        return messages
 
     lab = SimpleNamespace(
         kind="rack", name="r", state_dir=state.folder, forget_connections=lambda: None, close=lambda: None,
-        nodes=lambda: ("host1",), request=request, reserved=("*",),
+        nodes=lambda: ("host1",), kernel_log=kernel_log, reserved=("*",),
     )  # fmt: skip
     state.session_lab = pytest_lab.SessionLab(lab=lab)
 
@@ -493,7 +493,7 @@ def experiment(pytester, rack, monkeypatch):
         finished = SimpleNamespace(verdict=a_verdict(word, state), report="r")
         monkeypatch.setattr(plugin_items, "acquire_lease", lambda config: SimpleNamespace(refresh=lambda: None))
         monkeypatch.setattr(plugin_items.experiment_module, "load", lambda path: None)
-        monkeypatch.setattr(plugin_items.run_module, "decide", lambda *_: None)
+        monkeypatch.setattr(plugin_items.run_module, "resolve", lambda *_: None)
         monkeypatch.setattr(plugin_items.run_module, "refusal", lambda *_: None)
         monkeypatch.setattr(plugin_items.run_module, "execute", lambda *_, **__: finished)
 
