@@ -257,11 +257,12 @@ class Holder:
         actuator = self.actuator
         if actuator is None:
             return
-        if self.is_on and actuator.poll_s and now_ns >= self.next_poll_ns:
+        poll_s = actuator.poll_s  # read once: that of a routing scheme depends on what is left to compare
+        if self.is_on and poll_s and now_ns >= self.next_poll_ns:
             begin_ns = time.monotonic_ns()
             self.tick(begin_ns)
             self.sample(begin_ns)
-            self.next_poll_ns = _next_reading_ns(begin_ns, time.monotonic_ns(), actuator.poll_s)
+            self.next_poll_ns = _next_reading_ns(begin_ns, time.monotonic_ns(), poll_s)
         if self.is_on and actuator.loss_check_s and now_ns >= self.next_loss_check_ns:
             begin_ns = time.monotonic_ns()
             self.check_for_loss()

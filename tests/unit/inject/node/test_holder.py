@@ -336,6 +336,28 @@ def test_holder_first_hit_lies_between_the_two_readings_around_it():
     assert first <= one.hits.first_ns <= last
 
 
+def test_holder_may_poll_an_actuator_that_then_needs_no_more_polls():
+    """A routing scheme is polled only until a comparison that was put off has been made."""
+
+    class Comparison(Actuator):
+        poll_s = 0.02
+
+        def on(self):
+            """Change nothing."""
+
+        def tick(self, _now_ns):
+            self.poll_s = None
+
+        def read(self):
+            return {"applied": True}
+
+    one = holder.Holder(-1, watchdog=None)
+    one.actuator = Comparison()
+    one.is_on = True
+    one.due(time.monotonic_ns())
+    assert one.actuator.poll_s is None
+
+
 def test_holder_edge_fires_while_it_is_applied(held, qemu, tmp_path):
     """QEMU needs time to apply a change, so the first bound is before the request."""
     prepare(held, tmp_path)
