@@ -226,14 +226,14 @@ def test_flows_of_every_kind_carry_their_specified_load(lab, engines, subtests):
         )
         wanted = rate_bps * 4.0 / 8 / size
         assert 0.5 * wanted <= steady.messages <= 1.05 * wanted + 2
-        sizes = [sample.size_bytes for sample in bursts.samples if sample.endpoint == src]
-        assert sum(size == 0 for size in sizes) >= 0.35 * len(sizes), sizes
-        assert sum(size > 0 for size in sizes) >= 6, sizes
+        by_sample = [sample.size_bytes for sample in bursts.samples if sample.endpoint == src]
+        assert sum(size == 0 for size in by_sample) >= 0.35 * len(by_sample), by_sample
+        assert sum(size > 0 for size in by_sample) >= 6, by_sample
     with subtests.test(pattern="incast, with a probe"):
         pairs = matrix.pairs("incast", rnics)
-        bulk = [{"src": one, "dst": other, "duration_s": 3.0, "depth": 4} for one, other in pairs]
+        long = [{"src": one, "dst": other, "duration_s": 3.0, "depth": 4} for one, other in pairs]
         probe = {"message_bytes": 64, "depth": 1, "latency": True, "rate_bps": 51200, "duration_s": 3.0}
-        *flows, beside = run(*bulk, {**probe, "src": pairs[0][0], "dst": pairs[0][1]})
+        *flows, beside = run(*long, {**probe, "src": pairs[0][0], "dst": pairs[0][1]})
         assert all(flow.messages > 0 for flow in flows)
         assert beside.latency.count == beside.messages > 0
         assert 0 < beside.latency.p50_ns <= beside.latency.p99_ns <= beside.latency.max_ns
