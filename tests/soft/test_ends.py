@@ -150,7 +150,7 @@ def lies(inventory: Inventory, before: fingerprint.Fingerprint, end: End, rc: in
     marked, unfinished = dirty.reasons(folder), [mark.name for mark in in_progress.dead(folder)]
     about = f"{end}: exit code {rc}, marked {marked}, unfinished {unfinished}, said {output!r}"
     # On a busy machine, a VM may need more than the three seconds of `faultbed status` to send its SSH banner.
-    patience_s = lifecycle.PATIENCE_S["before ending"]
+    patience_s = lifecycle.PATIENCE_BEFORE_END_S
     was_up = (state := lifecycle.status(inventory, patience_s=patience_s).state) == "up"
     if not was_up:
         if end.command not in ("run", "reset"):  # these two stop the lab's machines, and `status` shows that

@@ -225,8 +225,8 @@ def test_slow_vm_does_not_end_its_lab(lab):
     """A VM is stopped for longer than one status check takes: `up` waits for it and restarts nothing."""
     before = {vm.name: vm.pid for vm in lifecycle.status(lab.inventory_model).vms}
     pid = before[lab.topology.hosts[-1].name]
+    goes_on = threading.Timer(lifecycle.PATIENCE_S + 2, os.kill, (pid, signal.SIGCONT))
     os.kill(pid, signal.SIGSTOP)
-    goes_on = threading.Timer(lifecycle.PATIENCE_S["look"] + 2, os.kill, (pid, signal.SIGCONT))
     goes_on.start()
     lines: list[str] = []
     try:

@@ -59,11 +59,10 @@ __all__ = [
     "vms",
 ]
 
-PATIENCE_S = {"at first": 3.0, "before broken": 15.0, "before ending": 60.0}
-"""How long a VM may take to send its SSH banner: at first, before its lab is called broken, and before it is ended.
-
-VMs of a busy machine have taken more than three seconds.
-"""
+PATIENCE_S = 3.0
+"""How long a VM may take to send its SSH banner. VMs of a busy machine have taken longer."""
+PATIENCE_BEFORE_BROKEN_S, PATIENCE_BEFORE_END_S = 15.0, 60.0
+"""The same before its lab is called broken, and before it is ended."""
 
 _PURGED = ".purged-"
 _UNUSABLE = re.compile(r"""[\s,%"'\\`{}]""")
@@ -251,7 +250,7 @@ def reset(inventory: Inventory, progress: Progress, *, lab: lab_module.Lab | Non
             raise
 
 
-def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["at first"]) -> Status:
+def status(inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Status:
     """Query the current state of a lab. A VM that sends no SSH banner within `patience_s` is reported as silent."""
     folder = lab_dir(inventory.name)
     state = read_state(folder) if folder.exists() else None
@@ -286,9 +285,7 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["at first"]) 
     )
 
 
-def patient_status(
-    inventory: Inventory, progress: Progress, *, patience_s: float = PATIENCE_S["before broken"]
-) -> Status:
+def patient_status(inventory: Inventory, progress: Progress, *, patience_s: float = PATIENCE_BEFORE_BROKEN_S) -> Status:
     """Query the state of a lab. Running VMs that do not answer are queried again, for up to `patience_s`."""
     now = status(inventory)
     silent = [machine.name for machine in now.vms if machine.alive and not machine.ssh and not machine.panic]
@@ -467,7 +464,7 @@ def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> boo
     snapshot = read_snapshot(lab_dir(inventory.name))
     if snapshot is not None and snapshot.node_code != node_archive.archive().digest:
         return False
-    return patient_status(inventory, progress, patience_s=PATIENCE_S["before ending"]).state == "up"
+    return patient_status(inventory, progress, patience_s=PATIENCE_BEFORE_END_S).state == "up"
 
 
 def _check_owner(folder: Path) -> None:

@@ -150,7 +150,7 @@ def test_end_recorded_qemu_from_another_environment_ends_it(mini, folder, machin
 
 def test_slow_vm_is_queried_again_before_its_lab_counts_as_broken(mini, folder, machine, qemu, monkeypatch):
     record(folder, qemu(machine))
-    needs_s = lifecycle.PATIENCE_S["at first"] + 1
+    needs_s = lifecycle.PATIENCE_S + 1
     monkeypatch.setattr(lifecycle.fleet, "greets", lambda _port, *, timeout_s: timeout_s > needs_s)
     lines = []
     now = lifecycle.patient_status(mini, lines.append)
