@@ -105,18 +105,13 @@ def offenders_command(
         )
     topology = session.inventory().topology
     thresholds = Thresholds(drain=drain, rma=rma, half_life=_duration(half_life))
-    strikes: list[Strike] = []
-    readings: list[GpuReading] = []
     lab = session.inventory().name
     files = tuple({path.resolve(): path for path in preflights}.values())  # a file named twice is one preflight
     counts = dict.fromkeys(("runs", "drills", "errors", "other_labs", "other_preflights", "copies"), 0)
     counts["preflights"] = len(files)
     if not runs.is_dir() and not preflights:
         raise UsageError(f"--runs {runs}: no such folder; name the one that `faultbed run --out` wrote to")
-    for directory, verdict, measured in _runs_of(session, lab, runs, counts):
-        at, name = directory.started, directory.path.name
-        strikes += strikes_of_run(measured, verdict, origin=name, at=at, drills=drills, rehearsal=rehearse)
-        readings += readings_of_run(measured, origin=name, at=at, drills=drills, rehearsal=rehearse)
+    strikes, readings = _blame_of_runs(session, lab, runs, counts, drills=drills, rehearsal=rehearse)
     for path, content in _preflights_of(lab, files, counts):
         strikes += strikes_of_preflight(content, origin=path.name, at=_written(path, content))
         readings += readings_of_preflight(content, topology, origin=path.name, at=_written(path, content))
@@ -138,14 +133,22 @@ def offenders_command(
 
 def drained_hosts(session: Session, inventory: Inventory, runs: Path) -> dict[str, Offender]:
     """Return the hosts that `faultbed offenders --runs RUNS` lists for drain or RMA, with the severest offender."""
+    counts = dict.fromkeys(("runs", "drills", "errors", "other_labs", "copies"), 0)
+    strikes, readings = _blame_of_runs(session, inventory.name, runs, counts)
+    return _to_drain(offenders(strikes, inventory.topology, Thresholds(), now=datetime.now(UTC), readings=readings))
+
+
+def _blame_of_runs(
+    session: Session, lab: str, runs: Path, counts: dict[str, int], *, drills: bool = False, rehearsal: bool = False
+) -> tuple[list[Strike], list[GpuReading]]:
+    """Return the strikes and the readings of GPUs of a lab's runs, and count the runs as `_runs_of` does."""
     strikes: list[Strike] = []
     readings: list[GpuReading] = []
-    counts = dict.fromkeys(("runs", "drills", "errors", "other_labs", "copies"), 0)
-    for directory, verdict, measured in _runs_of(session, inventory.name, runs, counts):
+    for directory, verdict, measured in _runs_of(session, lab, runs, counts):
         at, name = directory.started, directory.path.name
-        strikes += strikes_of_run(measured, verdict, origin=name, at=at)
-        readings += readings_of_run(measured, origin=name, at=at)
-    return _to_drain(offenders(strikes, inventory.topology, Thresholds(), now=datetime.now(UTC), readings=readings))
+        strikes += strikes_of_run(measured, verdict, origin=name, at=at, drills=drills, rehearsal=rehearsal)
+        readings += readings_of_run(measured, origin=name, at=at, drills=drills, rehearsal=rehearsal)
+    return strikes, readings
 
 
 def _runs_of(

@@ -21,7 +21,7 @@ from testbed.routing.valley_free import ValleyFreePaths
 __all__ = ["FaultTime", "WorkloadTime", "deviations_of", "fault_times", "why_not_as_installed"]
 
 _INSTANT_S = 0.25
-"""Deviations that were shorter are recorded, but prove nothing: the kernels' notifications are read this often."""
+"""A shorter deviation is recorded, but raises no doubt by itself: the kernels' notifications are read this often."""
 _CLOCK_NS = 500_000_000
 """Tolerance between the times of a fault and of a switch, which two clocks may have taken."""
 _SETTLE_NS = 10_000_000_000
@@ -93,15 +93,25 @@ def deviations_of(
 def why_not_as_installed(deviations: Sequence[SchemeDeviation], *, since: str) -> Iterator[str]:
     """Yield one sentence for each deviation that no fault explains and that was longer than an instant.
 
-    `since` names the zero of the seconds, as in `of the run`.
+    Instants of one switch that add up to more than one count together. `since` names the zero of the seconds, as in `of
+    the run`.
     """
     reasons = []
+    instants: dict[str, list[float]] = {}
     for one in deviations:
-        is_instant = one.to_s is not None and one.to_s - one.from_s < _INSTANT_S and one.cause != UNWATCHED
-        if not one.fault and not is_instant:
-            end = f"to {one.to_s:.1f} s {since}" if one.to_s is not None else f"s {since} until the scheme was removed"
-            begin = f"from {one.from_s:.1f}{' s' if one.to_s is not None else ''}"
-            reasons.append(f"{one.switch}, {begin} {end}: {_sentence(one)}")
+        if one.fault:
+            continue
+        if one.to_s is not None and one.to_s - one.from_s < _INSTANT_S and one.cause != UNWATCHED:
+            instants.setdefault(one.switch, []).append(one.to_s - one.from_s)
+            continue
+        end = f"to {one.to_s:.1f} s {since}" if one.to_s is not None else f"s {since} until the scheme was removed"
+        begin = f"from {one.from_s:.1f}{' s' if one.to_s is not None else ''}"
+        reasons.append(f"{one.switch}, {begin} {end}: {_sentence(one)}")
+    reasons += [
+        f"{switch}: {len(lengths)} deviations of less than {_INSTANT_S:g} s each took {sum(lengths):.1f} s in all"
+        for switch, lengths in instants.items()
+        if sum(lengths) >= _INSTANT_S
+    ]
     yield from reasons[:_MOST]
     if len(reasons) > _MOST:
         yield f"{len(reasons) - _MOST} more deviations from the scheme (`routing.deviations` in verdict.json)"

@@ -301,6 +301,14 @@ def test_deviation_outside_the_workload_or_of_an_instant_leaves_the_scheme_prove
     assert len(receipt.deviations) == count
 
 
+def test_deviations_of_an_instant_that_add_up_make_the_scheme_unproven(apply):
+    """A program that changes a rule for 0.2 s, again and again, decided on half of the packets."""
+    instants = tuple(replaced(FOREIGN, begin_ns=at * 10**8, end_ns=(at + 2) * 10**8) for at in range(100, 140, 4))
+    receipt = apply("pinned", deviations=instants, workload=WORKLOAD)
+    assert receipt.unproven == ("rtsw1: 10 deviations of less than 0.25 s each took 2.0 s in all",)
+    assert verdict_of("pinned", receipt).verdict is Verdict.INCONCLUSIVE
+
+
 def test_deviation_of_a_run_without_workload_time_counts_from_the_application(apply):
     (reason,) = apply("pinned", deviations=(replaced(FOREIGN, begin_ns=10**9 + 1, end_ns=3 * 10**9 + 1),)).unproven
     assert reason.startswith("rtsw1, from 1.0 s to 3.0 s after the scheme was applied: ")
