@@ -1,5 +1,6 @@
 """What each switch of a soft lab needs to route by a scheme: tables, rules, marks and next-hop groups. Pure.
 
+    ecmp              nothing: BGP's own table decides
     static schemes    one table for each uplink, with every prefix that BGP reaches over it; a rule for each prefix
     marking schemes   the same tables; nftables marks each RoCEv2 packet, a rule for each mark
     sharing schemes   one table whose routes have weights, or a resilient next-hop group; one rule
@@ -75,7 +76,9 @@ class SchemeTables:
         tables_of_switch = self.switches[switch]
         tables = {str(table): port for port, table in tables_of_switch.table_by_port.items()}
         rules: list[list[Any]]  # priority, table, prefix or None, mark
-        if self.scheme.shares:
+        if not self.scheme.has_tables:
+            tables, rules = {}, []
+        elif self.scheme.shares:
             tables, rules = {}, [[PRIORITY, SHARED_TABLE, None, 0]]
         elif self.scheme.marks:
             rules = [[PRIORITY, table, None, table] for table in tables_of_switch.table_by_port.values()]
@@ -158,7 +161,7 @@ def scheme_tables(topology: Topology, scheme: str, routing: Routing) -> SchemeTa
             switches[switch.name] = SwitchTables(hops=hops, static=static, weights=weights)
     if not switches:
         raise Unsupported(f"{scheme}: no switch of this lab has two next hops to another rack, so there is no choice")
-    return SchemeTables(scheme=chosen, routing=routing, switches=switches if chosen.has_tables else {})
+    return SchemeTables(scheme=chosen, routing=routing, switches=switches)
 
 
 def _weights(topology: Topology, switch: Switch, routing: Routing) -> dict[str, int]:

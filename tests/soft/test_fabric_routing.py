@@ -164,6 +164,15 @@ def test_spray_fills_uplinks_equally_and_reorders_nothing(lab, tmp_path):
     assert not any(gaps.values())
 
 
+def test_ecmp_whose_switches_nobody_watches_is_inconclusive(lab, tmp_path):
+    """BGP routes as it always does, but the holder that would see a change does nothing."""
+    verdict = run(lab, tmp_path, "ecmp", iterations=2, mutate_routing="noop").verdict
+
+    assert verdict.verdict is Verdict.INCONCLUSIVE, verdict.checks
+    assert verdict.routing.unproven == ("not applied: the readback does not show it",)
+    assert verdict.lab_state == "CLEAN"
+
+
 @pytest.mark.parametrize(("scheme", "mutate"), [("static-parity", "noop"), ("e-ecmp", "lie")])
 def test_routing_scheme_without_effect_is_inconclusive(lab, tmp_path, scheme, mutate):
     """A scheme's effect is read from the kernels of the switches, whatever its holder claims."""
@@ -218,6 +227,17 @@ nft flush chain ip faultbed_routing choose
 sleep 2
 echo "$before" | nft -f -
 """
+TABLE = """
+nft add table inet other
+sleep 2
+nft delete table inet other
+"""
+MAIN = """
+old=$(ip -4 route show proto bgp | grep -v '^default' | awk '/^[0-9]/ {print $1}' | head -1)
+ip route add ${old%/*}/32 dev ctsw2 via inet6 fe80::1 onlink
+sleep 2
+ip route del ${old%/*}/32
+"""
 SESSIONS = f"{vtysh('rtsw1')} -c 'clear bgp *'"
 
 
@@ -228,9 +248,13 @@ SESSIONS = f"{vtysh('rtsw1')} -c 'clear bgp *'"
         ("pinned", ROUTE, "routes were not the scheme's: "),
         ("static-parity", RULE, "rules of the scheme were missing"),
         ("e-ecmp", MARKS, "the nftables marks were not the scheme's"),
+        ("e-ecmp", TABLE, "nftables had a table of another program, whose rules may change marks: inet other"),
         ("pinned", SESSIONS, "and no fault at that place explains it"),
+        ("ecmp", "", ""),
+        ("ecmp", MAIN, "/32 of another program (protocol 3)"),
+        ("ecmp", SESSIONS, "and no fault at that place explains it"),
     ],
-    ids=["nothing", "route", "rule", "marks", "sessions"],
+    ids=["nothing", "route", "rule", "marks", "table", "sessions", "ecmp-nothing", "ecmp-route", "ecmp-sessions"],
 )
 def test_scheme_changed_and_put_back_while_the_workload_runs_is_not_proved(lab, tmp_path, scheme, script, reason):
     """Another shell changes it for 2 s; before the workload and after it, everything is as the scheme says."""

@@ -30,7 +30,8 @@ class FakeSchemeLease:
             )
         is_there = self.mutate != "noop"
         self.readback = {"applied": is_there, "whole": is_there, "switches": 3, "rules": 6, "routes": 48}
-        self.lab.obeys = self.tables if self.mutate is None else None
+        if self.tables.scheme.has_tables:  # plain ECMP leaves the switches as they are
+            self.lab.obeys = self.tables if self.mutate is None else None
 
     def is_applied(self):
         return self.lab.holds

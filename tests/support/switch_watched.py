@@ -12,11 +12,12 @@ import subprocess
 import sys
 import time
 
-from switch_namespace import HOP, P2, SCHEMES, both, ip, make_switch
+from switch_namespace import BASE, HOP, P2, SCHEMES, both, ip, make_switch
 
 from inject.node.network.scheme import SchemeActuator
 from testbed.node.routing.agent import SwitchAgent
 
+ECMP = {**BASE, "rules": [], "marks": []}
 UP1, UP2 = HOP.format(port="up1"), HOP.format(port="up2")
 SHARES = f"nexthop {UP1} weight {{}} nexthop {UP2} weight 1"
 PREFIX_RULE, MARK_RULE = f"to {P2} lookup 1001 priority", "fwmark 1001 lookup 1001 priority"
@@ -52,6 +53,18 @@ CHANGES = {
     "members": ("resilient", [RESILIENT.format("1000000")], [RESILIENT.format("1000000/1000001")]),
     "withdrawn by BGP": ("static", [f"route replace {P2} metric 20 proto bgp {UP2}"], []),
     "link down": ("weighted", ["link set up1 down"], ["link set up1 up"]),
+    "ecmp, withdrawn by BGP": ("ecmp", [f"route replace {P2} metric 20 proto bgp {UP2}"], []),
+    "ecmp, route replaced": (
+        "ecmp", [f"route replace {P2} metric 20 proto static nexthop {UP1} weight 9 nexthop {UP2} weight 1"], [],
+    ),
+    "ecmp, more specific route": (
+        "ecmp", [f"route add 10.77.2.1/32 {UP2} proto static"], ["route del 10.77.2.1/32"],
+    ),
+    "ecmp, rule before main": ("ecmp", ["rule add priority 30000 lookup 77"], ["rule del priority 30000"]),
+    "ecmp, rule of a fault": ("ecmp", ["rule add priority 900 lookup 251"], ["rule del priority 900"]),
+    "ecmp, nothing of the scheme": (
+        "ecmp", ["route add 10.98.0.0/16 dev up1", "rule add priority 40001 lookup 77"], [],
+    ),
     "rule of a fault": ("static", ["rule add priority 900 lookup 251"], ["rule del priority 900"]),
     "nothing of the scheme": ("marked", ["route add 10.99.0.0/16 dev up1", "rule add priority 40000 lookup 77"], []),
 }  # fmt: skip
@@ -63,7 +76,7 @@ def watch(agent: SwitchAgent) -> None:
 
 
 def recorded(scheme: str, changes: list[str], reverts: list[str]) -> dict:
-    agent = SwitchAgent(SCHEMES[scheme])
+    agent = SwitchAgent(SCHEMES.get(scheme, ECMP))
     assert agent.conflict() == ""
     agent.apply()
     agent.begin_watch()
@@ -94,6 +107,17 @@ def recorded(scheme: str, changes: list[str], reverts: list[str]) -> dict:
         "after": last,
         "in time": [one["begin_ns"] >= before_ns and one["end_ns"] >= after_ns for one in ended if one["end_ns"]],
     }
+
+
+def only_watching() -> list:
+    """What a holder reads back of a scheme that installs nothing: before it is applied, applied, and removed."""
+    actuator = SchemeActuator(switches=[ECMP])
+    readbacks = [actuator.prepare()]
+    for change in (actuator.on, actuator.off):
+        change()
+        readbacks.append(actuator.read())
+    actuator.close()
+    return readbacks
 
 
 def polls() -> dict:
@@ -130,6 +154,7 @@ def marks() -> list:
     nft("add table ip other")
     watch(agent)
     nft("delete table ip other")
+    watch(agent)
     agent.end_watch()
     agent.remove()
     found = agent.report()
@@ -177,6 +202,7 @@ def main() -> None:
     make_switch()
     results: dict = {name: recorded(*each) for name, each in CHANGES.items()}
     results["polls"] = polls()
+    results["only watching"] = only_watching()
     results["marks"] = marks() if shutil.which("nft") else None
     json.dump(results | {"overrun": overrun(), "at the end": withdrawn_at_the_end()}, sys.stdout)
 

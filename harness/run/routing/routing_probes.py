@@ -20,7 +20,7 @@ from testbed.node.routing.owned_numbers import GROUP, SHARED_TABLE
 from testbed.observe import switch_routing
 from testbed.packets.bth import ROCE_PORT
 from testbed.routing.schemes import bucket_counts
-from testbed.routing.switch_tables import SchemeTables, SwitchTables, scheme_tables
+from testbed.routing.switch_tables import SchemeTables, SwitchTables
 
 __all__ = [
     "RouteProbe",
@@ -58,7 +58,7 @@ class RouteProbe:
 
 def query_decisions(lab: Lab, tables: SchemeTables) -> RoutingDecisions:
     """Query every switch's kernel about sample packets of each prefix, and compare its decisions with the scheme's."""
-    probes = list(_route_probes(lab, tables))
+    probes = list(_route_probes(tables))
     wrong = decision_mismatches(probes, _query_kernels(lab, probes))
     if tables.scheme.shares == "buckets":
         wrong += _wrong_groups(tables, switch_routing.read(lab, tables.switches).switches)
@@ -217,7 +217,7 @@ def _expected_routes(
             if tables.scheme.shares == "buckets" or len(ports) == 1:  # a single next hop has no weight
                 weights = dict.fromkeys(ports, 1)
             routes[SHARED_TABLE, prefix] = tables.routing.buckets if tables.scheme.shares == "buckets" else 0, weights
-        elif not tables.scheme.shares:
+        elif tables.scheme.has_tables and not tables.scheme.shares:
             routes |= {(switch_tables.table_by_port[port], prefix): (0, {port: 1}) for port in ports}
     return routes
 
@@ -240,13 +240,7 @@ def _route_text(route: _Route | None) -> str:
     return f"{buckets} buckets over {ports or 'no port'}" if buckets else ports or "no port"
 
 
-def _route_probes(lab: Lab, tables: SchemeTables) -> Iterator[RouteProbe]:
-    if not tables.switches:  # ecmp: BGP's own table must decide on every switch that has a choice
-        for switch, switch_tables in scheme_tables(lab.topology, "static-parity", tables.routing).switches.items():
-            for prefix, hops in switch_tables.hops.items():
-                shares = tuple((port, 1 / len(hops)) for port in hops)
-                yield RouteProbe(switch=switch, prefix=prefix, mark=0, table=_MAIN, ports=shares, sports=_SPORTS[:8])
-        return
+def _route_probes(tables: SchemeTables) -> Iterator[RouteProbe]:
     for switch, switch_tables in tables.switches.items():
         for prefix in switch_tables.hops:
             yield from _probes_of_prefix(tables, switch, prefix)
@@ -255,7 +249,10 @@ def _route_probes(lab: Lab, tables: SchemeTables) -> Iterator[RouteProbe]:
 def _probes_of_prefix(tables: SchemeTables, switch: str, prefix: str) -> Iterator[RouteProbe]:
     scheme, switch_tables, buckets = tables.scheme, tables.switches[switch], tables.routing.buckets
     hops = switch_tables.hops[prefix]
-    if scheme.marks:
+    if not scheme.has_tables:  # ecmp: BGP's own table must decide
+        shares = tuple((port, 1 / len(hops)) for port in hops)
+        yield RouteProbe(switch=switch, prefix=prefix, mark=0, table=_MAIN, ports=shares, sports=_SPORTS[:8])
+    elif scheme.marks:
         for port in hops:
             table = switch_tables.table_by_port[port]
             yield RouteProbe(

@@ -149,7 +149,7 @@ class ActiveScheme:
             LabError: a machine could not answer.
         """
         self.workload = workload
-        counters = _counters_of_choice(self.lab, self.tables)
+        counters = _counters_of_choice(self.tables)
         self.carried_packets = _carried(counters, before, after)
         self.needed_packets = least_packets(len(counters), seconds)
         are_known = bool(paths) and all(paths)
@@ -170,7 +170,7 @@ class ActiveScheme:
             if not lease.is_applied():
                 node = lease.planned.place.node
                 self.doubts.append(f"{node}: the scheme was no longer applied at the end of the workload")
-        state_by_switch = switch_routing.read(self.lab, self.tables.switches).switches if self.tables.switches else {}
+        state_by_switch = switch_routing.read(self.lab, self.tables.switches).switches
         self.doubts += missing_rules(self.tables, state_by_switch)
         self.doubts += wrong_marks(self.tables, state_by_switch) if self.tables.scheme.marks else []
         self.doubts += self._wrong_routes(state_by_switch)
@@ -247,7 +247,7 @@ def apply_scheme(
 
 
 def _armed(leases: Sequence[SchemeLease]) -> SchemeArmed:
-    """Return the readback over all machines. For ecmp there is no machine and nothing to apply: `ok` is True."""
+    """Return the readback over all machines."""
     return SchemeArmed(
         ok=all(lease.readback.get("whole") is True and lease.readback.get("applied") is True for lease in leases),
         at_ns=max((lease.applied_ns or 0 for lease in leases), default=None),
@@ -276,12 +276,11 @@ def least_packets(ports: int, seconds: float) -> int:
     return _LEAST_PACKETS + math.ceil(_CONTROL_PACKETS_PER_S * ports * seconds)
 
 
-def _counters_of_choice(lab: Lab, tables: SchemeTables) -> set[str]:
+def _counters_of_choice(tables: SchemeTables) -> set[str]:
     """Return the packet counters (`node/name`) of all ports that a switch chooses from."""
-    switches = tables.switches or scheme_tables(lab.topology, "static-parity", tables.routing).switches
     return {
         f"{name}/{port}.tx_packets"
-        for name, switch_tables in switches.items()
+        for name, switch_tables in tables.switches.items()
         for hops in switch_tables.hops.values()
         for port in hops
     }

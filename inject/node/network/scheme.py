@@ -106,16 +106,21 @@ class SchemeActuator(Actuator):
             raise OSError("; ".join(failed))
 
     def read(self) -> dict[str, Any]:
-        """Report whether any part of the scheme is in place (`applied`), and whether all of it is (`whole`)."""
+        """Report whether any part of the scheme is in place (`applied`), and whether all of it is (`whole`).
+
+        A scheme that installs nothing is in place while its switches are watched.
+        """
         by_name = {agent.name: agent.counts() for agent in self._agents}
         counts = list(by_name.values())
         whole = all(
-            count["rules"] == count["wanted_rules"] and count["marks"] == count["wanted_marks"] and count["routes"] > 0
+            count["rules"] == count["wanted_rules"]
+            and count["marks"] == count["wanted_marks"]
+            and (count["routes"] > 0 or count["is_only_watching"])
             for count in counts
         )
         left = sorted(name for name, count in by_name.items() if count["left"])
         return {
-            "applied": bool(left),
+            "applied": bool(left) or any(count["is_only_watching"] for count in counts),
             "whole": bool(counts) and whole,
             "switches": len(counts),
             "rules": sum(count["rules"] for count in counts),

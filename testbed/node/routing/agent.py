@@ -7,6 +7,8 @@ next hops from all tables.
 
 If another program changes rules, tables, groups or marks of the scheme, the agent compares them with the scheme, and
 records the times at which they differed and those at which BGP had lost a next hop (`testbed.node.routing.deviations`).
+It also records routes that other programs add to the main table for the scheme's prefixes. Plain ECMP has nothing to
+install: its agent only watches.
 """
 
 from __future__ import annotations
@@ -19,8 +21,15 @@ import time
 from testbed.node import netns
 from testbed.node.netlink import notifications
 from testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
-from testbed.node.routing.kernel import MAIN, Hop, Kernel, Route, Rule, is_of_main, is_of_scheme
-from testbed.node.routing.marking_rules import delete_marks, install_marks, mark_rules, marked_packets
+from testbed.node.routing.kernel import MAIN, Hop, Kernel, Rule, is_of_main, is_of_scheme
+from testbed.node.routing.marking_rules import (
+    concerns_marks,
+    delete_marks,
+    foreign_tables,
+    install_marks,
+    mark_rules,
+    marked_packets,
+)
 from testbed.node.routing.owned_numbers import (
     GROUP,
     LAST_TABLE,
@@ -32,6 +41,7 @@ from testbed.node.routing.owned_numbers import (
     STEER_PRIORITY,
     TABLE,
 )
+from testbed.node.routing.switch_routes import SwitchRoutes, read_routes
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -48,6 +58,8 @@ _BUFFER_BYTES = 1 << 20
 _COMPARE_NS = 200_000_000
 """Least time between two comparisons."""
 _ATTEMPTS = 3
+_LAST_BEFORE_MAIN = 32765
+"""Priority of the last rule that the kernel looks at before that of the main table."""
 
 
 class SwitchAgent:
@@ -77,14 +89,15 @@ class SwitchAgent:
             self._index_of = {name: index for index, name in socket.if_nameindex()}
         finally:
             netns.enter(None)
-        self._foreign, self._lost = DeviationLog(), DeviationLog()
+        self._scheme_log, self._main_log = DeviationLog(), DeviationLog()
         self._is_watching = self._are_marks_changed = False
         self._drained_ns = self._compared_ns = 0
         self._changed_ns: list[int] = []  # the first and the last change since the last comparison
-        self._main: dict[str, list[Hop]] = {}
+        self._routes = SwitchRoutes(self._prefixes)  # as last copied
+        self._known_foreign: set[tuple[str, int]] = set()
         self._foreign_rules: set[tuple[int, int, str | None, int]] = set()
         self._mark_rules: list[Any] | None = None
-        self._marks_deviation: Deviation | None = None
+        self._nft_deviations: dict[str, Deviation] = {}
 
     @property
     def name(self) -> str:
@@ -161,13 +174,13 @@ class SwitchAgent:
         """
         changes = self._copy(is_first=False)
         if self._is_watching:
-            self._lost.update(self._drained_ns, self._drained_ns, self._lost_next_hops())
+            self._main_log.update(self._drained_ns, self._drained_ns, self._changes_of_main())
         return changes
 
     def _copy(self, *, is_first: bool) -> int:
         """Make the scheme's tables match the main table; return the number of changes."""
-        main, installed, _ = self._read_routes()
-        self._main = main
+        self._routes = read_routes(self._kernel, self._prefixes)
+        main, installed = self._routes.main, self._routes.installed
         changes = self._follow_groups(main, is_first=is_first) if self._buckets else 0
         desired = self._desired(main)
         for (table, prefix), (hops, group) in desired.items():
@@ -184,32 +197,6 @@ class SwitchAgent:
             changes += 1
         return changes
 
-    def _read_routes(
-        self,
-    ) -> tuple[dict[str, list[Hop]], dict[tuple[int, str], tuple[object, ...]], dict[tuple[int, str], Route]]:
-        """Read usable next hops of the main table by prefix, and the tables of schemes by (table, prefix).
-
-        The latter are the keys of the scheme's routes, and all routes of which some are not the scheme's.
-        """
-        main: dict[str, list[Hop]] = {}
-        installed: dict[tuple[int, str], tuple[object, ...]] = {}
-        routes: dict[tuple[int, str], Route] = {}
-        for route in self._kernel.routes(every_kind=True):
-            if route.table == MAIN:
-                if route.hops and route.prefix in self._prefixes and route.prefix not in main:
-                    main[route.prefix] = [hop for hop in route.hops if hop.is_usable]
-                continue
-            routes.setdefault((route.table, route.prefix), route)
-            if route.protocol == PROTOCOL:
-                if route.group:
-                    key: tuple[object, ...] = (route.group,)
-                elif all(hop.is_usable for hop in route.hops):
-                    key = (0, *(hop.key for hop in route.hops))
-                else:  # a next hop is dead or has no carrier: the key differs, so that the route is written again
-                    key = ("dead",)
-                installed[route.table, route.prefix] = key
-        return main, installed, routes
-
     def drain(self) -> bool:
         """Read all pending notifications of the kernel. Returns whether the tables have to be copied again."""
         is_due = is_foreign = False
@@ -220,10 +207,10 @@ class SwitchAgent:
                 is_due = is_due or is_of_main(kind, body)
                 is_foreign = is_foreign or (origin not in ours and is_of_scheme(kind, body))
         for datagram in self._received(self._nft_notifications):
-            if datagram is None or NFT_TABLE.encode() + b"\0" in datagram:
+            if datagram is None or concerns_marks(datagram):
                 is_foreign = self._are_marks_changed = True
         self._drained_ns = time.monotonic_ns()
-        if is_foreign or (is_due and self._foreign.has_open):  # following BGP overwrites foreign routes
+        if is_foreign or (is_due and self._scheme_log.has_open):  # following BGP overwrites foreign routes
             self._changed_ns = [*self._changed_ns[:1], self._drained_ns]
         return is_due
 
@@ -239,7 +226,7 @@ class SwitchAgent:
                     raise
                 if self._is_watching:
                     reason = "the kernel dropped notifications, because more came than were read"
-                    self._foreign.not_watched(self._drained_ns, time.monotonic_ns(), reason)
+                    self._scheme_log.not_watched(self._drained_ns, time.monotonic_ns(), reason)
                 yield None
 
     def begin_watch(self) -> None:
@@ -251,9 +238,13 @@ class SwitchAgent:
         self.drain()
         ours = {rule.key for rule in self._rules}
         self._foreign_rules = {rule.key for rule in self._kernel.rules()} - ours
-        self._mark_rules = mark_rules(self._netns) if self._marks else None
+        if self._marks:
+            self._mark_rules = mark_rules(self._netns)
+            self._nft_deviations = self._wrong_nftables()
+            self._scheme_log.begin(self._drained_ns, self._nft_deviations)
+        self._known_foreign = self._routes.foreign
         self._is_watching = True
-        self._lost.update(self._drained_ns, self._drained_ns, self._lost_next_hops())
+        self._main_log.update(self._drained_ns, self._drained_ns, self._changes_of_main())
 
     def watch(self, now_ns: int) -> int:
         """Follow BGP, and compare the switch with the scheme, if the kernel has reported a change that calls for it.
@@ -276,12 +267,12 @@ class SwitchAgent:
                 self._compare()
         except OSError as error:
             reason = f"its routing could not be read: {error}"
-            self._foreign.not_watched(self._drained_ns, time.monotonic_ns(), reason)
+            self._scheme_log.not_watched(self._drained_ns, time.monotonic_ns(), reason)
         self._is_watching = False
 
     def report(self) -> list[dict[str, Any]]:
         """Return when the switch differed from the scheme, as plain data, with its network namespace."""
-        return [{**entry, "netns": self._netns} for entry in (*self._foreign.report(), *self._lost.report())]
+        return [{**entry, "netns": self._netns} for entry in (*self._scheme_log.report(), *self._main_log.report())]
 
     def _compare(self) -> int:
         """Compare the switch with the scheme, and record the differences. Returns what was changed after BGP's.
@@ -296,10 +287,10 @@ class SwitchAgent:
                 present = self._differences()
             except OSError as error:
                 unread = Deviation(UNWATCHED, f"its routing could not be read: {error}")
-                self._foreign.begin(first_ns, {"unread": unread})
+                self._scheme_log.begin(first_ns, {"unread": unread})
                 break
             if not self.drain():
-                self._foreign.update(first_ns, last_ns, present)
+                self._scheme_log.update(first_ns, last_ns, present)
                 return copied
             copied += self.follow()
             last_ns = self._drained_ns
@@ -308,44 +299,55 @@ class SwitchAgent:
 
     def _differences(self) -> dict[str, Deviation]:
         """Return how the switch differs from the scheme now, by subject."""
-        main, installed, routes = self._read_routes()
+        found = read_routes(self._kernel, self._prefixes)
         present = {}
-        if what := self._wrong_routes(main, installed, routes):
+        if what := self._wrong_routes(found):
             present["routes"] = Deviation(FOREIGN, what)
         if what := self._wrong_rules():
             present["rules"] = Deviation(FOREIGN, what)
-        if self._buckets and (wrong := sum(self._wrong_groups(main))):
+        if self._buckets and (wrong := sum(self._wrong_groups(found.main))):
             present["groups"] = Deviation(FOREIGN, f"{wrong} next hops or next-hop groups were not the scheme's")
         if self._are_marks_changed:
-            is_same = mark_rules(self._netns) == self._mark_rules
-            self._marks_deviation = None if is_same else Deviation(FOREIGN, "the nftables marks were not the scheme's")
+            self._nft_deviations = self._wrong_nftables()
             self._are_marks_changed = False
-        if self._marks_deviation is not None:
-            present["marks"] = self._marks_deviation
+        return present | self._nft_deviations
+
+    def _wrong_nftables(self) -> dict[str, Deviation]:
+        present = {}
+        if mark_rules(self._netns) != self._mark_rules:
+            present["marks"] = Deviation(FOREIGN, "the nftables marks were not the scheme's")
+        if tables := foreign_tables(self._netns):
+            what = f"nftables had a table of another program, whose rules may change marks: {', '.join(tables)}"
+            present["tables"] = Deviation(FOREIGN, what)
         return present
 
-    def _lost_next_hops(self) -> dict[str, Deviation]:
-        """Return the next hops of the scheme that the main table did not have when it was last copied."""
+    def _changes_of_main(self) -> dict[str, Deviation]:
+        """Return what was wrong in the main table when it was last copied, by subject.
+
+        Next hops of the scheme are missing, or another program has added a route since the watch began.
+        """
         names = {index: name for name, index in self._index_of.items()}
-        return {
+        main, added = self._routes.main, self._routes.foreign - self._known_foreign
+        present = {
             f"{port} {prefix}": Deviation(BGP, f"BGP had no next hop by {port}", port, prefix)
             for prefix, ports in self._prefixes.items()
-            for port in set(ports) - {names.get(hop.index) for hop in self._main.get(prefix, ())}
+            for port in set(ports) - {names.get(hop.index) for hop in main.get(prefix, ())}
         }
+        for prefix, protocol in added:
+            what = f"the main table had a route to {prefix} of another program (protocol {protocol})"
+            present[f"foreign {prefix} {protocol}"] = Deviation(FOREIGN, what)
+        return present
 
-    def _wrong_routes(
-        self,
-        main: dict[str, list[Hop]],
-        installed: dict[tuple[int, str], tuple[object, ...]],
-        routes: dict[tuple[int, str], Route],
-    ) -> str:
-        desired = self._desired(main)
-        wrong = [at for at, route in desired.items() if installed.get(at) != self._key(*route)]
-        wrong += routes.keys() - desired.keys()
+    def _wrong_routes(self, found: SwitchRoutes) -> str:
+        if not self._rules:  # nothing leads to the tables of schemes
+            return ""
+        desired = self._desired(found.main)
+        wrong = [at for at, route in desired.items() if found.installed.get(at) != self._key(*route)]
+        wrong += found.by_table.keys() - desired.keys()
         if not wrong:
             return ""
         names = {index: name for name, index in self._index_of.items()}
-        (table, prefix), route = wrong[0], routes.get(wrong[0])
+        (table, prefix), route = wrong[0], found.by_table.get(wrong[0])
         hops = [names.get(hop.index, "?") for hop in route.hops if hop.is_usable] if route else []
         led = f"led to {', '.join(hops) or 'no port'}" if route else "was missing"
         return f"{len(wrong)} of {len(desired)} routes were not the scheme's: {prefix} in table {table} {led}"
@@ -356,8 +358,9 @@ class SwitchAgent:
         if missing := [rule for rule in self._rules if rule.key not in ours]:
             return f"{len(missing)} of {len(self._rules)} rules of the scheme were missing"
         expected = self._foreign_rules | {rule.key for rule in self._rules}
+        last = PRIORITY if self._rules else _LAST_BEFORE_MAIN
         for rule in rules:
-            if rule.priority <= PRIORITY and rule.priority != STEER_PRIORITY and rule.key not in expected:
+            if rule.priority <= last and rule.priority != STEER_PRIORITY and rule.key not in expected:
                 return f"a rule of priority {rule.priority} (lookup {rule.table}) was there, which is not the scheme's"
         return ""
 
@@ -398,7 +401,8 @@ class SwitchAgent:
     def counts(self) -> dict[str, int]:
         """Count the installed parts of the scheme: its rules, routes and nftables marks, and the required numbers.
 
-        `left` counts every part of any scheme that is on the switch.
+        `left` counts every part of any scheme that is on the switch. `is_only_watching` says that the switch is watched
+        for a scheme that installs nothing.
         """
         installed_keys = {rule.key for rule in self._kernel.rules() if rule.protocol == PROTOCOL}
         routes = [route for route in self._kernel.routes() if route.table != MAIN and route.protocol == PROTOCOL]
@@ -413,6 +417,7 @@ class SwitchAgent:
             "routes": len(routes),
             "marks": 0 if marked is None else len(marked),
             "wanted_marks": len(self._marks),
+            "is_only_watching": self._is_watching and not self._rules,
         }
 
     def close(self) -> None:
@@ -489,7 +494,7 @@ class SwitchAgent:
         }
 
     def _key(self, hops: list[Hop], group: int) -> tuple[object, ...]:
-        """Return the key of a desired route, for comparison with the keys of `_read_routes`."""
+        """Return the key of a desired route, for comparison with the keys of `SwitchRoutes.installed`."""
         return (group,) if group else (0, *(self._as_read(hop, len(hops)) for hop in hops))
 
     def _as_read(self, hop: Hop, count: int) -> tuple[object, ...]:

@@ -8,16 +8,26 @@ from __future__ import annotations
 import json
 
 from testbed.node import netns
-from testbed.node.routing.owned_numbers import NFT_TABLE
+from testbed.node.netlink import attributes, notifications
+from testbed.node.routing.owned_numbers import NFT_PREFIX, NFT_TABLE
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["delete_marks", "install_marks", "mark_rules", "marked_packets", "read_marks"]
+__all__ = [
+    "concerns_marks",
+    "delete_marks",
+    "foreign_tables",
+    "install_marks",
+    "mark_rules",
+    "marked_packets",
+    "read_marks",
+]
 
 _NFT_S = 10.0
 """Less than what the holder's watchdog waits: no heartbeat is sent meanwhile."""
+_NEW_GENERATION, _NFGENMSG_BYTES, _TABLE_NAME = 15, 4, 1  # linux/netfilter/nf_tables.h: the table of all other messages
 _CHAIN = "table ip {table} {{\n chain choose {{\n  type filter hook prerouting priority mangle;\n{lines}\n }}\n}}\n"
 
 
@@ -74,6 +84,27 @@ def mark_rules(namespace: str | None) -> list[Any] | None:
     """Return the scheme's nftables rules without their counters; None: there is no such table."""
     rules: list[Any] | None = read_marks(namespace)["mark_rules"]
     return rules
+
+
+def foreign_tables(namespace: str | None) -> list[str]:
+    """Return family and name of the nftables tables of other programs, whose rules may change marks or drop packets.
+
+    Raises:
+        OSError: nft refused.
+    """
+    listed = json.loads(_nft(namespace, ["-j", "list", "tables"]))["nftables"]
+    tables = [entry["table"] for entry in listed if "table" in entry]
+    return sorted(f"{table['family']} {table['name']}" for table in tables if not table["name"].startswith(NFT_PREFIX))
+
+
+def concerns_marks(datagram: bytes) -> bool:
+    """Return whether a notification of nftables is about the scheme's own table, or about one of another program."""
+    for kind, _, body in notifications(datagram):
+        if kind & 0xFF != _NEW_GENERATION:
+            table = attributes(body[_NFGENMSG_BYTES:]).get(_TABLE_NAME, b"").rstrip(b"\0").decode(errors="replace")
+            if table == NFT_TABLE or not table.startswith(NFT_PREFIX):
+                return True
+    return False
 
 
 def _without_counters(rule: list[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ __all__ = [
     "GROUP",
     "LAST_TABLE",
     "NEXT_HOP",
+    "NFT_PREFIX",
     "NFT_TABLE",
     "PRIORITY",
     "PROTOCOL",
@@ -29,3 +30,5 @@ PROTOCOL = 251
 NEXT_HOP, GROUP = 1_000_000, 1_001_000
 """First id of next hops and of next-hop groups. FRR numbers its own from 1."""
 NFT_TABLE = "faultbed_routing"
+NFT_PREFIX = "faultbed_"
+"""How the name of each nftables table of faultbed begins, also of those of faults."""

@@ -124,6 +124,14 @@ def test_routing_scheme_without_effect_is_inconclusive(apply, scheme, mutate):
     assert next(check for check in verdict.checks if check.name == f"routing.{scheme}").verdict is Verdict.INCONCLUSIVE
 
 
+def test_ecmp_whose_switches_are_not_watched_is_inconclusive(apply):
+    """A holder that does nothing does not watch the switches; BGP itself routes as before."""
+    receipt = apply("ecmp", mutate="noop")
+
+    assert receipt.unproven == ("not applied: the readback does not show it",)
+    assert verdict_of("ecmp", receipt).verdict is Verdict.INCONCLUSIVE
+
+
 def test_routing_rules_left_by_another_scheme_are_not_ecmp(apply, monkeypatch):
     """ECMP needs no rules, so rules of another scheme mean that the switches do not use BGP's own ECMP."""
     left = scheme_tables(TOPOLOGY, "static-parity", fabric_of("ecmp").as_routing)
@@ -409,7 +417,7 @@ def test_routing_decisions_that_are_missing_prove_nothing(scheme, monkeypatch):
     """A single answer of four that happened to agree used to be enough."""
     lab = Switches()
     tables = scheme_tables(TOPOLOGY, scheme, Routing())
-    lab.obeys = tables if tables.switches else None
+    lab.obeys = tables if tables.scheme.has_tables else None
     assert query_decisions(lab, tables).wrong == ()
     send = lab.request
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import pytest
 from own_namespace import answer_of, in_a_namespace
 
+from testbed.node.netlink import attribute
 from testbed.node.routing import marking_rules
 from testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
 
@@ -29,6 +31,7 @@ def recorded():
         ("rule before", "a rule of priority 500 (lookup 254) was there, which is not the scheme's"),
         ("weights", f"1 of 2 routes were not the scheme's: {P2} in table 1000 led to up1, up2"),
         ("members", "1 next hops or next-hop groups were not the scheme's"),
+        ("ecmp, rule before main", "a rule of priority 30000 (lookup 77) was there, which is not the scheme's"),
     ],
 )
 def test_switch_agent_records_a_change_of_another_program_that_was_put_back(recorded, change, what):
@@ -49,7 +52,30 @@ def test_switch_agent_records_next_hops_that_bgp_lost_by_port_and_prefix(recorde
     assert {one["prefix"] for one in link_down} == {P2, P3}
 
 
-@pytest.mark.parametrize("change", ["rule of a fault", "nothing of the scheme"])
+@pytest.mark.parametrize(
+    ("change", "prefix"), [("ecmp, route replaced", P2), ("ecmp, more specific route", "10.77.2.1/32")]
+)
+def test_switch_agent_records_routes_of_other_programs_in_the_main_table(recorded, change, prefix):
+    (added,) = recorded[change]["after"]
+    assert (added["cause"], added["what"]) == (
+        FOREIGN, f"the main table had a route to {prefix} of another program (protocol 4)",
+    )  # fmt: skip
+    assert recorded[change]["in time"] == [True]
+
+
+def test_switch_agent_of_plain_ecmp_records_next_hops_that_bgp_lost(recorded):
+    (lost,) = recorded["ecmp, withdrawn by BGP"]["after"]
+    assert (lost["cause"], lost["port"], lost["prefix"]) == (BGP, "up1", P2)
+
+
+def test_scheme_that_installs_nothing_is_applied_while_its_switches_are_watched(recorded):
+    states = [(each["applied"], each["whole"], each["rules"], each["routes"]) for each in recorded["only watching"]]
+    assert states == [(False, False, 0, 0), (True, True, 0, 0), (False, False, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    "change", ["rule of a fault", "nothing of the scheme", "ecmp, rule of a fault", "ecmp, nothing of the scheme"]
+)
 def test_switch_agent_records_nothing_of_faults_and_of_others_beside_the_scheme(recorded, change):
     assert recorded[change]["after"] == []
 
@@ -80,10 +106,24 @@ def test_switch_agent_that_lost_notifications_says_when_it_did_not_watch(recorde
 def test_switch_agent_records_marks_that_were_flushed_and_loaded_again(recorded):
     if recorded["marks"] is None:
         pytest.skip("no nft here; the lab's switches have it")
+    table = "nftables had a table of another program, whose rules may change marks: ip other"
     assert [(one["cause"], one["what"]) for one in recorded["marks"]] == [
-        (FOREIGN, "the nftables marks were not the scheme's")
-    ]
-    assert recorded["marks"][0]["end_ns"] is not None
+        (FOREIGN, "the nftables marks were not the scheme's"), (FOREIGN, table),
+    ]  # fmt: skip
+    assert all(one["end_ns"] is not None for one in recorded["marks"])
+
+
+def test_switch_agent_reads_nftables_of_its_own_marks_and_of_other_programs_only():
+    """A fault's own table is armed and cleared while the workload runs, and nft costs an emulated switch 0.1 s."""
+
+    def message(kind, table):
+        body = bytes(4) + attribute(1, table)
+        return struct.pack("=IHHII", 16 + len(body), 0xA00 | kind, 0, 0, 0) + body
+
+    generation = message(15, b"\0\0\0\7")
+    assert not marking_rules.concerns_marks(message(6, b"faultbed_7cf9f21b\0") + generation)
+    assert marking_rules.concerns_marks(message(6, b"faultbed_routing\0") + generation)
+    assert marking_rules.concerns_marks(message(6, b"faultbed_7cf9f21b\0") + message(0, b"other\0"))
 
 
 def test_switch_agent_compares_its_marks_after_a_notification_of_nftables(monkeypatch):

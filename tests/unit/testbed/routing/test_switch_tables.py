@@ -67,8 +67,11 @@ def test_switch_tables_weighted_and_resilient_use_one_table_and_rule():
         assert request["tables"] == {}
 
 
-def test_switch_tables_of_ecmp_are_empty():
-    assert tables_of("ecmp").switches == {}
+def test_switches_have_nothing_to_install_for_ecmp():
+    request = tables_of("ecmp").request("rtsw1", "rtsw1")
+
+    assert [request[part] for part in ("tables", "rules", "marks", "weights", "buckets")] == [{}, [], [], {}, 0]
+    assert request["prefixes"][HOST3] == ["ctsw1", "ctsw2"]
 
 
 def test_switch_tables_in_two_zones_use_each_tiers_own_uplinks():
