@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from bench.rows import Row, decided
 from bench.throughput.perftest import PATIENT
 from harness.confidence import Interval, percentile_interval
+from testbed.backends.soft.vm_process import cpu_s
 from testbed.errors import LabError
 from testbed.lab import Lab
 from testbed.observe import telemetry
@@ -28,7 +28,7 @@ from traffic.engine.run_results import Sample
 from traffic.flows import flow_run
 from traffic.flows.flow_run import FlowSpec
 
-__all__ = ["cpu_s", "goodput_bps", "measure"]
+__all__ = ["goodput_bps", "measure"]
 
 PAIRS, WINDOW_S, SETTLE_S, MESSAGE_BYTES = 40, 8.0, 3.0, 65536
 """`SETTLE_S` excludes the start of the telemetry, which takes less than two seconds and happens once in a run."""
@@ -39,7 +39,6 @@ LEVEL = 0.95
 
 Value = TypeVar("Value", int, float)
 _Span: TypeAlias = tuple[Value, Value]
-_UTIME = 11
 """Index of the user time in /proc/PID/stat after the name; the system time follows (proc_pid_stat(5): 14, 15)."""
 
 
@@ -68,7 +67,7 @@ def measure(lab: Lab, src: str, dst: str, progress: Callable[[str], None]) -> It
 def _cpu(lab: Lab, load: str) -> Row:
     pids = [*(lab.vm_pid(name) for name in lab.nodes()), os.getpid()]
     cpus, length_s = len(os.sched_getaffinity(0)), CPU_WINDOW_S - SETTLE_S
-    used = [_pair(lab, number, CPU_WINDOW_S, lambda: cpu_s(pids)) for number in range(CPU_PAIRS)]
+    used = [_pair(lab, number, CPU_WINDOW_S, lambda: sum(map(cpu_s, pids))) for number in range(CPU_PAIRS)]
     shares = [((on[1] - on[0]) - (off[1] - off[0])) / length_s / cpus for on, off in used]
     other_share = float(np.median([off[1] - off[0] for _, off in used])) / length_s / cpus
     interval = _interval(shares)
@@ -92,15 +91,6 @@ def goodput_bps(samples: Sequence[Sample], span: tuple[int, int]) -> float:
         sample.start_ns for sample in inside
     )
     return sum(sample.size_bytes for sample in inside) * 8e9 / length_ns
-
-
-def cpu_s(pids: Iterable[int]) -> float:
-    """Return the CPU time of processes with all their threads in s. A guest's CPU time is that of its QEMU."""
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[_UTIME]) + int(fields[_UTIME + 1])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class _Flow:

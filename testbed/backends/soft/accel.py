@@ -1,8 +1,8 @@
 """KVM if it works, TCG otherwise.
 
 A `/dev/kvm` that opens proves nothing: on nested or restricted machines a stock guest can hang under it forever. The
-guest kernel is therefore booted once under KVM with deadlines for the first byte that it prints, and for the word that
-its init prints before it stops (`guest/init`).
+guest kernel is therefore booted once under KVM with deadlines for the first byte that it prints, in wall-clock time and
+in CPU time, and for the word that its init prints before it stops (`guest/init`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from testbed.backends.soft import vm_process
 from testbed.backends.soft.image import Image
 from testbed.directories import cache_dir
 from testbed.errors import UsageError
@@ -29,6 +30,8 @@ PROBE_DEADLINE_S = 8.0
 """A working KVM boots the probe in about one second, nested KVM in three, and emulation in eight."""
 FIRST_BYTE_S = 4.0
 """Even an emulated kernel prints its version within two seconds; one that hangs under KVM prints nothing."""
+FIRST_BYTE_CPU_S = 1.0
+"""CPU time in which a kernel that works prints its first byte, however busy the machine is. One that hangs spins."""
 
 _WORD = b"faultbed-probe-ok"
 
@@ -73,7 +76,13 @@ def _key(image: Image) -> list[str]:
     return [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), image.digest]
 
 
-def probe_kvm(image: Image, *, first_byte_s: float = FIRST_BYTE_S, deadline_s: float = PROBE_DEADLINE_S) -> bool:
+def probe_kvm(
+    image: Image,
+    *,
+    first_byte_s: float = FIRST_BYTE_S,
+    first_byte_cpu_s: float = FIRST_BYTE_CPU_S,
+    deadline_s: float = PROBE_DEADLINE_S,
+) -> bool:
     """Return whether the guest kernel prints something, and then reaches its first process, under KVM in time."""
     argv = [
         *("qemu-system-x86_64", "-accel", "kvm", "-cpu", "host", "-m", "256", "-smp", "1"),
@@ -93,6 +102,8 @@ def probe_kvm(image: Image, *, first_byte_s: float = FIRST_BYTE_S, deadline_s: f
         try:
             while child.poll() is None and _WORD not in (printed := _content(serial)):
                 if time.monotonic() - started_s > (deadline_s if printed else first_byte_s):
+                    return False
+                if not printed and vm_process.cpu_s(child.pid) > first_byte_cpu_s:
                     return False
                 time.sleep(0.1)
             return _WORD in _content(serial)

@@ -8,13 +8,14 @@ CI and sudo read the same three values.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from testbed.backends.soft.lab_state import VmState
 
-__all__ = ["QEMU", "boot_id", "find", "inspect", "is_of_original", "start_ticks"]
+__all__ = ["QEMU", "boot_id", "cpu_s", "find", "inspect", "is_of_original", "start_ticks"]
 
 QEMU = "qemu-system-x86_64"
 _PROC = Path("/proc")
@@ -31,6 +32,12 @@ def start_ticks(pid: int) -> int:
     """Start time of a process in clock ticks since boot; 0 if there is no such process."""
     fields = _stat(pid)
     return int(fields[19]) if fields else 0
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process with all its threads in s; 0 if there is none. A guest's CPU time is that of its QEMU."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def inspect(known: VmState, disk: Path) -> Condition:

@@ -56,3 +56,11 @@ def test_kernel_that_prints_has_longer_than_one_that_is_silent(image, qemu):
     started_s = time.monotonic()
     assert not accel.probe_kvm(image, first_byte_s=0.5, deadline_s=60.0)
     assert time.monotonic() - started_s < 30
+
+
+def test_silent_kernel_that_spins_is_given_up_by_its_cpu_time(image, qemu):
+    """One that waits for a busy machine is not: it has got no CPU time yet."""
+    qemu("while :; do :; done")
+    assert not accel.probe_kvm(image, first_byte_s=600.0, first_byte_cpu_s=0.2, deadline_s=600.0)
+    qemu(f'sleep 1; echo "{KERNEL}" >$serial; echo faultbed-probe-ok >>$serial; exec sleep 60')
+    assert accel.probe_kvm(image, first_byte_s=60.0, first_byte_cpu_s=0.2, deadline_s=60.0)

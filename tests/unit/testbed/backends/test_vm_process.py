@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import msgspec
@@ -467,3 +468,11 @@ def test_identity_is_unchanged_if_already_right(tmp_path, monkeypatch, identity,
     assert directories.act_as_owner() is None
     assert identity == []
     assert os.environ["HOME"] == "/of/root"
+
+
+def test_cpu_time_is_the_kernels_count_over_all_threads_of_a_process():
+    end_s = time.process_time() + 0.2
+    while time.process_time() < end_s:
+        pass
+    assert vm_process.cpu_s(os.getpid()) == pytest.approx(time.process_time(), abs=0.05)
+    assert vm_process.cpu_s(2**22 + 1) == 0, "no process has an id beyond the kernel's limit"
