@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -25,7 +26,7 @@ from testbed.observe.kernel_messages import KernelMessages
 from testbed.observe.link_state import read_down_links
 from testbed.observe.watcher import Watcher, WatcherGone
 from testbed.remote import node_archive
-from testbed.remote.remote_node import Node
+from testbed.remote.remote_node import Channel, Node
 from testbed.remote.ssh import Address, SshConnection, SshNode
 from testbed.tenancy.reservation import WHOLE_LAB
 
@@ -56,6 +57,7 @@ class Lab:
         self._prefixes = {name: () if address.user == "root" else _SUDO for name, address in addresses.items()}
         self._have_code: set[str] = set()
         self._watchers: dict[str, Watcher] = {}
+        self._started_ahead: dict[tuple[str, str], Future[Channel]] = {}
         self._lock = threading.Lock()
         self.guard: Callable[[], None] = lambda: None
         """Called before the lab is changed; raises if its lease is lost. Set by the holder of the lease."""
@@ -163,6 +165,48 @@ class Lab:
             node_archive.ensure(machine)
             with self._lock:
                 self._have_code.add(machine.name)
+
+    def open_module(self, name: str, module: str, *words: str) -> Channel:
+        """Start a node-side module on a node, or return the one that `started_ahead` has started there.
+
+        Args:
+            name: the node.
+            module: name of the module.
+            words: its arguments; a module with arguments is always started anew.
+
+        Raises:
+            Unreachable: the machine does not answer.
+            LabError: the node code cannot be installed there.
+        """
+        with self._lock:
+            started = None if words else self._started_ahead.pop((name, module), None)
+        if started is not None:
+            with contextlib.suppress(FaultbedError):  # it is tried again
+                return started.result()
+        return self._open_module(name, module, *words)
+
+    def _open_module(self, name: str, module: str, *words: str) -> Channel:
+        self.ensure_code(name)
+        return self.node(name).open([*self.python(module), *words])
+
+    @contextlib.contextmanager
+    def started_ahead(self, names: Iterable[str], module: str) -> Iterator[None]:
+        """Start a node-side module on some nodes in the background, for `open_module` during the block.
+
+        An interpreter takes seconds to start on an emulated machine. What nobody has opened is closed at the end.
+        """
+        keys = [(name, module) for name in dict.fromkeys(names)]
+        with ThreadPoolExecutor(max_workers=max(1, len(keys))) as pool:
+            with self._lock:
+                self._started_ahead |= {key: pool.submit(self._open_module, *key) for key in keys}
+            try:
+                yield
+            finally:
+                with self._lock:
+                    left = [self._started_ahead.pop(key, None) for key in keys]
+                for started in filter(None, left):
+                    with contextlib.suppress(FaultbedError):
+                        started.result().close()
 
     def watcher(self, machine: str) -> Watcher:
         """Return the watcher of a machine, started at first use.

@@ -289,6 +289,7 @@ def _run_twin(
     # As in the run itself: otherwise their ratio would include the cost of capture, probes, bystander and telemetry.
     with (
         journal.doing("twin", workload=resolved.plan.workload),
+        workload.engines_started_ahead(resolved.experiment, lab),
         beside_workload.capturing(resolved.experiment, lab),
         beside_workload.probing(resolved.experiment, lab),
         beside_workload.bystander(resolved.experiment, lab),
@@ -328,6 +329,7 @@ def _with_faults(
     live = Live()
     data.injector = Injector(lab, journal, mutate=mutate)
     with data.injector as injector, contextlib.ExitStack() as taps:
+        taps.enter_context(workload.engines_started_ahead(resolved.experiment, lab))
         capturing = taps.enter_context(beside_workload.capturing(resolved.experiment, lab, progress))
         if resolved.faults:
             progress(f"preparing {len(resolved.faults)} faults on their targets")

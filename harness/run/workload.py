@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from harness.experiment.experiment_file import Experiment
 from harness.run.workload_kinds import GRACE_S, kind_of
 from testbed.errors import LabError
 from testbed.lab import Lab
+from traffic.engine.engine_client import MODULE
 from traffic.engine.run_results import Window
 from traffic.engine.running_traffic import OnEvent, Running
 from traffic.flows import flow_run
 from traffic.flows.flow_run import FlowSpec, FlowsResult
 from traffic.probes.ecmp_entropy import data_and_ack_paths
 
-__all__ = ["paths_of", "patience_s", "run_flows", "start"]
+__all__ = ["engines_started_ahead", "paths_of", "patience_s", "run_flows", "start"]
+
+
+def engines_started_ahead(experiment: Experiment, lab: Lab) -> AbstractContextManager[None]:
+    """Start the engines of the workload in the background, while faults are prepared, for `start` during the block."""
+    work = experiment.workload
+    return lab.started_ahead((name.partition(":")[0] for name in kind_of(work).endpoints(work)), MODULE)
 
 
 def start(experiment: Experiment, lab: Lab, also: OnEvent = lambda _event: None) -> Running[Any]:

@@ -149,10 +149,9 @@ class Capturing:
     """A running capture, made by `start`; it removes the taps however it ends."""
 
     def __init__(self, lab: Lab, machine: str, ports: Mapping[str, Port]) -> None:
-        lab.ensure_code(machine)
         self._lab, self._machine = lab, machine
         self._file = f"{_FOLDER}/{secrets.token_hex(6)}"
-        self._channel: Channel = lab.node(machine).open(lab.python(_MODULE))
+        self._channel: Channel = lab.open_module(machine, _MODULE)
         try:
             self._clock = clock.measure(self._channel, timeout_s=_START_S)
             self._offset_ns = self._request(

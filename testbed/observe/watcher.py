@@ -33,10 +33,9 @@ class Watcher:
     """A running watcher. Thread-safe: one request at a time."""
 
     def __init__(self, lab: Lab, machine: str) -> None:
-        lab.ensure_code(machine)
         self.machine = machine
         self._kernel_messages = lab.kernel_messages
-        self._channel = lab.node(machine).open(lab.python(_MODULE))
+        self._channel = lab.open_module(machine, _MODULE)
         self._asking = threading.Lock()
         self._seq = 0
         self._answers: queue.Queue[dict[str, Any] | FaultbedError] = queue.Queue()

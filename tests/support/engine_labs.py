@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 from testbed.errors import CommandFailed
 from testbed.inventory import lab_inventory
@@ -97,18 +96,9 @@ class Lab:
         self.on_start, self.dead_from = on_start, dead_from
         self.engines = []
 
-    def node(self, name):
-        def open_(_argv):
-            self.engines.append(self.engine(self, name))
-            return self.engines[-1]
-
-        return SimpleNamespace(open=open_)
-
-    def python(self, module):
-        return [module]
-
-    def ensure_code(self, name):
-        pass
+    def open_module(self, name, _module):
+        self.engines.append(self.engine(self, name))
+        return self.engines[-1]
 
     def start(self, on_event=None, **change):
         spec = {"src": "host1", "dst": "host3", "message_bytes": 4096, "duration_s": 1.0, "peer_deadline_s": 0.6}
@@ -173,7 +163,7 @@ class NothingStarts:
     kind = "soft"
     topology = Lab.topology
 
-    def node(self, name):
+    def node(self, name, *_words):
         raise AssertionError(f"{name} was touched")
 
-    ensure_code = python = node
+    open_module = node

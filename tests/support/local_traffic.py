@@ -98,12 +98,10 @@ class LocalLab:
     def node(self, name):
         return LocalNode(self, name)
 
-    def python(self, module):
-        return [module]
-
-    def ensure_code(self, name):
+    def open_module(self, name, module, *words):
         if name in self.dead:
             raise Unreachable(f"{name} does not answer")
+        return self.node(name).open([module, *words])
 
     def forget(self, name):
         pass

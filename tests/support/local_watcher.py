@@ -56,7 +56,7 @@ class Here(Lab):
     topology = SimpleNamespace(host_by_name={"here": None}, switch_by_name={})
 
     def __init__(self):
-        self._watchers, self._lock = {}, threading.Lock()
+        self._watchers, self._started_ahead, self._lock = {}, {}, threading.Lock()
         self.kernel_messages = KernelMessages()
         self.channels = []
 

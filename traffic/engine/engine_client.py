@@ -63,11 +63,8 @@ class TrafficLab(Fabric, Protocol):
     def node(self, name: str) -> Node:
         """Return a machine by name."""
 
-    def python(self, module: str) -> list[str]:
-        """Return the command line that runs a node-side module."""
-
-    def ensure_code(self, name: str) -> None:
-        """Copy the node code to a machine unless it is already there."""
+    def open_module(self, name: str, module: str, *words: str) -> Channel:
+        """Start a node-side module with arguments on a node."""
 
     def forget(self, machine: str) -> None:
         """Close the connection to a machine; the next use opens a new one."""
@@ -165,8 +162,7 @@ class Engines:
 
     def _start_one(self, lab: TrafficLab, host: str, module: str) -> None:
         self._require_open(host)
-        lab.ensure_code(host)
-        channel = lab.node(host).open(lab.python(module))
+        channel = lab.open_module(host, module)
         self._channels[host] = channel
         self._gone.discard(host)
         if self._is_closing:  # `close` may have passed before it could see this channel

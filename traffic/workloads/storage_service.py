@@ -205,10 +205,7 @@ def serve(lab: TrafficLab, host: str, *, keep: int = 3, folder: str = FOLDER) ->
             f'storage on "{host}": there is no such host; choose one of {", ".join(lab.topology.host_by_name)}'
         )
     address = server.front_end_ip
-    lab.ensure_code(host)
-    channel = lab.node(host).open(
-        [*lab.python(MODULE), address, "--keep", f"{folder}/job-{secrets.token_hex(4)}", str(keep)]
-    )
+    channel = lab.open_module(host, MODULE, address, "--keep", f"{folder}/job-{secrets.token_hex(4)}", str(keep))
     with contextlib.ExitStack() as undo:
         undo.callback(channel.close)
         reply = channel.receive(timeout_s=START_TIMEOUT_S)

@@ -260,20 +260,14 @@ class CapturingMachine:
         self.content, self.answers = ring_file(packets), []
         self.port = {"name": "a", "before": 2, "captured": len(packets) - 2, "received": received, "sent": sent}
 
-    def ensure_code(self, _machine):
-        pass
+    def open_module(self, _machine, _module):
+        return self
 
     def node(self, _machine):
         return self
 
-    def python(self, module):
-        return [module]
-
     def netns(self, node):
         return node
-
-    def open(self, _argv):
-        return self
 
     def send(self, request):
         stopped = {"ports": [self.port | {"drops": 0}], "bytes": len(self.content)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from engine_labs import Engine, Lab, node_ns
@@ -168,12 +167,7 @@ def test_wrong_byte_is_a_failure_with_its_location(wrong, outcome):
                 self.emit("done", task="rx", start_ns=now_ns, end_ns=now_ns, **looked)
 
     class LookingLab(Lab):
-        def node(self, name):
-            def open_(_argv):
-                self.engines.append(Looking(self, name))
-                return self.engines[-1]
-
-            return SimpleNamespace(open=open_)
+        engine = Looking
 
     lab = LookingLab(lambda engine: engine.done() if engine.host == "host1" else None)
     result = lab.start(verb="send", check=True).wait(10)
@@ -196,15 +190,7 @@ def test_unreliable_flow_counts_what_the_receiver_reports():
             self.emit("done", task=task, start_ns=now_ns, end_ns=now_ns, totals=totals)
 
     class CountingLab(Lab):
-        def node(self, name):
-            lab = self
-
-            class Node:
-                def open(self, _argv):
-                    lab.engines.append(Counting(lab, name))
-                    return lab.engines[-1]
-
-            return Node()
+        engine = Counting
 
     result = CountingLab(on_start).start(transport="ud", verb="send").wait(10)
     assert (result.outcome, result.sent, result.messages, result.size_bytes) == ("completed", 10, 7, 7 * 4096)

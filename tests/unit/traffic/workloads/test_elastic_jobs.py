@@ -428,7 +428,7 @@ def test_spare_on_a_host_of_the_job_is_refused(lab):
 
 def test_engine_standstill_before_any_task_reports_only_its_clock(lab):
     """The controller measures the clock first, and any other message would be a protocol error."""
-    channel = lab.node("host1").open(lab.python(engine_client.MODULE))
+    channel = lab.open_module("host1", engine_client.MODULE)
     channel.send({"do": "clock"})
     assert channel.receive(timeout_s=30)["event"] == "clock"
     lab.freeze("host1")
