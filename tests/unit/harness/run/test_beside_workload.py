@@ -239,6 +239,7 @@ def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkey
     monkeypatch.setattr(loop.beside_workload.prober, "pairs", lambda _topology: [])
     monkeypatch.setattr(loop.beside_workload.flow_run, "start_all", lambda _lab, _flows: going_on("bystander"))
     monkeypatch.setattr(loop.telemetry, "start", lambda _lab: going_on("watchers"))
+    monkeypatch.setattr(loop.workload, "engines_started_ahead", lambda _experiment, _lab: going_on("engines"))
     result = SimpleNamespace(outcome="completed")
     running = SimpleNamespace(wait=lambda _patience: during.extend(beside) or result)
     monkeypatch.setattr(loop.workload, "start", lambda *_: running)
@@ -251,7 +252,7 @@ def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkey
     journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
     lab = SimpleNamespace(topology=None)
     loop._run_twin(resolved, lab, journal, lambda _text: None, lambda _event: None)
-    assert sorted(during) == ["bystander", "capture ('rtsw1:ctsw1',)", "probes", "watchers"]
+    assert sorted(during) == ["bystander", "capture ('rtsw1:ctsw1',)", "engines", "probes", "watchers"]
     assert beside == []
 
 
@@ -261,6 +262,7 @@ def twin_that_ends_with(monkeypatch, result):
     for name in ("capturing", "probing", "bystander"):
         monkeypatch.setattr(loop.beside_workload, name, lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(loop.telemetry, "start", lambda _lab: contextlib.nullcontext())
+    monkeypatch.setattr(loop.workload, "engines_started_ahead", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(loop.workload, "start", lambda *_: running)
     monkeypatch.setattr(loop.workload, "patience_s", lambda *_: 1.0)
     monkeypatch.setattr(loop, "series_of", lambda _result: ())

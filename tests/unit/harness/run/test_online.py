@@ -223,6 +223,7 @@ def test_online_watches_a_run_without_faults(tmp_path, monkeypatch):
     decided = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload={}), faults=())
     lab, lines, result = ComputingLab(None), [], RunData()
     lab.heartbeat, lab.state_dir = lambda: None, tmp_path
+    lab.started_ahead = lambda *_: contextlib.nullcontext()
     with Journal(tmp_path / "journal") as journal:
         run_module._with_faults(decided, lab, journal, result, lines.append, None, lambda _: None)
     assert result.result.outcome == "completed"
