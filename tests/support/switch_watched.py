@@ -44,6 +44,25 @@ CHANGES = {
     "rule removed": (
         "marked", [f"rule del {MARK_RULE} 1000"], [f"rule add {MARK_RULE} 1000 protocol 251"],
     ),
+    "route before it": (
+        "static",
+        [f"route prepend {P2} table 1001 {UP2} proto static"],
+        [f"route del {P2} table 1001 {UP2} proto static"],
+    ),
+    "route for one type of service": (
+        "static",
+        [f"route add tos 0x10 {P2} table 1001 {UP2} proto static"],
+        [f"route del tos 0x10 {P2} table 1001"],
+    ),
+    "rule narrowed": (
+        "static",
+        [f"rule del {PREFIX_RULE} 1000", f"rule add iif lo {PREFIX_RULE} 1000 protocol 251"],
+        [f"rule del {PREFIX_RULE} 1000", f"rule add {PREFIX_RULE} 1000 protocol 251"],
+    ),
+    "rule beside that of a fault": ("static", ["rule add priority 900 lookup 77"], ["rule del priority 900"]),
+    "route of the local table": (
+        "static", [f"route add {P2} table local {UP2} proto static"], [f"route del {P2} table local"],
+    ),
     "rule before": ("marked", ["rule add priority 500 lookup 254"], ["rule del priority 500"]),
     "weights": (
         "weighted",
@@ -55,12 +74,28 @@ CHANGES = {
     "link down": ("weighted", ["link set up1 down"], ["link set up1 up"]),
     "ecmp, withdrawn by BGP": ("ecmp", [f"route replace {P2} metric 20 proto bgp {UP2}"], []),
     "ecmp, route replaced": (
-        "ecmp", [f"route replace {P2} metric 20 proto static nexthop {UP1} weight 9 nexthop {UP2} weight 1"], [],
+        "ecmp", [f"route replace {P2} metric 20 proto static nexthop {UP1} nexthop {UP2}"], [],
     ),
     "ecmp, more specific route": (
         "ecmp", [f"route add 10.77.2.1/32 {UP2} proto static"], ["route del 10.77.2.1/32"],
     ),
     "ecmp, rule before main": ("ecmp", ["rule add priority 30000 lookup 77"], ["rule del priority 30000"]),
+    "ecmp, rule of main moved": (
+        "ecmp",
+        ["rule add priority 40000 lookup 77", "rule add priority 40001 lookup 254", "rule del priority 32766"],
+        ["rule add priority 32766 lookup 254", "rule del priority 40001", "rule del priority 40000"],
+    ),
+    "ecmp, address on the switch": (
+        "ecmp", ["address add 10.77.2.1/32 dev lo"], ["address del 10.77.2.1/32 dev lo"],
+    ),
+    "ecmp, weights": (
+        "ecmp", [f"route replace {P2} metric 20 proto bgp nexthop {UP1} weight 9 nexthop {UP2} weight 1"], [],
+    ),
+    "ecmp, another port": (
+        "ecmp",
+        [f"route replace {P2} metric 20 proto bgp nexthop {UP1} nexthop {UP2} nexthop {HOP.format(port='far1')}"],
+        [],
+    ),
     "ecmp, rule of a fault": ("ecmp", ["rule add priority 900 lookup 251"], ["rule del priority 900"]),
     "ecmp, nothing of the scheme": (
         "ecmp", ["route add 10.98.0.0/16 dev up1", "rule add priority 40001 lookup 77"], [],
@@ -198,13 +233,27 @@ def withdrawn_at_the_end() -> list:
     return found
 
 
+def restless_at_the_end() -> list:
+    """The main table changes during each comparison, until the scheme is removed."""
+    agent = SwitchAgent(SCHEMES["static"])
+    agent.apply()
+    agent.begin_watch()
+    agent.drain = lambda: True
+    agent.end_watch()
+    agent.remove()
+    found = agent.report()
+    agent.close()
+    return found
+
+
 def main() -> None:
     make_switch()
     results: dict = {name: recorded(*each) for name, each in CHANGES.items()}
     results["polls"] = polls()
     results["only watching"] = only_watching()
     results["marks"] = marks() if shutil.which("nft") else None
-    json.dump(results | {"overrun": overrun(), "at the end": withdrawn_at_the_end()}, sys.stdout)
+    results |= {"overrun": overrun(), "at the end": withdrawn_at_the_end(), "restless": restless_at_the_end()}
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":

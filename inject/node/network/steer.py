@@ -12,11 +12,11 @@ from inject.node.actuator import Actuator, Refused, enter_netns
 from inject.node.command import run
 from inject.node.inside import ip, name_of, unless_gone
 from testbed.node.next_hops import egress_ports
-from testbed.node.routing.owned_numbers import STEER_PRIORITY
+from testbed.node.routing.owned_numbers import STEER_PRIORITY, STEER_TABLE
 
 __all__ = ["PRIORITY", "TABLE", "SteerActuator"]
 
-PRIORITY, TABLE = str(STEER_PRIORITY), "251"
+PRIORITY, TABLE = str(STEER_PRIORITY), str(STEER_TABLE)
 """Priority of the rule, and the table that it looks up; `heal` recognises both."""
 
 _ROCE_PORT = 4791

@@ -7,8 +7,8 @@ next hops from all tables.
 
 If another program changes rules, tables, groups or marks of the scheme, the agent compares them with the scheme, and
 records the times at which they differed and those at which BGP had lost a next hop (`testbed.node.routing.deviations`).
-It also records routes that other programs add to the main table for the scheme's prefixes. Plain ECMP has nothing to
-install: its agent only watches.
+It also records routes that other programs add to the main or the local table for the scheme's prefixes. Plain ECMP has
+nothing to install: its agent only watches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from testbed.node import netns
 from testbed.node.netlink import notifications
 from testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
-from testbed.node.routing.kernel import MAIN, Hop, Kernel, Rule, is_of_main, is_of_scheme
+from testbed.node.routing.kernel import LOCAL, MAIN, Hop, Kernel, Rule, is_of_main, is_of_scheme
 from testbed.node.routing.marking_rules import (
     concerns_marks,
     delete_marks,
@@ -39,6 +39,7 @@ from testbed.node.routing.owned_numbers import (
     PROTOCOL,
     SHARED_TABLE,
     STEER_PRIORITY,
+    STEER_TABLE,
     TABLE,
 )
 from testbed.node.routing.switch_routes import SwitchRoutes, read_routes
@@ -47,6 +48,8 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
+
+    from testbed.node.routing.kernel import RuleKey
 
 __all__ = ["SwitchAgent"]
 
@@ -60,6 +63,8 @@ _COMPARE_NS = 200_000_000
 _ATTEMPTS = 3
 _LAST_BEFORE_MAIN = 32765
 """Priority of the last rule that the kernel looks at before that of the main table."""
+_OF_A_FAULT = Rule(STEER_PRIORITY, STEER_TABLE, None, 0).key
+"""The rule of `congestion.hash-collision`, which has a receipt of its own."""
 
 
 class SwitchAgent:
@@ -94,8 +99,8 @@ class SwitchAgent:
         self._drained_ns = self._compared_ns = 0
         self._changed_ns: list[int] = []  # the first and the last change since the last comparison
         self._routes = SwitchRoutes(self._prefixes)  # as last copied
-        self._known_foreign: set[tuple[str, int]] = set()
-        self._foreign_rules: set[tuple[int, int, str | None, int]] = set()
+        self._known_foreign: set[tuple[int, str, int]] = set()
+        self._foreign_rules: set[RuleKey] = set()
         self._mark_rules: list[Any] | None = None
         self._nft_deviations: dict[str, Deviation] = {}
 
@@ -265,6 +270,9 @@ class SwitchAgent:
                     self.follow()
                 self._changed_ns = [*self._changed_ns[:1], self._drained_ns]
                 self._compare()
+                if self._changed_ns:
+                    reason = "the main table changed during each of the last comparisons"
+                    self._scheme_log.not_watched(self._changed_ns[0], time.monotonic_ns(), reason)
         except OSError as error:
             reason = f"its routing could not be read: {error}"
             self._scheme_log.not_watched(self._drained_ns, time.monotonic_ns(), reason)
@@ -333,10 +341,28 @@ class SwitchAgent:
             for prefix, ports in self._prefixes.items()
             for port in set(ports) - {names.get(hop.index) for hop in main.get(prefix, ())}
         }
-        for prefix, protocol in added:
-            what = f"the main table had a route to {prefix} of another program (protocol {protocol})"
-            present[f"foreign {prefix} {protocol}"] = Deviation(FOREIGN, what)
+        for table, prefix, protocol in added:
+            name = "local" if table == LOCAL else "main"
+            what = f"the {name} table had a route to {prefix} of another program (protocol {protocol})"
+            present[f"foreign {table} {prefix} {protocol}"] = Deviation(FOREIGN, what)
+        if not self._port_of and not self._buckets:
+            present |= {f"shares of {prefix}": Deviation(FOREIGN, what) for prefix, what in self._wrong_shares(names)}
         return present
+
+    def _wrong_shares(self, names: dict[int, str]) -> Iterator[tuple[str, str]]:
+        """Yield prefixes whose packets the main table spreads over more than the planned ports, or unevenly, and how.
+
+        A prefix that lacks a planned port is left out, because BGP may have another path then.
+        """
+        for prefix, ports in self._prefixes.items():
+            hops = self._routes.main.get(prefix, ())
+            used = [names.get(hop.index, "?") for hop in hops]
+            if set(ports) - set(used):
+                continue
+            if more := sorted(set(used) - set(ports)):
+                yield prefix, f"the main table had a next hop by {more[0]} to {prefix}, which is not planned"
+            elif not self._weights and len({hop.weight for hop in hops}) > 1:
+                yield prefix, f"the main table had next hops with unequal weights to {prefix}"
 
     def _wrong_routes(self, found: SwitchRoutes) -> str:
         if not self._rules:  # nothing leads to the tables of schemes
@@ -344,6 +370,7 @@ class SwitchAgent:
         desired = self._desired(found.main)
         wrong = [at for at, route in desired.items() if found.installed.get(at) != self._key(*route)]
         wrong += found.by_table.keys() - desired.keys()
+        wrong += found.repeated - set(wrong)
         if not wrong:
             return ""
         names = {index: name for name, index in self._index_of.items()}
@@ -354,14 +381,17 @@ class SwitchAgent:
 
     def _wrong_rules(self) -> str:
         rules = list(self._kernel.rules())
-        ours = {rule.key for rule in rules if rule.protocol == PROTOCOL}
+        ours, keys = {rule.key for rule in rules if rule.protocol == PROTOCOL}, {rule.key for rule in rules}
         if missing := [rule for rule in self._rules if rule.key not in ours]:
             return f"{len(missing)} of {len(self._rules)} rules of the scheme were missing"
         expected = self._foreign_rules | {rule.key for rule in self._rules}
         last = PRIORITY if self._rules else _LAST_BEFORE_MAIN
         for rule in rules:
-            if rule.priority <= last and rule.priority != STEER_PRIORITY and rule.key not in expected:
+            if rule.priority <= last and rule.key != _OF_A_FAULT and rule.key not in expected:
                 return f"a rule of priority {rule.priority} (lookup {rule.table}) was there, which is not the scheme's"
+        for priority, table, *_ in self._foreign_rules - keys - {_OF_A_FAULT}:
+            if priority <= last or table == MAIN:
+                return f"a rule of priority {priority} (lookup {table}) was gone"
         return ""
 
     def _wrong_groups(self, main: dict[str, list[Hop]]) -> Iterator[bool]:

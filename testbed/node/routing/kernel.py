@@ -17,9 +17,12 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["MAIN", "Hop", "Kernel", "NextHopObject", "Route", "Rule", "is_of_main", "is_of_scheme"]
+    RuleKey = tuple[int, int, str | None, int, tuple[tuple[str, bytes], ...]]
 
-MAIN = 254
+__all__ = ["LOCAL", "MAIN", "Hop", "Kernel", "NextHopObject", "Route", "Rule", "is_of_main", "is_of_scheme"]
+
+MAIN, LOCAL = 254, 255
+"""Tables of the kernel; it looks at the local one before all rules of other programs."""
 _CREATE, _REPLACE = 0x400, 0x100
 _NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
 _NEWRULE, _DELRULE, _GETRULE = 32, 33, 34
@@ -28,6 +31,9 @@ _UNICAST, _TO_TABLE, _RESILIENT = 1, 1, 1
 _RTMSG, _RULE, _NHMSG = struct.Struct("=8BI"), struct.Struct("=8BI"), struct.Struct("=4BI")
 _DST, _OIF, _GATEWAY, _TABLE, _VIA, _NH_ID = 1, 4, 5, 15, 18, 30
 _RULE_DST, _RULE_PRIORITY, _RULE_MARK, _RULE_TABLE, _RULE_MASK, _RULE_PROTOCOL = 1, 6, 10, 15, 16, 21
+_RULE_SUPPRESS = 14
+_RULE_COMPARED = {_RULE_DST, _RULE_PRIORITY, _RULE_MARK, _RULE_TABLE, _RULE_PROTOCOL}
+_INVERTED, _ANY_MASK = 2, 0xFFFFFFFF
 _ID, _GROUP, _GROUP_TYPE, _NHA_OIF, _NHA_GATEWAY, _RESILIENT_GROUP = 1, 2, 3, 5, 6, 12
 _BUCKETS, _IDLE, _UNBALANCED = 1, 2, 3
 _MEMBER = struct.Struct("=IBBH")
@@ -58,15 +64,28 @@ class Route:
 
 
 class Rule:
-    """A policy rule: what it looks up, for packets to a prefix (None: any) with a mark (0: any)."""
+    """A policy rule: what it looks up, for packets to a prefix (None: any) with a mark (0: any).
 
-    def __init__(self, priority: int, table: int, prefix: str | None, mark: int, protocol: int = PROTOCOL) -> None:
+    `others` is what else limits or changes it, such as an interface, a port or an action that is not a lookup; rules of
+    schemes have none of it.
+    """
+
+    def __init__(
+        self,
+        priority: int,
+        table: int,
+        prefix: str | None,
+        mark: int,
+        protocol: int = PROTOCOL,
+        others: tuple[tuple[str, bytes], ...] = (),
+    ) -> None:
         self.priority, self.table, self.prefix, self.mark, self.protocol = priority, table, prefix, mark, protocol
+        self.others = others
 
     @property
-    def key(self) -> tuple[int, int, str | None, int]:
+    def key(self) -> RuleKey:
         """Key for comparison: two rules are equal if their keys are."""
-        return self.priority, self.table, self.prefix, self.mark
+        return self.priority, self.table, self.prefix, self.mark, self.others
 
 
 class NextHopObject:
@@ -92,13 +111,17 @@ class Kernel:
         """Origin of the changes that this object makes, in the kernel's notifications."""
         return self._netlink.port_id
 
-    def routes(self, *, every_kind: bool = False) -> Iterator[Route]:
-        """Yield unicast routes of the main table and of those that schemes own; `every_kind` includes blackholes."""
+    def routes(self, *, every_kind: bool = False, has_local: bool = False) -> Iterator[Route]:
+        """Yield unicast routes of the main table and of those that schemes own.
+
+        `every_kind` includes blackholes, and `has_local` the table of the switch's own addresses.
+        """
         for _, body in self._netlink.dump(_GETROUTE, bytes([socket.AF_INET]) + bytes(11)):
             _family, length, _src, _tos, table, protocol, _scope, kind, flags = _RTMSG.unpack_from(body)
             attrs = attributes(body[_RTMSG.size :])
             table = _number(attrs.get(_TABLE), table)
-            if (kind == _UNICAST or every_kind) and (table == MAIN or TABLE <= table <= LAST_TABLE):
+            is_read = table == MAIN or TABLE <= table <= LAST_TABLE or (has_local and table == LOCAL)
+            if (kind == _UNICAST or every_kind) and is_read:
                 prefix = f"{socket.inet_ntoa(attrs.get(_DST, bytes(4)))}/{length}"
                 yield Route(table, prefix, protocol, tuple(_hops(attrs, flags)), _number(attrs.get(_NH_ID)))
 
@@ -120,7 +143,7 @@ class Kernel:
     def rules(self) -> Iterator[Rule]:
         """Yield every rule."""
         for _, body in self._netlink.dump(_GETRULE, bytes([socket.AF_INET]) + bytes(11)):
-            _family, length, *_, table, _res1, _res2, _action, _flags = _RULE.unpack_from(body)
+            _family, length, source, tos, table, _res1, _res2, action, flags = _RULE.unpack_from(body)
             attrs = attributes(body[_RULE.size :])
             prefix = f"{socket.inet_ntoa(attrs[_RULE_DST])}/{length}" if _RULE_DST in attrs else None
             yield Rule(
@@ -129,6 +152,7 @@ class Kernel:
                 prefix,
                 _number(attrs.get(_RULE_MARK)),
                 _number(attrs.get(_RULE_PROTOCOL)),
+                tuple(_others(attrs, source, tos, action, flags)),
             )
 
     def add_rule(self, rule: Rule) -> None:
@@ -190,9 +214,9 @@ class Kernel:
 
 
 def is_of_main(kind: int, body: bytes) -> bool:
-    """Return whether a message of the kernel may mean that the main table has other next hops than before."""
+    """Return whether a message of the kernel may mean that the main or the local table is not as before."""
     if kind in (_NEWROUTE, _DELROUTE):
-        return _table_of(body) == MAIN
+        return _table_of(body) in (MAIN, LOCAL)
     return not is_of_scheme(kind, body)  # a link, or a next hop of BGP
 
 
@@ -203,6 +227,16 @@ def is_of_scheme(kind: int, body: bytes) -> bool:
     if kind in (_NEWNEXTHOP, _DELNEXTHOP):
         return _number(attributes(body[_NHMSG.size :]).get(_ID)) >= NEXT_HOP
     return kind in (_NEWRULE, _DELRULE)
+
+
+def _others(attrs: dict[int, bytes], source: int, tos: int, action: int, flags: int) -> Iterator[tuple[str, bytes]]:
+    """Yield what a rule has besides priority, table, destination and mark, each as a name and its value."""
+    fields = {"source": source, "tos": tos, "action": action if action != _TO_TABLE else 0, "not": flags & _INVERTED}
+    yield from ((name, bytes([value])) for name, value in fields.items() if value)
+    no_part = {_RULE_SUPPRESS: _u32(_ANY_MASK), **({_RULE_MASK: _u32(_ANY_MASK)} if _RULE_MARK in attrs else {})}
+    for number in sorted(attrs.keys() - _RULE_COMPARED):
+        if attrs[number] != no_part.get(number):
+            yield f"attribute {number}", attrs[number]
 
 
 def _table_of(body: bytes) -> int:

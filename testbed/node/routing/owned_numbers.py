@@ -15,13 +15,14 @@ __all__ = [
     "PROTOCOL",
     "SHARED_TABLE",
     "STEER_PRIORITY",
+    "STEER_TABLE",
     "TABLE",
 ]
 
 PRIORITY = 1000
 """Priority of every rule of a scheme."""
-STEER_PRIORITY = 900
-"""Priority of the policy rule with which `congestion.hash-collision` sends everything out of one uplink."""
+STEER_PRIORITY, STEER_TABLE = 900, 251
+"""Priority and table of the policy rule with which `congestion.hash-collision` sends everything out of one uplink."""
 TABLE, LAST_TABLE = 1000, 1999
 SHARED_TABLE = TABLE
 """The table of schemes that share by weight; the table of the n-th port (from 0) is `TABLE` + 1 + n."""

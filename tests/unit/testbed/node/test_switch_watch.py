@@ -31,7 +31,12 @@ def recorded():
         ("rule before", "a rule of priority 500 (lookup 254) was there, which is not the scheme's"),
         ("weights", f"1 of 2 routes were not the scheme's: {P2} in table 1000 led to up1, up2"),
         ("members", "1 next hops or next-hop groups were not the scheme's"),
+        ("route before it", f"1 of 4 routes were not the scheme's: {P2} in table 1001 led to up2"),
+        ("route for one type of service", f"1 of 4 routes were not the scheme's: {P2} in table 1001 led to up2"),
+        ("rule narrowed", "1 of 2 rules of the scheme were missing"),
+        ("rule beside that of a fault", "a rule of priority 900 (lookup 77) was there, which is not the scheme's"),
         ("ecmp, rule before main", "a rule of priority 30000 (lookup 77) was there, which is not the scheme's"),
+        ("ecmp, rule of main moved", "a rule of priority 32766 (lookup 254) was gone"),
     ],
 )
 def test_switch_agent_records_a_change_of_another_program_that_was_put_back(recorded, change, what):
@@ -53,13 +58,19 @@ def test_switch_agent_records_next_hops_that_bgp_lost_by_port_and_prefix(recorde
 
 
 @pytest.mark.parametrize(
-    ("change", "prefix"), [("ecmp, route replaced", P2), ("ecmp, more specific route", "10.77.2.1/32")]
+    ("change", "what"),
+    [
+        ("ecmp, route replaced", f"the main table had a route to {P2} of another program (protocol 4)"),
+        ("ecmp, more specific route", "the main table had a route to 10.77.2.1/32 of another program (protocol 4)"),
+        ("route of the local table", f"the local table had a route to {P2} of another program (protocol 4)"),
+        ("ecmp, address on the switch", "the local table had a route to 10.77.2.1/32 of another program (protocol 2)"),
+        ("ecmp, weights", f"the main table had next hops with unequal weights to {P2}"),
+        ("ecmp, another port", f"the main table had a next hop by far1 to {P2}, which is not planned"),
+    ],
 )
-def test_switch_agent_records_routes_of_other_programs_in_the_main_table(recorded, change, prefix):
+def test_switch_agent_records_how_the_kernels_own_tables_led_elsewhere(recorded, change, what):
     (added,) = recorded[change]["after"]
-    assert (added["cause"], added["what"]) == (
-        FOREIGN, f"the main table had a route to {prefix} of another program (protocol 4)",
-    )  # fmt: skip
+    assert (added["cause"], added["what"]) == (FOREIGN, what)
     assert recorded[change]["in time"] == [True]
 
 
@@ -86,6 +97,13 @@ def test_switch_agent_follows_bgp_once_more_before_its_last_comparison(recorded)
     assert set(found) == {FOREIGN, BGP}
     assert found[FOREIGN]["end_ns"] is not None
     assert (found[BGP]["port"], found[BGP]["end_ns"]) == ("up2", None)
+
+
+def test_switch_agent_whose_last_comparison_never_ended_says_that_it_did_not_watch(recorded):
+    (unknown,) = recorded["restless"]
+    assert (unknown["cause"], unknown["what"]) == (
+        UNWATCHED, "the main table changed during each of the last comparisons",
+    )  # fmt: skip
 
 
 def test_scheme_actuator_is_polled_only_while_a_comparison_is_put_off(recorded):
