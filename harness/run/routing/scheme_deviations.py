@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from harness.verdict import SchemeDeviation
 from inject.evidence.receipt import FaultReceipt
 from inject.fault_plan import PlannedFault
+from inject.kinds.catalogue import Trait, has_trait
 from inject.routing.scheme_lease import Deviation
 from testbed.model.topology import Target, Topology
 from testbed.node.routing.deviations import BGP, UNWATCHED
@@ -31,9 +32,10 @@ _MOST = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultTime:
-    """Place and time of a fault in controller ns; `end_ns` None: it was not seen to end."""
+    """Kind, place and time of a fault in controller ns; `end_ns` None: it was not seen to end."""
 
     name: str
+    kind: str
     target: Target
     begin_ns: int
     end_ns: int | None
@@ -50,14 +52,16 @@ class WorkloadTime:
 
 
 def fault_times(planned: Iterable[PlannedFault], receipts: Mapping[str, FaultReceipt]) -> tuple[FaultTime, ...]:
-    """Return place and time of each fault that was armed; receipts are by the fault's name in the experiment."""
+    """Return kind, place and time of each armed fault; receipts are by the fault's name in the experiment."""
     times = []
     for fault in planned:
         receipt = receipts.get(fault.spec.name)
         if receipt is not None and isinstance(receipt.armed.at_ns, int):
             begin_ns = min((at_ns for at_ns, _ in receipt.edges), default=receipt.armed.at_ns)
             end_ns = receipt.cleared.at_ns if isinstance(receipt.cleared.at_ns, int) else None
-            times.append(FaultTime(name=fault.spec.name, target=fault.target, begin_ns=begin_ns, end_ns=end_ns))
+            times.append(
+                FaultTime(name=fault.spec.name, kind=fault.kind, target=fault.target, begin_ns=begin_ns, end_ns=end_ns)
+            )
     return tuple(times)
 
 
@@ -157,9 +161,21 @@ def _fault_of(loss: Deviation, faults: Iterable[FaultTime], topology: Topology, 
         latest_ns = None if fault.end_ns is None else fault.end_ns + _SETTLE_NS
         is_then = fault.begin_ns - _CLOCK_NS <= loss.begin_ns and (latest_ns is None or loss.begin_ns <= latest_ns)
         is_there = fault.target.node in nodes if fault.target.link is None else fault.target.link.name in links
-        if is_then and is_there:
+        if is_then and is_there and _may_end_routes(fault):
             return fault.name
     return ""
+
+
+def _may_end_routes(fault: FaultTime) -> bool:
+    """Return whether a fault of this kind, at this place, can make BGP lose a next hop.
+
+    Hosts do not take part in BGP: what happens at a host or on its link ends a route only if a carrier is lost.
+    """
+    if has_trait(fault.kind, Trait.CARRIER):
+        return True
+    link = fault.target.link
+    is_in_fabric = fault.target.kind == "switch" if link is None else link.is_uplink
+    return is_in_fabric and has_trait(fault.kind, Trait.ROUTES) and not has_trait(fault.kind, Trait.KEEPS_UPLINKS)
 
 
 def _path_of(loss: Deviation, topology: Topology, paths: ValleyFreePaths) -> tuple[set[str], set[str]]:

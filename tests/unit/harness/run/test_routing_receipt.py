@@ -323,25 +323,31 @@ def test_deviation_of_a_run_without_workload_time_counts_from_the_application(ap
 
 
 @pytest.mark.parametrize(
-    ("target", "loss", "is_explained"),
+    ("kind", "target", "loss", "is_explained"),
     [
-        ("rtsw1:ctsw1", lost("ctsw1", 0, 10.2, 14), True),
-        ("rtsw1:ctsw1", lost("ctsw1", 0, 17, 20), True),  # sessions are established anew
-        ("rtsw1:ctsw1", lost("ctsw1", 0, 23, 25), False),  # long after it
-        ("rtsw1:ctsw1", lost("ctsw1", 0, 8, 14), False),  # before it
-        ("rtsw1:ctsw1", lost("ctsw2", 0, 10.2, 14), False),  # by another uplink
-        ("rtsw2:ctsw1", lost("ctsw1", 0, 10.2, 14), True),  # the far half of the path
-        ("rtsw3:ctsw1", lost("ctsw1", 0, 10.2, 14), False),  # to another rack
-        ("ctsw1", lost("ctsw1", 0, 10.2, 14), True),
-        ("ctsw2", lost("ctsw1", 0, 10.2, 14), False),
-        ("rtsw2", lost("ctsw2", 0, 10.2, 14), True),  # it withdraws its prefixes
-        ("host3:rxe0", lost("ctsw1", 0, 10.2, 14), True),
-        ("host4:rxe0", lost("ctsw1", 0, 10.2, 14), False),
+        ("link.flap", "rtsw1:ctsw1", lost("ctsw1", 0, 10.2, 14), True),
+        ("link.flap", "rtsw1:ctsw1", lost("ctsw1", 0, 17, 20), True),  # sessions are established anew
+        ("link.flap", "rtsw1:ctsw1", lost("ctsw1", 0, 23, 25), False),  # long after it
+        ("link.flap", "rtsw1:ctsw1", lost("ctsw1", 0, 8, 14), False),  # before it
+        ("link.flap", "rtsw1:ctsw1", lost("ctsw2", 0, 10.2, 14), False),  # by another uplink
+        ("link.flap", "rtsw2:ctsw1", lost("ctsw1", 0, 10.2, 14), True),  # the far half of the path
+        ("link.flap", "rtsw3:ctsw1", lost("ctsw1", 0, 10.2, 14), False),  # to another rack
+        ("switch.bgp-kill", "ctsw1", lost("ctsw1", 0, 10.2, 14), True),
+        ("switch.bgp-kill", "ctsw2", lost("ctsw1", 0, 10.2, 14), False),
+        ("switch.bgp-kill", "rtsw2", lost("ctsw2", 0, 10.2, 14), True),  # it withdraws its prefixes
+        ("rnic.reset", "host3:rxe0", lost("ctsw1", 0, 10.2, 14), True),
+        ("rnic.reset", "host4:rxe0", lost("ctsw1", 0, 10.2, 14), False),
+        ("link.down", "host3:rxe0", lost("ctsw1", 0, 10.2, 14), True),
+        ("switch.hash-policy", "rtsw1", lost("ctsw1", 0, 10.2, 14), False),  # this one and the others touch no session
+        ("packet.mark", "rtsw1:ctsw1", lost("ctsw1", 0, 10.2, 14), False),
+        ("packet.drop", "host3:rxe0", lost("ctsw1", 0, 10.2, 14), False),
+        ("host.cpu-steal", "host3", lost("ctsw1", 0, 10.2, 14), False),
+        ("gpu.throttle", "host3:gpu0", lost("ctsw1", 0, 10.2, 14), False),
     ],
 )
-def test_next_hops_that_bgp_lost_are_explained_by_a_fault_on_their_path_alone(apply, target, loss, is_explained):
+def test_next_hops_that_bgp_lost_are_explained_by_a_fault_on_their_path_alone(apply, kind, target, loss, is_explained):
     """A scheme follows BGP while a path is dead; a BGP session that expired on a busy machine looks the same."""
-    fault = FaultTime(name="f", target=resolve(TOPOLOGY, target), begin_ns=10 * 10**9, end_ns=12 * 10**9)
+    fault = FaultTime(name="f", kind=kind, target=resolve(TOPOLOGY, target), begin_ns=10 * 10**9, end_ns=12 * 10**9)
     receipt = apply("pinned", deviations=(loss,), workload=dataclasses.replace(WORKLOAD, faults=(fault,)))
 
     assert [one.fault for one in receipt.deviations] == ["f" if is_explained else ""]
