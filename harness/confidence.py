@@ -47,6 +47,8 @@ from scipy import special
 from harness.verdict import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
@@ -59,6 +61,7 @@ __all__ = [
     "Noise",
     "decide",
     "independent_of",
+    "independent_of_all",
     "level_for",
     "lowest_by_chance",
     "lowest_window",
@@ -266,6 +269,17 @@ def independent_of(values: Floats) -> float | None:
     ranks = np.cumsum(counts) - (counts - 1) / 2
     noise = noise_of(ranks[place].astype(np.float64))
     return None if noise is None else noise.independent
+
+
+def independent_of_all(series: Sequence[Floats]) -> float | None:
+    """Return the effective sample size of simultaneous series together; None: there is none, or as `noise_of` for one.
+
+    Series with a common cause, such as flows through one queue or readers of one storage, move together. Together they
+    are worth no more independent values than the one that is worth the least.
+    """
+    counts = [independent_of(values) for values in series]
+    known = [count for count in counts if count is not None]
+    return min(known) if known and len(known) == len(counts) else None
 
 
 def total_ratio(

@@ -250,15 +250,14 @@ def times_are_mixed(run: Measurements) -> bool:
 
 
 def _latency(flows: Sequence[Sequence[int]], level: float) -> dict[str, Interval | None]:
-    """Return the intervals of percentiles of timed messages; those of one flow depend on each other."""
+    """Return the intervals of percentiles of timed messages. Those of one flow, and of one queue, move together."""
     series = [np.array(times_ns, dtype=np.float64) / 1e9 for times_ns in flows]
-    independent_counts = [confidence.independent_of(times) for times in series]
-    known = [count for count in independent_counts if count is not None]
-    if not series or len(known) < len(independent_counts):
+    independent = confidence.independent_of_all(series)
+    if independent is None:
         return {}
     return {
         f"latency.p{percent}": confidence.percentile_bounds(
-            np.concatenate(series), percent, independent=int(min(known) * len(known)), least=0.0, level=level
+            np.concatenate(series), percent, independent=int(independent), least=0.0, level=level
         )
         for percent in (50, 99)
     }

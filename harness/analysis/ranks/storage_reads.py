@@ -127,17 +127,13 @@ def _of_rank(rank: RankSeries) -> list[tuple[int, int]]:
 
 
 def _percentile(ranks: Sequence[Sequence[int]], level: float) -> Interval | None:
-    """Return the interval of a percentile over all ranks or readers. Their reads depend on each other.
-
-    They share the storage host, so that together they are worth no more independent reads than one of them is.
-    """
+    """Return the interval of a percentile over all ranks or readers, which share the storage host."""
     series = [np.array(times, dtype=np.float64) for times in ranks if times]
-    counts = [confidence.independent_of(times) for times in series]
-    known = [count for count in counts if count is not None]
-    if not series or len(known) < len(counts):
+    independent = confidence.independent_of_all(series)
+    if independent is None:
         return None
     return confidence.percentile_bounds(
-        np.concatenate(series), _PERCENT, independent=int(min(known)), least=0.0, level=level
+        np.concatenate(series), _PERCENT, independent=int(independent), least=0.0, level=level
     )
 
 
