@@ -53,7 +53,7 @@ class ProbeResult:
 
     `paths` are the round trips by path there and back, `slow` the places that make them long. `stamps` is the source of
     the timestamps. `uncovered` are directed links that no probe crossed. `moved` counts probes without a known path,
-    because it changed; they are left out.
+    because it changed; they are left out. `moved_lost` of them, or of their answers, were lost, at an unknown place.
     """
 
     spec: ProbeSpec
@@ -62,6 +62,7 @@ class ProbeResult:
     links: Mapping[str, tuple[int, int]]
     uncovered: tuple[str, ...]
     moved: int
+    moved_lost: int
     paths: tuple[PathTimes, ...]
     slow: tuple[SlowPlace, ...]
     stamps: str = rtt.STAMPS
@@ -136,6 +137,11 @@ class Probing:
             # Keep the probes of a failed run, too: a host that rebooted is a reason to look at them.
             self._echoes = tuple(echo for flow in result.flows for echo in flow.echoes)
         self._tracker.close()
+
+    @property
+    def lost(self) -> int:
+        """Number of probes that were lost, or whose answer was, after the end."""
+        return sum(echo.is_lost for echo in self._echoes)
 
     def collected(self) -> ProbeTrips:
         """Return the probes and their paths, after the end."""
@@ -216,6 +222,7 @@ def run(lab: Lab, spec: ProbeSpec, on_event: OnEvent | None = None) -> ProbeResu
         links={" -> ".join(link): count for link, count in sorted(tomography.links_of(probes).items())},
         uncovered=results.uncovered(lab.topology, probes),
         moved=collected.unknown,
+        moved_lost=probing.lost - sum(trip.echo.is_lost for trip in collected.trips),
         paths=paths,
         slow=rtt.locate(paths),
     )

@@ -82,6 +82,11 @@ class Echo:
         """Whether an answer was sent but not read."""
         return self.responder_ns is not None and self.whole_ns is None
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the probe did not arrive, or its answer was not read."""
+        return not self.came or self.lost_on_its_way_back
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trip:

@@ -28,8 +28,8 @@ _SHOWN = 12
 def probe(session: Session, *, duration: str, rate: float, qps: int, as_json: bool) -> int:
     """Send datagrams over every link in both directions, and locate loss and delay.
 
-    Exit code 1: a place loses datagrams; 2: no place loses more than chance, but no probe crossed some link, or none
-    came over it. Slow places are listed and do not change the exit code.
+    Exit code 1: a place loses datagrams; 2: no place loses more than chance, but no probe crossed some link, none came
+    over it, or probes were lost whose path changed. Slow places are listed and do not change the exit code.
 
     Each RNIC sends to one RNIC in every rack, on several queue pairs, which ECMP spreads. The switches' kernels report
     the path of each queue pair. A place is named if it explains the lost probes much better than chance. Each probe is
@@ -51,10 +51,14 @@ def probe(session: Session, *, duration: str, rate: float, qps: int, as_json: bo
 
 
 def _exit_code(result: ProbeResult) -> ExitCode:
-    """Return the exit code. It is INCONCLUSIVE if no probe crossed some link, or none arrived over it."""
+    """Return the exit code. It is INCONCLUSIVE if a link may lose probes without being named.
+
+    No probe crossed it, none arrived over it, or those that were lost have no known path.
+    """
     if result.suspects:
         return ExitCode.FAIL
-    return ExitCode.INCONCLUSIVE if result.uncovered or _silent(result) else ExitCode.PASS
+    is_open = result.uncovered or _silent(result) or result.moved_lost
+    return ExitCode.INCONCLUSIVE if is_open else ExitCode.PASS
 
 
 def _silent(result: ProbeResult) -> list[str]:
@@ -86,7 +90,8 @@ def _show(session: Session, result: ProbeResult) -> None:
     if result.uncovered:
         session.out.print(f"not covered: {', '.join(result.uncovered)}; more --qps, or a link is down")
     if result.moved:
-        session.out.print(f"{result.moved} probes are left out: their path changed during the measurement")
+        and_lost = f", and {result.moved_lost} of them were lost at an unknown place" if result.moved_lost else ""
+        session.out.print(f"{result.moved} probes are left out: their path changed during the measurement{and_lost}")
 
 
 def _show_times(session: Session, result: ProbeResult) -> None:

@@ -208,7 +208,8 @@ def test_echo_without_datagrams_or_duration_is_refused(change):
 
 def result(**change):
     paths = times_of(round_trips(place=("rtsw1", "ctsw1"), times=5.0))
-    spec = {"spec": ProbeSpec(), "probes": (), "suspects": (), "links": {}, "uncovered": (), "moved": 0}
+    spec = {"spec": ProbeSpec(), "probes": (), "suspects": (), "links": {}, "uncovered": ()}
+    spec |= {"moved": 0, "moved_lost": 0}
     return ProbeResult(**{**spec, "paths": paths, "slow": locate(paths), **change})
 
 
@@ -245,6 +246,18 @@ def test_probe_of_a_link_over_which_nothing_came_is_no_pass():
     session.out = console = Console(width=200, record=True, file=io.StringIO())
     probing._show(session, result(links=links))
     assert "nothing came over rtsw1 -> ctsw1: too few probes" in console.export_text()
+
+
+def test_probes_that_were_lost_while_their_path_changed_are_no_pass():
+    """A switch whose routes moved for a second lost 300 probes; none of them counted, and the command ended with 0."""
+    assert probing._exit_code(result(moved=400)) is ExitCode.PASS
+    moved = result(moved=400, moved_lost=300)
+    assert probing._exit_code(moved) is ExitCode.INCONCLUSIVE
+    session = Session(None)
+    session.out = console = Console(width=200, record=True, file=io.StringIO())
+    probing._show(session, moved)
+    assert "400 probes are left out" in console.export_text(clear=False)
+    assert "300 of them were lost at an unknown place" in console.export_text()
 
 
 def test_probe_json_has_every_path_and_place():
