@@ -106,7 +106,6 @@ def fail_unknown_kernels(item: pytest.Item, reasons: Sequence[str]) -> None:
 
 
 def _workloads(item: pytest.Item) -> list[Span]:
+    """Return when the workloads of a test ran. One that has ended may still be closing its engines, for seconds."""
     now_ns = time.monotonic_ns()
-    return [
-        (running.started_ns, running.ended_ns if running.is_over else now_ns) for running in item.stash.get(RUNNING, [])
-    ]
+    return [(running.started_ns, running.ended_ns or now_ns) for running in item.stash.get(RUNNING, [])]

@@ -6,11 +6,15 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
 from house import HOUSE, SUPPORT
 from qmp_server import Qemu
+
+from harness.pytest_plugin import receipts
+from harness.pytest_plugin.keys import RUNNING
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.process
@@ -207,6 +211,14 @@ def test_fault_that_fired_when_no_traffic_of_the_test_ran_fails_it(session):
     assert codes == {"test_during": "0", "test_first": "0", "test_after": "2", "test_before": "2"}
     assert "after the workload ended" in receipt_of(results["test_after"])["unproven"][0]
     assert "before the workload started" in receipt_of(results["test_before"])["unproven"][0]
+
+
+def test_workload_that_has_ended_and_still_closes_its_engines_no_longer_runs():
+    """A fault that fired in these seconds counted as one that fired while the workload ran."""
+    ended, running = (SimpleNamespace(started_ns=5, ended_ns=end_ns, is_over=False) for end_ns in (9, 0))
+    spans = receipts._workloads(SimpleNamespace(stash={RUNNING: [ended, running]}))
+    assert spans[0] == (5, 9)
+    assert spans[1][1] > 9
 
 
 WINDOWS = """
