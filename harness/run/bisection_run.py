@@ -20,6 +20,7 @@ from harness.analysis.links.link_metrics import uplink_use
 from harness.confidence import Interval, decide, level_for
 from harness.experiment.fabric_file import Fabric
 from harness.record.measurements import Measurements
+from harness.record.workload_series import silent_of
 from harness.run import emulation_limit, ends
 from harness.run.routing import routing_scheme
 from harness.run.workload import run_flows
@@ -32,7 +33,7 @@ from testbed.model.lab_kind import traits_of
 from testbed.observe import counters
 from testbed.tenancy import dirty
 from traffic.engine.task_specs import QpParams
-from traffic.flows.flow_run import FlowSpec
+from traffic.flows.flow_run import FlowSpec, FlowsResult
 from traffic.flows.permutations import Tier, permutation
 
 __all__ = [
@@ -175,11 +176,15 @@ def judge_tier(
     `limit` says why the emulation, not the links, limits the flows; empty: the links do.
     """
     value, interval = bisection_of(trials, level=level)
+    silent = [name for trial in trials for name in trial.silent]
     verdict, detail = Verdict.PASS, "" if interval is None else str(interval)
     if limit:
         verdict, detail, value, interval = Verdict.INCONCLUSIVE, limit, None, None
     elif value is None:
         verdict, detail = Verdict.INCONCLUSIVE, "nothing came through in one of the permutations"
+    elif silent:
+        verdict, value, interval = Verdict.INCONCLUSIVE, None, None
+        detail = f"nothing came through on {silent[0]} in its permutation ({len(silent)} such)"
     elif interval is None:
         verdict, detail = Verdict.INCONCLUSIVE, f"{len(trials)} permutations; an interval needs three"
     elif least is not None:
@@ -223,11 +228,18 @@ def _measure_tier(lab: Lab, tier: Tier, spec: BisectionSpec, limit: str, progres
     for number in range(0 if limit else spec.permutations):
         pairs = permutation(lab.topology, tier, seed=spec.seed, number=number)
         progress(f"{tier}: permutation {number + 1} of {spec.permutations}, {len(pairs)} flows")
-        aggregate_bps, utilisation = _run_flows(lab, tier, _flows(pairs, spec, seconds=spec.seconds))
+        together, utilisation = _run_flows(lab, tier, _flows(pairs, spec, seconds=spec.seconds))
         solo_pair = pairs[number % len(pairs)]
-        solo_bps, _ = _run_flows(lab, tier, _flows([solo_pair], spec, seconds=spec.seconds / 2))
-        trials.append(Trial(flows=len(pairs), aggregate_bps=aggregate_bps, solo_bps=solo_bps))
-        progress(f"{tier}: {aggregate_bps / 1e6:.3g} Mb/s together, {solo_bps / 1e6:.3g} Mb/s alone")
+        alone, _ = _run_flows(lab, tier, _flows([solo_pair], spec, seconds=spec.seconds / 2))
+        trials.append(
+            Trial(
+                flows=len(pairs),
+                aggregate_bps=together.goodput_bps,
+                solo_bps=alone.goodput_bps,
+                silent=silent_of(together),
+            )
+        )
+        progress(f"{tier}: {together.goodput_bps / 1e6:.3g} Mb/s together, {alone.goodput_bps / 1e6:.3g} Mb/s alone")
         if utilisation is not None:
             utilisations.append(utilisation)
     mean = math.fsum(utilisations) / len(utilisations) if utilisations else None
@@ -243,8 +255,8 @@ def _flows(pairs: Sequence[tuple[str, str]], spec: BisectionSpec, *, seconds: fl
     ]
 
 
-def _run_flows(lab: Lab, tier: Tier, specs: Sequence[FlowSpec]) -> tuple[float, float | None]:
-    """Run flows across a tier. Return their total goodput in bits/s, and the utilisation of the tier's uplinks."""
+def _run_flows(lab: Lab, tier: Tier, specs: Sequence[FlowSpec]) -> tuple[FlowsResult, float | None]:
+    """Run flows across a tier. Return their result, and the utilisation of the tier's uplinks."""
     before = counters.read(lab)
     result, window = run_flows(lab, specs)
     after = counters.read(lab)
@@ -255,7 +267,7 @@ def _run_flows(lab: Lab, tier: Tier, specs: Sequence[FlowSpec]) -> tuple[float, 
         counters_before={node: dict(values) for node, values in before.items()},
         counters_after={node: dict(values) for node, values in after.items()},
     )  # fmt: skip
-    return result.goodput_bps, uplink_utilisation(run, tier)
+    return result, uplink_utilisation(run, tier)
 
 
 def uplink_utilisation(run: Measurements, tier: Tier) -> float | None:

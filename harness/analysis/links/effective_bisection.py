@@ -24,11 +24,15 @@ MIN_PERMUTATIONS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One permutation: `flows` flows got `aggregate_bps` together, and one alone got `solo_bps`."""
+    """One permutation: `flows` flows got `aggregate_bps` together, and one alone got `solo_bps`.
+
+    `silent` are the flows of which nothing arrived: the others may make up for them in the sum.
+    """
 
     flows: int
     aggregate_bps: float
     solo_bps: float
+    silent: tuple[str, ...] = ()
 
 
 def ratio(trial: Trial) -> float:

@@ -119,6 +119,14 @@ def test_bisection_tier_is_judged_by_its_interval(ratios, least, limit, verdict)
         assert (result.value, result.interval, result.utilisation, result.detail) == (None, None, None, limit)
 
 
+def test_bisection_with_a_flow_of_which_nothing_arrived_is_inconclusive():
+    """The fifteen others got 0.94 of what sixteen should get, and the bound of 0.9 held."""
+    dead = replace(trials(0.94, flows=16)[0], silent=("host1:rxe0 > host3:rxe0",))
+    result = judge_tier("zone", [*trials(0.95, 0.951, flows=16), dead], 0.8, least=0.9, limit="", level=LEVEL)
+    assert (result.verdict, result.value, result.interval) == (Verdict.INCONCLUSIVE, None, None)
+    assert result.detail == "nothing came through on host1:rxe0 > host3:rxe0 in its permutation (1 such)"
+
+
 def test_bisection_of_a_lab_without_rates_is_inconclusive_and_touches_nothing(monkeypatch, tmp_path):
     """Without rates, n flows share the CPU of the machine, so no number is printed."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
