@@ -349,7 +349,8 @@ def _show_receipt(session: Session, receipt: FaultReceipt, outcome: dirty.Outcom
     if as_json:
         if outcome.state == "DIRTY":
             session.err.print(outcome.sentence, soft_wrap=True)
-        session.json({**receipt.to_json(), "doubts": list(receipt.doubts), "lab_diff": list(outcome.reasons)})
+        compared = {"lab": outcome.sentence, "lab_diff": list(outcome.reasons)}
+        session.json({**receipt.to_json(), "doubts": list(receipt.doubts), **compared})
         return
     fired = receipt.fired
     moved = {name: delta for name, delta in fired.must_move.items() if delta}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -18,9 +19,11 @@ from house import HOUSE
 from harness import console
 from harness.cli.command_group import Commands
 from harness.cli.ending import end_with
+from harness.cli.experiments import faults as inject_command
 from harness.cli.lab import labs
 from harness.cli.main import SECTIONS, cli
 from testbed.errors import FaultbedError, Interrupted
+from testbed.tenancy.dirty import Outcome
 
 
 @pytest.mark.parametrize(
@@ -146,6 +149,17 @@ def test_help_of_every_command():
         assert done.exit_code == 0
         assert len(done.stdout) > 100, path
         assert r"\b" not in done.stdout, path  # click's mark for a paragraph that keeps its lines must not be printed
+
+
+def test_cli_inject_json_says_that_another_command_will_compare_the_lab():
+    """With a fault of another shell on, the lab is not compared yet; an empty `lab_diff` alone looked like CLEAN."""
+    sentence = "the lab will be compared when `inject link.down` (process 7) end, which still run"
+    printed = []
+    inject_command._show_receipt(
+        SimpleNamespace(json=printed.append), SimpleNamespace(to_json=dict, doubts=()),
+        Outcome(state="CLEAN", reasons=(), sentence=sentence), as_json=True,
+    )  # fmt: skip
+    assert printed == [{"doubts": [], "lab": sentence, "lab_diff": []}]
 
 
 def test_cli_profile_prints_the_faults_of_an_experiment(faultbed):
