@@ -233,6 +233,21 @@ def withdrawn_at_the_end() -> list:
     return found
 
 
+def rule_from_before() -> list:
+    """A rule of another program, which is there before the scheme, sends the packets of one source elsewhere."""
+    ip("rule add from 10.77.1.3 priority 500 lookup 77")
+    agent = SwitchAgent(ECMP)
+    agent.apply()
+    agent.begin_watch()
+    watch(agent)
+    ip("rule del priority 500")
+    watch(agent)
+    agent.end_watch()
+    found = agent.report()
+    agent.close()
+    return found
+
+
 def restless_at_the_end() -> list:
     """The main table changes during each comparison, until the scheme is removed."""
     agent = SwitchAgent(SCHEMES["static"])
@@ -253,6 +268,7 @@ def main() -> None:
     results["only watching"] = only_watching()
     results["marks"] = marks() if shutil.which("nft") else None
     results |= {"overrun": overrun(), "at the end": withdrawn_at_the_end(), "restless": restless_at_the_end()}
+    results |= {"rule from before": rule_from_before()}
     json.dump(results, sys.stdout)
 
 

@@ -63,6 +63,8 @@ _COMPARE_NS = 200_000_000
 _ATTEMPTS = 3
 _LAST_BEFORE_MAIN = 32765
 """Priority of the last rule that the kernel looks at before that of the main table."""
+_OF_THE_KERNEL = {Rule(0, LOCAL, None, 0).key, Rule(_LAST_BEFORE_MAIN + 1, MAIN, None, 0).key}
+"""The rules of every namespace that lead to the local and to the main table."""
 _OF_A_FAULT = Rule(STEER_PRIORITY, STEER_TABLE, None, 0).key
 """The rule of `congestion.hash-collision`, which has a receipt of its own."""
 
@@ -100,7 +102,7 @@ class SwitchAgent:
         self._changed_ns: list[int] = []  # the first and the last change since the last comparison
         self._routes = SwitchRoutes(self._prefixes)  # as last copied
         self._known_foreign: set[tuple[int, str, int]] = set()
-        self._foreign_rules: set[RuleKey] = set()
+        self._kernels_rules: set[RuleKey] = set()
         self._mark_rules: list[Any] | None = None
         self._nft_deviations: dict[str, Deviation] = {}
 
@@ -241,8 +243,9 @@ class SwitchAgent:
             OSError: the kernel or nft refused.
         """
         self.drain()
-        ours = {rule.key for rule in self._rules}
-        self._foreign_rules = {rule.key for rule in self._kernel.rules()} - ours
+        self._kernels_rules = {rule.key for rule in self._kernel.rules()} & _OF_THE_KERNEL
+        if what := self._wrong_rules():
+            self._scheme_log.begin(self._drained_ns, {"rules": Deviation(FOREIGN, what)})
         if self._marks:
             self._mark_rules = mark_rules(self._netns)
             self._nft_deviations = self._wrong_nftables()
@@ -384,12 +387,12 @@ class SwitchAgent:
         ours, keys = {rule.key for rule in rules if rule.protocol == PROTOCOL}, {rule.key for rule in rules}
         if missing := [rule for rule in self._rules if rule.key not in ours]:
             return f"{len(missing)} of {len(self._rules)} rules of the scheme were missing"
-        expected = self._foreign_rules | {rule.key for rule in self._rules}
+        expected = self._kernels_rules | {rule.key for rule in self._rules}
         last = PRIORITY if self._rules else _LAST_BEFORE_MAIN
         for rule in rules:
             if rule.priority <= last and rule.key != _OF_A_FAULT and rule.key not in expected:
                 return f"a rule of priority {rule.priority} (lookup {rule.table}) was there, which is not the scheme's"
-        for priority, table, *_ in self._foreign_rules - keys - {_OF_A_FAULT}:
+        for priority, table, *_ in self._kernels_rules - keys:
             if priority <= last or table == MAIN:
                 return f"a rule of priority {priority} (lookup {table}) was gone"
         return ""

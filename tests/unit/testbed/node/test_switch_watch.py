@@ -106,6 +106,15 @@ def test_switch_agent_whose_last_comparison_never_ended_says_that_it_did_not_wat
     )  # fmt: skip
 
 
+def test_switch_agent_records_a_rule_that_was_there_before_the_scheme(recorded):
+    """Sample packets of another source do not meet it."""
+    (rule,) = recorded["rule from before"]
+    assert (rule["cause"], rule["what"]) == (
+        FOREIGN, "a rule of priority 500 (lookup 77) was there, which is not the scheme's",
+    )  # fmt: skip
+    assert rule["end_ns"] is not None
+
+
 def test_scheme_actuator_is_polled_only_while_a_comparison_is_put_off(recorded):
     assert recorded["polls"]["polls"] == [None, 0.25, None]
     readback = recorded["polls"]["readback"]
