@@ -81,9 +81,15 @@ def read_marks(namespace: str | None) -> dict[str, Any]:
 
 
 def mark_rules(namespace: str | None) -> list[Any] | None:
-    """Return the scheme's nftables rules without their counters; None: there is no such table."""
-    rules: list[Any] | None = read_marks(namespace)["mark_rules"]
-    return rules
+    """Return the scheme's nftables table, chains and rules, without their counters; None: there is no such table.
+
+    A table that is dormant, or a chain at another hook, lists the same rules.
+    """
+    entries = _entries(namespace)
+    if entries is None:
+        return None
+    frames = [{name: entry[name]} for entry in entries for name in ("table", "chain") if name in entry]
+    return [*map(_without_handles, frames), *map(_without_counters, _expressions(entries))]
 
 
 def foreign_tables(namespace: str | None) -> list[str]:
@@ -111,6 +117,14 @@ def _without_counters(rule: list[Any]) -> list[Any]:
     return [_canonical(part) for part in rule if "counter" not in part]
 
 
+def _without_handles(entry: dict[str, Any]) -> Any:
+    """Return a table or a chain without the number that nft gives it, which a loaded listing does not keep."""
+    return {
+        kind: {name: _canonical(value) for name, value in fields.items() if name != "handle"}
+        for kind, fields in entry.items()
+    }
+
+
 def _canonical(node: Any) -> Any:
     """Return an expression of nft's JSON without what differs if the same rule is loaded again.
 
@@ -132,13 +146,27 @@ def _listed(namespace: str | None) -> list[Any] | None:
     Raises:
         TimeoutError: nft did not answer in time.
     """
+    entries = _entries(namespace)
+    return None if entries is None else _expressions(entries)
+
+
+def _expressions(entries: list[Any]) -> list[Any]:
+    return [entry["rule"]["expr"] for entry in entries if "rule" in entry]
+
+
+def _entries(namespace: str | None) -> list[Any] | None:
+    """Return nft's list of the scheme's table, its chains and its rules; None: there is no such table.
+
+    Raises:
+        TimeoutError: nft did not answer in time.
+    """
     try:
-        listed = json.loads(_nft(namespace, ["-j", "list", "table", "ip", NFT_TABLE]))["nftables"]
+        entries: list[Any] = json.loads(_nft(namespace, ["-j", "list", "table", "ip", NFT_TABLE]))["nftables"]
     except TimeoutError:  # this says nothing about the table
         raise
     except OSError:
         return None
-    return [entry["rule"]["expr"] for entry in listed if "rule" in entry]
+    return entries
 
 
 def _draw_of(rule: Any) -> list[int | None]:

@@ -166,6 +166,24 @@ def test_switch_agent_compares_its_marks_after_a_notification_of_nftables(monkey
     assert (marking_rules.mark_rules(None) == first, marking_rules.mark_rules(None) == first) == (False, True)
 
 
+@pytest.mark.parametrize(
+    "change", [{"table": {"flags": ["dormant"]}}, {"chain": {"prio": -300}}, {"chain": {"hook": "input"}}]
+)
+def test_switch_agent_sees_marks_that_a_dormant_table_or_another_hook_switches_off(monkeypatch, change):
+    """The rules are listed as before, but no packet meets them."""
+
+    def listed(handle, **more):
+        table = {"family": "ip", "name": "faultbed_routing", "handle": handle, **more.get("table", {})}
+        chain = {"name": "choose", "handle": handle, "hook": "prerouting", "prio": -150, **more.get("chain", {})}
+        rule = {"expr": [{"counter": {"packets": handle, "bytes": 0}}, {"mangle": {"value": 1001}}]}
+        return json.dumps({"nftables": [{"table": table}, {"chain": chain}, {"rule": rule}]})
+
+    answers = [listed(1), listed(2), listed(2, **change)]
+    monkeypatch.setattr(marking_rules, "_nft", lambda _netns, _words: answers.pop(0))
+    first = marking_rules.mark_rules(None)
+    assert (marking_rules.mark_rules(None) == first, marking_rules.mark_rules(None) == first) == (True, False)
+
+
 def test_switch_agent_subscription_to_nftables_is_accepted_by_the_kernel():
     program = "from testbed.node.routing.agent import _subscribed; _subscribed(12, (7,)).close(); print('true')"
     assert answer_of(program) is True
