@@ -88,14 +88,22 @@ class ProcessActuator(Actuator):
         return unless_gone(self._netns, "; ".join([*parts, "true"]))
 
     def on(self) -> None:
-        """Send the signal; after KILL, wait until the processes are gone."""
+        """Send the signal; after KILL, wait until the processes are gone.
+
+        Raises:
+            Refused: every process to kill has ended by itself since `prepare`, so that the fault would kill nothing.
+        """
         if "daemons" in self._find:
             self._find_again()
         self._over = False
-        for pid, started in self._started.items():
-            _send(pid, started, signal.SIGSTOP if self._how == "STOP" else signal.SIGKILL)
+        number = signal.SIGSTOP if self._how == "STOP" else signal.SIGKILL
+        sent = [_send(pid, started, number) for pid, started in self._started.items()]
         if self._how == "STOP":
             self._wait_for_signal(stopped=True)
+        elif not any(sent):
+            raise Refused(
+                f"no process to kill ({self._names()}) any more: it ended by itself before the fault; look why it ended"
+            )
 
     def off(self) -> None:
         """Continue stopped processes, or restart killed ones."""
@@ -208,20 +216,22 @@ def _alive(path: str) -> bool:
     return bool(number) and _stat(int(number)) is not None and _comm(int(number)) == _name_of(path)
 
 
-def _send(pid: int, started: int, number: signal.Signals) -> None:
+def _send(pid: int, started: int, number: signal.Signals) -> bool:
+    """Send a signal to a process; return False if it has ended before."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
-        return
+        return False
     try:
         if (_stat(pid) or ("", -1))[1] != started:
-            return
+            return False
         signal.pidfd_send_signal(handle, number)
         deadline = time.monotonic() + _END_S
         while number == signal.SIGKILL and not select.select([handle], [], [], 0.5)[0]:
             heartbeat()
             if time.monotonic() > deadline:
                 raise OSError(f"process {pid} still runs {_END_S:g} s after SIGKILL")
+        return True
     finally:
         os.close(handle)
 

@@ -34,7 +34,13 @@ class ServiceActuator(Actuator):
         return f"systemctl is-active --quiet {self._unit} || systemctl start {self._unit}"
 
     def on(self) -> None:
-        """Kill the processes, and wait until the control group is gone."""
+        """Kill the processes, and wait until the control group is gone.
+
+        Raises:
+            Refused: the unit has ended by itself since `prepare`, so that the fault would kill nothing.
+        """
+        if self.read()["applied"]:
+            raise Refused(f"{self._unit} ended by itself before the fault; look why it ended")
         run(["systemctl", "kill", "--signal=KILL", self._unit])
         self._wait_until(applied=True)
 

@@ -19,12 +19,13 @@ from house import HOUSE
 from waiting import until
 
 from inject.node.actuator import Refused
-from inject.node.machine import limit, memory
+from inject.node.machine import limit, memory, service
 from inject.node.machine import process as process_module
 from inject.node.machine.cgroup import CgroupActuator
 from inject.node.machine.hog import HogActuator
 from inject.node.machine.memory import MemoryActuator
 from inject.node.machine.process import ProcessActuator
+from inject.node.machine.service import ServiceActuator
 from inject.node.network import frr, latereceives
 from inject.node.network.background import BackgroundActuator
 from inject.node.network.packet_rules import HopActuator, psn_of
@@ -197,6 +198,30 @@ def test_process_actuator_killed_process_stays_gone(sleeper):
     assert not actuator.read()["applied"]
     assert actuator.read()["states"] == {str(sleeper.pid): "gone"}
     assert subprocess.run(["sh", "-c", actuator.revert_script()], check=False, timeout=20).returncode == 0
+
+
+def test_kill_of_a_rank_that_has_ended_by_itself_meanwhile_is_refused(sleeper):
+    """The rank had crashed seconds before the fault: nothing was killed, and the fault counted as fired and proven."""
+    actuator = ProcessActuator(find=process_key(sleeper), how="KILL")
+    actuator.prepare()
+    sleeper.kill()
+    until(lambda: process_module._stat(sleeper.pid) is None)
+    with pytest.raises(Refused, match="ended by itself"):
+        actuator.on()
+    actuator.off()
+    assert not actuator.read()["applied"]
+
+
+def test_loss_of_a_service_that_has_ended_by_itself_meanwhile_is_refused(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(service, "run", ran.append)
+    actuator = ServiceActuator(unit="faultbed-gpu0.service", cgroup=str(tmp_path))
+    (tmp_path / "cgroup.procs").write_text("17\n")
+    actuator.prepare()
+    (tmp_path / "cgroup.procs").write_text("")
+    with pytest.raises(Refused, match="ended by itself"):
+        actuator.on()
+    assert ran == []
 
 
 def test_process_actuator_refuses_a_missing_foreign_or_stopped_process(sleeper):
