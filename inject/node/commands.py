@@ -19,6 +19,8 @@ from inject.node.management import management_interfaces, on_device
 __all__ = ["CommandsActuator"]
 
 _LOOK_EVERY_S = 0.2
+_SCRIPT_TRIES = "1 2 3"
+"""Looks of the stored revert, a second apart, until the fault is gone."""
 _LAST_LOOK_S = 10.0
 """Deadline of the look before a removal, which it delays. nvidia-smi without persistence mode needs seconds."""
 
@@ -43,6 +45,8 @@ class CommandsActuator(Actuator):
         command_s: deadline of one command; a daemon of a switch takes longer than 30 s to restart.
         lost: pattern of the output of `look` that shows for certain that the fault, or a part of it, is no longer on,
             even if `applied` matches as well; Python alone evaluates it. None: there is no such output.
+        gone: pattern of the output of `look` once the fault is gone, for a change that something else carries out after
+            the commands; None: every output that does not match `applied` shows that it is gone.
         unclear: what an output that matches neither `applied` nor `lost` may be due to, for the receipt; None: it shows
             that something else has ended the fault.
         shows: constants of the readback, which identify the target.
@@ -66,13 +70,14 @@ class CommandsActuator(Actuator):
         device: str | None = None,
         command_s: float = 30.0,
         lost: str | None = None,
+        gone: str | None = None,
         unclear: str | None = None,
     ) -> None:
         self._on, self._off, self._look = on, off, look
         self._applied, self._normal = applied, normal
         self._needs, self._able, self._remember = needs, able, remember
         self._device = device
-        self._lost, self._unclear = lost, unclear
+        self._lost, self._gone, self._unclear = lost, gone, unclear
         self._guard, self._count, self._settle_s, self._shows = guard, count, settle_s, shows
         self._known: dict[str, str] = {}
         self._start_count = 0
@@ -112,8 +117,12 @@ class CommandsActuator(Actuator):
     def revert_script(self) -> str:
         """Return a script that runs all of `off` and fails if the readback still shows the fault."""
         lines = [f"{shlex.join(self._filled(command))} || failed=1" for command in self._off]
-        look = f"{shlex.join(self._filled(self._look))} | grep -Eq -- {shlex.quote(self._pattern(self._applied))}"
-        return "\n".join(["failed=", *lines, f'[ -z "$failed" ] && ! {{ {look}; }}'])
+        look = f"{shlex.join(self._filled(self._look))} | grep -Eq --"
+        is_over = f"! {{ {look} {shlex.quote(self._pattern(self._applied))}; }}"
+        if self._gone is not None:
+            is_gone = f"{look} {shlex.quote(self._pattern(self._gone))}"
+            is_over = f"{{ for i in {_SCRIPT_TRIES}; do {is_gone} && exit 0; sleep 1; done; false; }}"
+        return "\n".join(["failed=", *lines, f'[ -z "$failed" ] && {is_over}'])
 
     def on(self) -> None:
         for command in self._on:
@@ -133,9 +142,12 @@ class CommandsActuator(Actuator):
         self._settle(applied=False)
 
     def read(self) -> dict[str, Any]:
+        """Report whether the fault is on, and whether it is `gone` if there is a pattern for that."""
         output = self._output()
+        gone = {} if self._gone is None else {"gone": match_lines(self._pattern(self._gone), output) is not None}
         return {
             "applied": match_lines(self._pattern(self._applied), output) is not None,
+            **gone,
             **self._shows,
             "said": output.strip()[-200:],
         }
@@ -161,7 +173,10 @@ class CommandsActuator(Actuator):
 
     def _settle(self, *, applied: bool) -> None:
         deadline = time.monotonic() + self._settle_s
-        while self.read()["applied"] != applied and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            now = self.read()
+            if now["applied"] == applied and (applied or now.get("gone", True)):
+                return
             heartbeat()
             time.sleep(_LOOK_EVERY_S)
 

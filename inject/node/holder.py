@@ -377,7 +377,7 @@ class Holder:
             if self.is_on or self.failure or self.is_set_up:
                 self._undo(self.actuator)
             readback = self.actuator.read()
-            is_clear = not readback["applied"]
+            is_clear = not readback["applied"] and readback.get("gone", True)
             if is_clear:
                 self.remove_revert()
                 if self.claim is not None:

@@ -74,7 +74,7 @@ def do_sonic_db_cli(state, argv):  # noqa: PLR0911 - one for each table
     if name == "COUNTERS_DB":
         return {"Ethernet0": "oid:0x1000000000001"}[rest[0]]
     if name == "ASIC_DB":
-        return _asic(state["CONFIG_DB"], key, rest[0])
+        return _HASHES if command == "KEYS" else _asic(state.get("programmed") or state["CONFIG_DB"], key, rest[0])
     if command == "KEYS":
         return "\n".join(sorted(each for each in state[name] if fnmatch.fnmatchcase(each, key))) or None
     if name == "STATE_DB" and key.startswith("ACL_RULE_TABLE|"):
@@ -94,8 +94,19 @@ def do_sonic_db_cli(state, argv):  # noqa: PLR0911 - one for each table
     return int(tables.pop(key, None) is not None)
 
 
+_HASHES = "\n".join(f"ASIC_STATE:SAI_OBJECT_TYPE_HASH:oid:0x1c00000000000{number}" for number in (1, 2))
+"""Keys of the hash objects of ECMP and of LAGs."""
+
+
 def _asic(config, key, field):
-    """Return the ASIC state that orchagent derives from a port's scheduler (sonic-swss, qosorch.cpp)."""
+    """Return the ASIC state that orchagent derives from a port's scheduler and the hash (sonic-swss, qosorch.cpp).
+
+    `programmed` of the state is the configuration that an orchagent has taken that takes no other one.
+    """
+    if "SAI_OBJECT_TYPE_HASH" in key:
+        fields = config["SWITCH_HASH|GLOBAL"]["ecmp_hash@"] if key.endswith("1") else "SRC_MAC,DST_MAC"
+        names = [f"SAI_NATIVE_HASH_FIELD_{name}" for name in fields.split(",")]
+        return f"{len(names)}:{','.join(names)}"
     name = config.get("PORT_QOS_MAP|Ethernet0", {}).get("scheduler")
     if "SAI_OBJECT_TYPE_PORT" in key:
         return "oid:0x160000000007f1" if name else "oid:0x0"

@@ -79,6 +79,7 @@ class Commands:
     settle_s: float = 5.0
     command_s: float = 30.0
     lost: str | None = None
+    gone: str | None = None
     unclear: str | None = None
 
     def args(self, shows: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +98,7 @@ class Commands:
             "count": [list(self.count[0]), self.count[1]] if self.count else None,
             "settle_s": self.settle_s,
             "command_s": self.command_s,
-            **{name: text for name, text in (("lost", self.lost), ("unclear", self.unclear)) if text is not None},
+            **{name: text for name in ("lost", "gone", "unclear") if (text := getattr(self, name)) is not None},
             "shows": shows,
         }
 

@@ -13,6 +13,7 @@ started again (bgp.service, StartLimitBurst): its start count is reset before ea
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 
 from inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, flap_edges, holder_request, link_of
@@ -157,6 +158,7 @@ def _mtu(request: Request) -> Mechanism:
         look=(_DB, "APPL_DB", "HGET", f"PORT_TABLE:{port.netdev}", "mtu"),
         applied=f"^{mtu}$",
         normal="^[0-9]+$",
+        gone="^{was}$",
     )
     return by_commands(
         request,
@@ -270,6 +272,7 @@ def _rate(request: Request) -> Mechanism:
     name = f"FAULTBED_{request.id.rpartition('-')[2].upper()}"
     bytes_per_s = str(round(request.params["rate"] * 1_000_000 / 8))
     qos = f"PORT_QOS_MAP|{port.netdev}"
+    unshaped = "^(None )?rate( None)?$"
     # What orchagent has programmed: the port's scheduler in the ASIC's tables, and its rate.
     asic = f"{_DB} ASIC_DB HGET ASIC_STATE:SAI_OBJECT_TYPE"
     look = (
@@ -307,7 +310,9 @@ def _rate(request: Request) -> Mechanism:
         off=((_DB, "CONFIG_DB", "HDEL", qos, "scheduler"), (_DB, "CONFIG_DB", "DEL", f"SCHEDULER|{name}")),
         look=("sh", "-c", look),
         applied=f"^{name} rate {bytes_per_s}$",
-        normal="^(None )?rate",
+        normal=unshaped,
+        # The configuration is gone at once. Not every release of orchagent then takes the shaper off the port.
+        gone=unshaped,
     )
     return by_commands(
         request,
@@ -415,7 +420,14 @@ def _hash_policy(request: Request) -> Mechanism:
     if len(ports) < 2:  # noqa: PLR2004 - a choice needs two
         raise UsageError(f"{request.where}.target: {switch} has {len(ports)} uplink: nothing is hashed; it needs two")
     key, fields = "SWITCH_HASH|GLOBAL", "DST_IP,SRC_IP"
-    look = (_DB, "CONFIG_DB", "HGET", key, "ecmp_hash@")
+    configured = (_DB, "CONFIG_DB", "HGET", key, "ecmp_hash@")
+    # What orchagent has programmed: the fields of the ASIC's hash objects, of ECMP and of LAGs. Traffic leaves by the
+    # uplinks with any hash, so that no counter shows whether it was changed.
+    objects = f"$({_DB} ASIC_DB KEYS 'ASIC_STATE:SAI_OBJECT_TYPE_HASH:*')"
+    programmed = f"for k in {objects}; do {_DB} ASIC_DB HGET $k SAI_HASH_ATTR_NATIVE_HASH_FIELD_LIST; done"
+    look = f"echo config $({shlex.join(configured)}) asic $({programmed})"
+    dst, src = "SAI_NATIVE_HASH_FIELD_DST_IP", "SAI_NATIVE_HASH_FIELD_SRC_IP"
+    normal = "^config [^ ]*L4_[^ ]* asic .*L4_"
     able = (_DB, "STATE_DB", "HGET", "SWITCH_CAPABILITY|switch", "ECMP_HASH_CAPABLE")
     commands = Commands(
         needs=(_DB,),
@@ -424,12 +436,13 @@ def _hash_policy(request: Request) -> Mechanism:
             ONE_ASIC,
             (able, "^true$", "the ASIC's ECMP hash cannot be changed; target a Linux switch"),
         ),
-        remember={"was": (look, "^(.*L4_.*)$")},
+        remember={"was": (configured, "^(.*L4_.*)$")},
         on=((_DB, "CONFIG_DB", "HSET", key, "ecmp_hash@", fields),),
         off=((_DB, "CONFIG_DB", "HSET", key, "ecmp_hash@", "{was}"),),
-        look=look,
-        applied=f"^{fields}$",
-        normal="L4_",
+        look=("sh", "-c", look),
+        applied=f"^config {fields} asic (.* )?2:({dst},{src}|{src},{dst})( |$)",
+        normal=normal,
+        gone=normal,
     )
     # The kernel counts what its CPU sends; COUNTERS_DB counts what the ASIC forwards (testbed.node.asic_ports).
     witness = Witness(any_of=tuple(f"{switch}/{port}.asic_tx_packets" for port in ports), at_least=100)

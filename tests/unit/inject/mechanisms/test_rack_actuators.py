@@ -22,6 +22,7 @@ from inject.kinds.catalogue import CATALOGUE
 from inject.mechanisms.mechanism import Request
 from inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve
 from inject.mechanisms.rack.rack_mechanism import COUNTERS
+from inject.node import commands as commands_module
 from inject.node.actuator import Refused, make
 from inject.node.commands import CommandsActuator
 from inject.node.gpu import gpuneighbour
@@ -468,3 +469,38 @@ def test_frozen_switch_of_which_one_daemon_runs_again_is_lost(tools, daemon):
     tools.write_text(json.dumps({**json.loads(tools.read_text()), daemon: "S"}))
     assert actuator.is_lost()
     assert actuator.read()["applied"], "a revert must not stop here"
+
+
+def kept_by_orchagent(tools):
+    """Let the ASIC keep what it is programmed with now, whatever the configuration says from now on."""
+    state = json.loads(tools.read_text())
+    tools.write_text(json.dumps({**state, "programmed": state["CONFIG_DB"]}))
+
+
+def test_shaper_that_the_asic_keeps_is_not_cleared(tools, monkeypatch):
+    """The configuration was gone at once, which counted as cleared, although orchagent still shaped the port."""
+    monkeypatch.setattr(commands_module, "_SCRIPT_TRIES", "1")
+    args = dict(shot("link.rate", "rtsw1:host1:mlx5_0", rate=100).request["args"])
+    actuator = CommandsActuator(**args | {"settle_s": 0.1})
+    actuator.prepare()
+    actuator.on()
+    kept_by_orchagent(tools)
+    actuator.off()
+    assert actuator.read()["gone"] is False
+    revert = ["sh", "-c", actuator.revert_script()]
+    assert subprocess.run(revert, check=False, timeout=60).returncode != 0
+    tools.write_text(json.dumps({**json.loads(tools.read_text()), "programmed": None}))
+    assert actuator.read()["gone"] is True
+    assert subprocess.run(revert, check=False, timeout=60).returncode == 0
+
+
+def test_ecmp_hash_that_only_the_configuration_has_is_not_armed(tools):
+    """The readback was the configuration that the fault itself had written, and any traffic moved its witness."""
+    args = dict(shot("switch.hash-policy", "rtsw1").request["args"])
+    actuator = CommandsActuator(**args | {"settle_s": 0.1})
+    actuator.prepare()
+    kept_by_orchagent(tools)
+    actuator.on()
+    assert actuator.read()["applied"] is False
+    actuator.off()
+    assert actuator.read()["gone"] is True

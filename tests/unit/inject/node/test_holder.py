@@ -510,6 +510,22 @@ def test_holder_without_a_controller_reverts_before_a_look_that_may_hang(switche
     assert one.cleared["ok"]
 
 
+def test_holder_is_not_cleared_while_its_readback_does_not_show_that_the_fault_is_gone():
+    """A readback that shows neither the fault nor its absence counted as cleared."""
+
+    class Kept(Actuator):
+        gone = False
+
+        def read(self):
+            return {"applied": False, "gone": self.gone}
+
+    one = holder.Holder(-1, watchdog=None)
+    one.actuator = Kept()
+    assert one.answer({"do": "clear"})["ok"] is False
+    one.actuator.gone = True
+    assert one.answer({"do": "clear"})["ok"] is True
+
+
 def test_look_of_a_command_that_hangs_ends_at_its_deadline(monkeypatch):
     monkeypatch.setattr(commands, "_LAST_LOOK_S", 0.2)
     hanging = CommandsActuator(
