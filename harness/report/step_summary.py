@@ -21,16 +21,18 @@ from xml.etree import ElementTree as ET
 import msgspec
 
 from harness.record.rundir import open_run
-from harness.verdict import VerdictFile
+from harness.verdict import LabState, Verdict, VerdictFile
 from testbed.errors import UsageError
 
 __all__ = [
     "Case",
     "JobResults",
+    "Joint",
     "Step",
     "flaky",
     "markdown",
     "parse_step",
+    "read_joint",
     "read_junit",
     "read_preflight",
     "read_verdicts",
@@ -41,6 +43,9 @@ SHOWN = 30
 SHOWN_RUNS = 200
 LONGEST = 300
 """Maximum length of a name or of its message."""
+_OF_A_RUN = ("experiment.toml", "plan.json", "verdict.json")
+"""Files of which a run directory has at least one, even if only a part of it was kept."""
+_JOINT = ("pooled.json", "sweep.json")
 _ROUND = re.compile(r"-?round\d+-?|\[round\d+\]")
 _MARKS = {"passed": "✅", "failed": "❌", "error": "❌", "skipped": "⏭️", "PASS": "✅", "FAIL": "❌"}
 
@@ -170,7 +175,7 @@ def read_verdicts(runs: Path) -> tuple[list[VerdictFile], list[str], list[str]]:
         The verdicts, the names of runs without one, and the errors of those that cannot be read.
     """
     verdicts, unfinished, broken = [], [], []
-    folders = {path.resolve() for path in runs.glob("*") if (path / "experiment.toml").exists()}
+    folders = {path.resolve() for path in runs.glob("*") if any((path / name).exists() for name in _OF_A_RUN)}
     for folder in sorted(folders, key=lambda folder: folder.name):
         if not (folder / "verdict.json").exists():
             unfinished.append(folder.name)
@@ -180,6 +185,31 @@ def read_verdicts(runs: Path) -> tuple[list[VerdictFile], list[str], list[str]]:
         except UsageError as error:
             broken.append(str(error))
     return verdicts, unfinished, broken
+
+
+class Joint(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict of several runs together, from `pooled.json` or `sweep.json`. `name` is that of its folder."""
+
+    experiment: str
+    verdict: Verdict
+    lab_state: LabState
+    name: str = ""
+
+
+def read_joint(runs: Path) -> tuple[list[Joint], list[str]]:
+    """Return the verdicts of the pools and sweeps in a folder, and the errors of those that cannot be read.
+
+    A pool can be INCONCLUSIVE although each of its runs is a PASS, and the runs of a sweep are in its own folder.
+    """
+    joint, broken = [], []
+    for path in sorted(path for name in _JOINT for path in runs.glob(f"*/{name}")):
+        try:
+            read = msgspec.json.decode(path.read_bytes(), type=Joint)
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
+            broken.append(f"{path}: not as faultbed writes it: {error}")
+        else:
+            joint.append(msgspec.structs.replace(read, name=path.parent.name))
+    return joint, broken
 
 
 def flaky(cases: Sequence[Case]) -> list[tuple[str, int, int]]:
@@ -201,8 +231,9 @@ class JobResults:
 
     `cases` are the tests of its JUnit files, `verdicts` those of its runs, and `unfinished` the names of runs without a
     verdict. `steps` are in order. `missing` are JUnit files that the tests should have written. `preflight` are the
-    findings of preflight. `broken` are the files that cannot be read, with the reason. `worse` are regressions
-    (`harness.report.history`), which change neither a verdict nor the headline.
+    findings of preflight. `broken` are the files that cannot be read, with the reason. `joint` are the verdicts of
+    several runs together. `worse` are regressions (`harness.report.history`), which change neither a verdict nor the
+    headline.
     """
 
     cases: Sequence[Case] = ()
@@ -212,6 +243,7 @@ class JobResults:
     missing: Sequence[str] = ()
     preflight: Sequence[str] = ()
     broken: Sequence[str] = ()
+    joint: Sequence[Joint] = ()
     worse: Sequence[str] = ()
 
     @property
@@ -232,7 +264,7 @@ class JobResults:
             self.has_run
             and not any(troubles)
             and not any(step.stopped for step in self.steps)
-            and all(_fine(verdict) for verdict in self.verdicts)
+            and all(_fine(verdict) for verdict in (*self.verdicts, *self.joint))
         )
 
 
@@ -244,6 +276,10 @@ def markdown(title: str, results: JobResults) -> str:
     lines += _section("Files that cannot be read", [_plain(text) for text in results.broken])
     lines += _verdict_table(results.verdicts)
     lines += _section("Runs without a verdict: killed, or still running", [_code(name) for name in results.unfinished])
+    lines += _section(
+        "Pools and sweeps that are no PASS",
+        [f"{_code(joint.name)}: {_plain(_state(joint))}" for joint in results.joint if not _fine(joint)],
+    )
     lines += _section("Regressions against earlier runs", [_plain(text) for text in results.worse])
     lines += _section("Failures", [_case_line(case) for case in results.failed])
     lines += _section(
@@ -310,16 +346,19 @@ def _totals(results: JobResults) -> str:
     return ", ".join(parts) + (f"; tests took {seconds:.0f} s" if cases else "")
 
 
-def _fine(verdict: VerdictFile) -> bool:
+def _fine(verdict: VerdictFile | Joint) -> bool:
     return verdict.verdict == "PASS" and verdict.lab_state == "CLEAN"
+
+
+def _state(verdict: VerdictFile | Joint) -> str:
+    return str(verdict.verdict) + ("" if verdict.lab_state == "CLEAN" else f", lab {verdict.lab_state}")
 
 
 def _verdict_row(verdict: VerdictFile) -> str:
     fired = sum(1 for fault in verdict.faults if fault.fired.count > 0)
-    state = str(verdict.verdict) + ("" if verdict.lab_state == "CLEAN" else f", lab {verdict.lab_state}")
     mark = _MARKS.get(str(verdict.verdict), "⚠️") if verdict.lab_state == "CLEAN" else "❌"
     cells = (mark, _plain(verdict.experiment), str(verdict.seed), _plain(verdict.lab))
-    return f"| {' | '.join(cells)} | {fired} of {len(verdict.faults)} | {state} |"
+    return f"| {' | '.join(cells)} | {fired} of {len(verdict.faults)} | {_state(verdict)} |"
 
 
 def _plain(text: str) -> str:

@@ -58,6 +58,8 @@ def summary(
     and the findings of preflight. Truncated files are named. The exit code is always 0, because the job has its own.
     """
     verdicts, unfinished, broken = step_summary.read_verdicts(runs) if runs else ([], [], [])
+    joint, unreadable = step_summary.read_joint(runs) if runs else ([], [])
+    broken += unreadable
     cases = [case for path in junit for case in _or_none(step_summary.read_junit, (path,), broken)]
     preflight_result = _or_none(step_summary.read_preflight, preflight, broken) if preflight else []
     results = step_summary.JobResults(
@@ -68,6 +70,7 @@ def summary(
         missing=[str(path) for path in junit if not path.exists()],
         preflight=preflight_result,
         broken=broken,
+        joint=joint,
         worse=_or_none(partial(_worse, runs), kept, broken) if kept and kept.is_dir() else [],
     )
     page = step_summary.markdown(title, results)

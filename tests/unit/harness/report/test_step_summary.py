@@ -202,6 +202,35 @@ def test_step_summary_lists_truncated_files(tmp_path):
     assert all(name in reported for name in ("junit.xml", "preflight.json", "verdict.json"))
 
 
+def test_step_summary_counts_a_run_of_which_only_the_verdict_was_kept(tmp_path):
+    """CI had kept verdict.json and the report alone: the runs vanished from the page, which was green."""
+    (tmp_path / "a.xml").write_text('<testsuite><testcase classname="t" name="x"/></testsuite>')
+    for name, word in (("runs/one/verdict.json", "FAIL"), ("runs/two/verdict.json", "PASS")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(encode(verdict(word=word)))
+    page = invoked("--junit", tmp_path / "a.xml", "--runs", tmp_path / "runs")
+    assert page.startswith("## ❌")
+    assert "1 of 2 experiments PASS" in page
+
+
+@pytest.mark.parametrize(("name", "words"), [("pooled.json", "INCONCLUSIVE"), ("sweep.json", "PASS, lab DIRTY")])
+def test_step_summary_lists_pools_and_sweeps_that_are_no_pass(tmp_path, name, words):
+    """Three runs that each passed may be undecided together, and the runs of a sweep are in its own folder."""
+    for folder in ("run", "joint"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "run/verdict.json").write_bytes(encode(verdict()))
+    state = "DIRTY" if "DIRTY" in words else "CLEAN"
+    together = {"schema": 1, "experiment": "demo", "verdict": words.partition(",")[0], "lab_state": state}
+    (tmp_path / "joint" / name).write_text(json.dumps(together))
+    page = invoked("--runs", tmp_path)
+    assert page.startswith("## ❌")
+    assert f"### Pools and sweeps that are no PASS\n\n- `joint`: {words}\n" in page
+    (tmp_path / "joint" / name).write_text(json.dumps({**together, "verdict": "PASS", "lab_state": "CLEAN"}))
+    assert invoked("--runs", tmp_path).startswith("## ✅")
+    (tmp_path / "joint" / name).write_text("{")
+    assert f"{name}: not as faultbed writes it" in invoked("--runs", tmp_path)
+
+
 def test_step_summary_escapes_markdown():
     """GitHub's rules: an escaped backslash before a pipe leaves the pipe active, and a code span has no escapes."""
     nasty = "a\\|b <img src=x> `c` ~~d~~ $e$ &lt; [f](g)"
