@@ -13,6 +13,7 @@ from harness.attribution import campaign as campaign_module
 from harness.attribution import confusion
 from harness.attribution.attribute import attribute as attribute_run
 from harness.cli.context import Session, json_option, pass_session
+from harness.conditions import unmet
 from harness.confidence import Interval
 from harness.experiment import experiment_file as experiment_module
 from harness.record.copies import digest_of
@@ -126,8 +127,9 @@ def campaign(
     A run takes about half a minute; kinds take turns. The command can be ended at any time, and resumes. Another seed
     is another campaign. `attribute` on the runs below --out prints the score.
 
-    Exit codes: 0 every run is PASS or FAIL (a job may not survive its fault); 2 a run of this call is INCONCLUSIVE; 3 a
-    run is an ERROR, which the next call repeats; 5 the lab is DIRTY.
+    Exit codes: 0 every run is PASS or FAIL (a job may not survive its fault); 2 a run of this call is INCONCLUSIVE, or
+    a FAIL without proof of its fault, or that left the lab DIRTY; 3 a run is an ERROR, which the next call repeats; 5
+    the lab is DIRTY.
     """
     inventory = session.inventory()
     every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places, probe=probe)
@@ -163,13 +165,22 @@ def campaign(
                     f"{inventory.name} is DIRTY after {label.name}: `faultbed heal`, then the campaign again"
                 )
             progress(f"{label.name}: {_outcome(finished.verdict)}")
-            verdicts.append(finished.verdict.verdict)
+            verdicts.append(_counted(finished.verdict))
             in_error = in_error + 1 if finished.verdict.verdict == Verdict.ERROR else 0
             if in_error == _ERRORS:
                 raise LabError(f"the last {_ERRORS} runs of the campaign were errors: {_outcome(finished.verdict)}")
-    return exit_code(
-        worst(Verdict.PASS if verdict is Verdict.FAIL else verdict for verdict in (Verdict.PASS, *verdicts)), "CLEAN"
-    )
+    return exit_code(worst((Verdict.PASS, *verdicts)), "CLEAN")
+
+
+def _counted(verdict: VerdictFile) -> Verdict:
+    """Return a run's verdict for the campaign, to which a FAIL is as good as a PASS if the fault is proven.
+
+    A FAIL hides that the fault is not proven, or that the lab was left DIRTY: it is the worse verdict of the two.
+    """
+    if verdict.verdict is not Verdict.FAIL:
+        return verdict.verdict
+    is_truth = verdict.lab_state == "CLEAN" and not unmet(verdict.checks)
+    return Verdict.PASS if is_truth else Verdict.INCONCLUSIVE
 
 
 def _refuse_unknown(only: Iterable[str], kinds: Sequence[str], lab: str) -> None:

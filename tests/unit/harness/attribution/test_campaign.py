@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from house import HOUSE
@@ -178,6 +179,19 @@ def test_campaign_exit_code_is_that_of_its_runs_but_for_jobs_that_fail(campaign_
     """Every campaign used to end with 0, even if its only run was an error."""
     done, began = campaign_of([verdict_of(word)], *ONLY)
     assert (began, done.exception, done.return_value) == (1, None, code)
+
+
+@pytest.mark.parametrize(("fired", "lab_state"), [("INCONCLUSIVE", "CLEAN"), ("PASS", "DIRTY")])
+def test_campaign_counts_no_failed_job_whose_fault_is_unproven_or_that_left_the_lab_dirty(
+    campaign_of, monkeypatch, fired, lab_state
+):
+    """FAIL is the worse verdict, so the run counted as one whose job did not survive its fault: exit code 0."""
+    monkeypatch.setattr("testbed.backends.soft.lifecycle.reset", lambda *_, **__: True)
+    failed = verdict_of("FAIL", lab_state)
+    proof = Check(name="fired.x", verdict=Verdict(fired), observed=0, bound=1, unit="count", rule="", detail="")
+    failed = msgspec.structs.replace(failed, checks=(*failed.checks, proof))
+    done, began = campaign_of([failed], *ONLY)
+    assert (began, done.exception, done.return_value) == (1, None, 2)
 
 
 def test_campaign_repeats_runs_that_were_errors_and_no_other_ones(campaign_of):
