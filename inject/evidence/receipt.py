@@ -20,6 +20,7 @@ import msgspec
 
 from inject.evidence import firing_times
 from inject.evidence.firing_times import OnTime
+from inject.evidence.reboots import COUNTER as REBOOTS
 from inject.kinds.kind import Fidelity
 from testbed.observe.counters import Snapshot, flat_deltas, value_at, why_reset
 
@@ -176,8 +177,13 @@ def judge_fired(
     """
     deltas = flat_deltas(before, after)
     own = dict.fromkeys(key for witness in planned.must_move for key in witness.any_of)
-    # A counter that exists only since then may have had any value before: it is listed, but proves nothing.
-    moved = {key: deltas.get(key) for key in own if key in deltas or value_at(after, key) is not None}
+    # A counter that exists, or counts, only since then may have had any value: it is listed, but proves nothing.
+    lost = dict(_lost_witnesses(planned, own, before, after))
+    moved = {
+        key: None if key in lost else deltas.get(key)
+        for key in own
+        if key in deltas or value_at(after, key) is not None
+    }
     unknown = dict(_unknown_bystanders(planned, before, after))
     stayed = {key: None if key in unknown else deltas.get(key) for key in planned.must_not_move}
     count = int(observed.get("count") or 0)
@@ -189,7 +195,8 @@ def judge_fired(
         if best < witness.at_least:
             names = ", ".join(witness.any_of[:3]) + (", ..." if len(witness.any_of) > 3 else "")  # noqa: PLR2004
             unread = next((key for key in witness.any_of if before and key in moved and moved[key] is None), None)
-            why = "" if unread is None else f"; {unread} was not read before the fault: its increment is unknown"
+            reason = lost.get(unread, f"{unread} was not read before the fault") if unread is not None else ""
+            why = f"; {reason}: its increment is unknown" if reason else ""
             doubts.append(
                 f"no independent witness: {names} moved by {best}, at least {witness.at_least} is required{why}"
             )
@@ -229,12 +236,33 @@ def judge_fired(
     return fired, tuple(doubts)
 
 
+def _lost_witnesses(
+    planned: PlannedFault, keys: Iterable[str], before: Snapshot, after: Snapshot
+) -> Iterator[tuple[str, str]]:
+    """Yield each witness that was reset by something else than its fault, with the reason.
+
+    Its value after a reset need not begin at 0: an interface that is made anew has changed its carrier already.
+    """
+    removed = _removed_devices(planned)
+    for key in keys:
+        was, now = value_at(before, key), value_at(after, key)
+        if was is None or now is None or key.endswith(f"/{REBOOTS}"):
+            continue
+        if (now < was or key.rpartition(".")[0] not in removed) and (reset := why_reset(before, after, key)):
+            yield key, f"{key} {reset}"
+
+
+def _removed_devices(planned: PlannedFault) -> set[str]:
+    """Return the devices that the fault itself removes, which resets their counters."""
+    return {key.rpartition(".")[0] for key, value in planned.while_on if value is None}
+
+
 def _unknown_bystanders(planned: PlannedFault, before: Snapshot, after: Snapshot) -> Iterator[tuple[str, str]]:
     """Yield each counter that must not move and of which nothing shows whether it did, with the reason.
 
     A counter of a device that the fault itself removes is reset by that.
     """
-    removed = {key.rpartition(".")[0] for key, value in planned.while_on if value is None}
+    removed = _removed_devices(planned)
     for key in planned.must_not_move:
         was, now = value_at(before, key), value_at(after, key)
         if now is None:

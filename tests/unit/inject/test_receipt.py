@@ -184,6 +184,37 @@ def test_receipt_own_counter_that_was_not_read_before_the_fault_proves_nothing()
     assert unproven(receipt) == (f"what must move did not ({WITNESS})",)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({WITNESS: 9}, {WITNESS: 2}, f"{WITNESS} was reset, from 9 to 2"),
+        ({f"ctsw1/{BOOT}": 1}, {WITNESS: 1, f"ctsw1/{BOOT}": 2}, f"{WITNESS} belongs to ctsw1, which has booted since"),
+    ],
+)
+def test_receipt_own_counter_that_was_reset_meanwhile_proves_nothing(before, after, words):
+    """A port that was made anew has lost its carrier before: it fell from 9 to 2, which counted as moved by 2."""
+    shots = [snapshot(**values) for values in (before, after)]
+    for shot, values in zip(shots, (before, after), strict=True):
+        shot["ctsw1"] |= {BOOT: values.get(f"ctsw1/{BOOT}", 1)}
+    fired, doubts = judge_fired(FLAP, armed=armed_at(FLAP), observed=DONE, before=shots[0], after=shots[1])
+    assert (fired.witness, fired.must_move) == (None, {WITNESS: None})
+    (doubt,) = doubts
+    assert words in doubt
+    assert doubt.endswith("its increment is unknown")
+
+
+def test_receipt_witness_of_a_reboot_is_not_lost_by_that_reboot():
+    """The counters of the host count from 0 again because of the fault itself."""
+    reboot = plan(FaultSpec(kind="host.reboot", target="host1", for_s=1.0), MINI, lab_kind="soft")
+    before = {node: {key.split("/", 1)[1]: 0 for key in reboot.reads_keys} for node in reboot.reads}
+    after = {node: dict(values) for node, values in before.items()}
+    before["host1"][BOOT], after["host1"][BOOT], after["host1"]["boots"] = 1, 2, 1
+    for key, state in reboot.restored:
+        after["host1"][key.split("/", 1)[1]] = state
+    fired, doubts = judge_fired(reboot, armed=armed_at(reboot), observed=DONE, before=before, after=after)
+    assert (fired.witness, doubts) == ("host1/boots", ())
+
+
 def test_plan_of_a_fault_beside_a_reboot_has_no_bystander_on_that_host():
     drop = FaultSpec(kind="packet.drop", target="host2:rxe0", for_s=1.0, params={"share": 0.1})
     reboot = FaultSpec(kind="host.reboot", target="host1", at_s=20.0, for_s=2.0)
