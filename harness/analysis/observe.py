@@ -65,7 +65,14 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
     interval_of = intervals.intervals_of(run, total, base, impacts, training, level=level)
     if total is not None:
         interval_of |= resolutions.resolutions_of(
-            run, total.step_ns, impacts, by_phase, by_routing, firing, effects.beyond_chance
+            run,
+            total.step_ns,
+            impacts,
+            by_phase,
+            by_routing,
+            firing,
+            effects.beyond_chance,
+            0 if base is None else base.hidden_ns,
         )
     restarts = (
         timed_restarts(run.resilience, fired, run.series, end_ns=run.end_ns) if run.resilience is not None else ()

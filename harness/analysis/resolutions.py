@@ -60,14 +60,16 @@ def resolutions_of(
     by_routing: Mapping[str, Routing],
     fired: Mapping[str, Firing],
     sure: Mapping[str, Impact] | None = None,
+    hidden_ns: int = 0,
 ) -> dict[str, Interval]:
-    """Return intervals by metric. `step_ns` is the width of a goodput bin. A 0 because nothing happened is exact.
+    """Return intervals by metric. `step_ns` is the width of a goodput bin.
 
-    `sure` are the impacts that chance cannot explain; None: all impacts.
+    `sure` are the impacts that chance cannot explain; None: all impacts. `hidden_ns` is the longest outage that is no
+    dip (`Baseline.hidden_ns`): a recovery of 0 because no dip was seen may have taken that long.
     """
     sure = impacts if sure is None else sure
     return {
-        **_recoveries(run, step_ns, impacts, fired, sure),
+        **_recoveries(run, step_ns, impacts, fired, sure, hidden_ns),
         **_phases(
             run, step_ns, by_phase, fired, {name: _by_chance_ns(impact, sure, name) for name, impact in impacts.items()}
         ),
@@ -103,6 +105,7 @@ def _recoveries(
     impacts: Mapping[str, Impact],
     fired: Mapping[str, Firing],
     sure: Mapping[str, Impact],
+    hidden_ns: int,
 ) -> dict[str, Interval]:
     error_ns = step_ns + run.clock_error_ns
     removed_off_ns = {
@@ -118,14 +121,18 @@ def _recoveries(
                 # A removal is stamped when it is complete, by its target's clock.
                 off_ns = removed_off_ns.get(fault_id, 0)
                 length_ns, firing = impact.after_clear_ns, Firing(early_ns=off_ns, late_ns=off_ns)
-            least, most = firing.since(length_ns, error_ns) if length_ns else (0, 0)
+            unseen_ns = 0 if impact.dip_ns is not None else hidden_ns
+            least, most = firing.since(length_ns, error_ns) if length_ns else (0, unseen_ns)
             least = firing.since(max(0, length_ns - _by_chance_ns(impact, sure, fault_id)), error_ns)[0] if least else 0
             if (slow_down := impact.slow_down) is not None:
                 slowed_ns = slow_down.recovery_ns if prefix == "recovery" else slow_down.after_clear_ns
                 if slowed_ns is not None and slowed_ns > length_ns:
-                    most = firing.since(slowed_ns, error_ns)[1]
+                    most = max(most, firing.since(slowed_ns, error_ns)[1])
             spans[fault_id] = (least, most)
-        of = "one bin, the clocks' error, when the fault was seen to fire, and what may be noise of goodput"
+        of = (
+            "one bin, the clocks' error, when the fault was seen to fire, what may be noise of goodput, and the "
+            "longest outage that rolling goodput does not show"
+        )
         for name, group in (*((name, [span]) for name, span in spans.items()), ("total", [*spans.values()])):
             if any(most for _, most in group):
                 intervals[f"{prefix}.{name}"] = _interval(group, of=of)

@@ -15,7 +15,8 @@ shared cores differ by more than a fault may cost.
 first moment after the dip from which rolling goodput stays healthy for a hold of 1 s; then, within that window, the
 first bin that itself carries traffic at the healthy rate (a forward window may be healthy although its first bins are
 still silent). The clock starts when the fault first fired. A dip may begin up to one hold after the fault was cleared;
-a later one does not belong to this fault. If goodput never left the floor, recovery is 0.
+a later one does not belong to this fault. If goodput never left the floor, recovery is 0. A silence that is short
+against the rolling window is no dip (`Baseline.hidden_ns`), so that the interval of such a 0 extends to its length.
 
 On a soft lab whose job computes, steadied goodput (`harness.analysis.pace`) is compared with the floor: a slower
 machine under the lab is not the fault's effect. W then counts the machine's own time. Otherwise a window of two
@@ -134,6 +135,11 @@ class Baseline:
     def healthy(self) -> float:
         """Rolling goodput (bytes/s) at and above which the job counts as healthy."""
         return HEALTHY_SHARE * self.floor
+
+    @property
+    def hidden_ns(self) -> int:
+        """Longest silence in steady goodput that keeps every rolling window healthy, so that it is no dip."""
+        return max(0, round(self.window_ns * (1 - self.healthy / self.mean)))
 
     @property
     def is_steady(self) -> bool:

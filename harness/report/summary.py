@@ -108,6 +108,8 @@ def _recovery(verdict: VerdictFile, index: int, observed: Observed) -> str:
     fault_text = f"{fault.kind} on {fault.target}"
     if impact.censored:
         return f"{fault_text} took at least {format_duration(impact.recovery_ns)}: {impact.reason}."
+    if (slow_down := impact.slow_down) is not None:
+        return f"What {fault_text} cost is unknown: {slow_down.reason}."
     if impact.recovery_ns == 0:
         return f"{fault_text} cost no goodput beyond the noise."
     if impact.after_clear_ns == 0:

@@ -15,7 +15,7 @@ from harness.analysis.observe import observe
 from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import METRICS
 from harness.judge import check_expectation
-from harness.record.measurements import RankSeries, Sample
+from harness.record.measurements import Iteration, RankSeries, Sample
 from harness.verdict import Verdict
 
 SECONDS = 40
@@ -81,3 +81,18 @@ def test_interval_of_a_recovery_begins_where_goodput_is_no_noise():
     assert recovery.interval is not None
     assert recovery.interval.low < 1
     assert recovery.interval.high > 9
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(0.1, Verdict.INCONCLUSIVE), (1.0, Verdict.PASS)])
+def test_recovery_of_zero_may_hide_an_outage_that_is_short_against_the_window(bound, verdict):
+    """A job with iterations of 3 s stood still for 0.2 s. Its recovery was exactly 0, and within any bound."""
+    run = noisy_run(np.random.default_rng(9), sd=0.02, phi=0.0, start_s=20, length_s=0.2, share=0.0)
+    steps = tuple(
+        Iteration(index=index, start_ns=T0 + 3 * index * S, compute_ns=S, comm_ns=2 * S, wait_ns=0)
+        for index in range(13)
+    )
+    run = replace(run, series=(replace(run.series[0], iterations=steps),))
+    observed = observe(run).metrics["recovery.total"]
+    assert (observed.value, observed.censored) == (0, False)
+    expectation = Expectation(metric=METRICS["recovery.total"], maximum=bound)
+    assert check_expectation(expectation, observed, ())[0].verdict is verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from gbn_model import LQPN, A, B, Wire, frame, go_back_n
 from synthetic_run import lost_at, soft_topology, synthetic_run
 
 from harness.analysis.observe import observe
+from harness.analysis.timeline import SlowDown
 from harness.cli.main import cli
 from harness.packets import evidence
 from harness.report import run_page as report
@@ -146,6 +148,22 @@ def test_summary_states_the_bound_that_a_failed_check_broke(rule, observed, boun
     )
     run = synthetic_run()
     assert summary.sentence(verdict, run, observe(run)).startswith(words)
+
+
+def test_summary_states_no_cost_of_a_fault_with_which_all_ranks_became_slower():
+    """Its check said that recovery took 0 to 3 s. The report's first sentence said that it cost no goodput."""
+    run = synthetic_run()
+    receipt = run.faults[0].receipt
+    fired = Check(name="fired.uplink", verdict=Verdict.PASS, observed=1, bound=1, unit="count", rule="")
+    verdict = VerdictFile(
+        experiment="x", seed=1, lab="soft", verdict=Verdict.PASS, checks=(fired,), faults=(receipt,), lab_state="CLEAN"
+    )
+    observed = observe(run)
+    slow_down = SlowDown(reason="all ranks compute 1.9 times as long since the fault", recovery_ns=3_000_000_000)
+    impact = replace(observed.impacts["uplink"], recovery_ns=0, after_clear_ns=0, slow_down=slow_down)
+    sentence = summary.sentence(verdict, run, replace(observed, impacts={"uplink": impact}))
+    assert "cost no goodput" not in sentence
+    assert "is unknown: all ranks compute 1.9 times as long" in sentence
 
 
 def test_report_states_no_recovery_of_a_fault_in_doubt(tmp_path):
