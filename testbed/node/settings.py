@@ -31,6 +31,7 @@ __all__ = [
     "UNKNOWN",
     "config_facts",
     "dcb_fact",
+    "dcqcn_facts",
     "ethtool_fact",
     "frr_facts",
     "gid_facts",
@@ -39,6 +40,7 @@ __all__ = [
     "neighbour_facts",
     "nft_facts",
     "resource_facts",
+    "roce_facts",
     "sonic_facts",
 ]
 
@@ -58,7 +60,8 @@ _PFC_SETTINGS = 6  # struct ieee_pfc up to its counters
 _SIOCETHTOOL = 0x8946
 _ETHTOOL = {"pause": (0x12, 3), "rings": (0x10, 8), "channels": (0x3C, 8), "fec": (0x50, 3)}
 """By setting: the command of linux/ethtool.h, and the number of integers that follow it in its structure."""
-_INFINIBAND = "/sys/class/infiniband"
+_INFINIBAND, _NETDEVS = "/sys/class/infiniband", "/sys/class/net"
+_RDMA_CM, _MLX5 = "/sys/kernel/config/rdma_cm", "/sys/kernel/debug/mlx5"
 _GIDS = 8
 """Number of entries that are read of a port's GID table. The kernel fills it from the beginning."""
 _FRR = "/run/frr"
@@ -159,6 +162,35 @@ def _ethtool(control: socket.socket, netdev: str, command: int, count: int) -> t
     data = array.array("B", struct.pack(f"=I{count}I", command, *[0] * count))
     fcntl.ioctl(control, _SIOCETHTOOL, struct.pack("16sP16x", netdev.encode(), data.buffer_info()[0]))
     return struct.unpack(f"={count}I", data.tobytes()[4:])
+
+
+def dcqcn_facts(netdev: str) -> Facts:
+    """Yield each DCQCN setting of an interface (MLNX_OFED, /sys/class/net/DEV/ecn)."""
+    yield from _file_facts(f"ecn {netdev}", f"{_NETDEVS}/{netdev}/ecn")
+
+
+def roce_facts(device: str, port: str) -> Facts:
+    """Yield type of service, traffic class and DCQCN settings of an RDMA port; a device that is made anew has defaults.
+
+    They are in configfs (Documentation/ABI/testing/configfs-rdma_cm), in `tc` (MLNX_OFED) and in debugfs
+    (drivers/infiniband/hw/mlx5/cong.c).
+    """
+    function = os.path.basename(os.path.realpath(f"{_INFINIBAND}/{device}/device"))
+    for folder in (
+        f"{_RDMA_CM}/{device}/ports/{port}",
+        f"{_INFINIBAND}/{device}/tc/{port}",
+        f"{_MLX5}/{function}/cc_params",
+    ):
+        yield from _file_facts(f"roce {device}/{port}", folder)
+
+
+def _file_facts(subject: str, folder: str) -> Facts:
+    """Yield the content of each file below a folder that can be read; nothing without such a folder."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                setting = os.path.relpath(f"{path}/{name}", folder)
+                yield f"{subject} {setting}", " ".join(read(f"{path}/{name}").split())
 
 
 def gid_facts(device: str, port: str) -> Facts:

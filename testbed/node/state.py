@@ -127,6 +127,7 @@ def network_facts() -> Facts:
         for netdev in filter(settings.is_hardware, names.values()):
             yield from settings.dcb_fact(route, netdev)
             yield from settings.ethtool_fact(netdev)
+            yield from settings.dcqcn_facts(netdev)
     with contextlib.closing(Netlink(_NETFILTER)) as netfilter:
         yield from settings.nft_facts(netfilter)
     for name in SYSCTLS:
@@ -315,6 +316,7 @@ def _machine_facts() -> Facts:
             words = [read(f"{at}/{name}").split(":")[-1].strip() for name in ("state", "phys_state")]
             yield f"rdma {device}/{port}", " ".join(filter(None, [*words, below and f"netdev {below}"]))
             yield from settings.gid_facts(device, port)
+            yield from settings.roce_facts(device, port)
     yield from ((f"cpu.max {group}", text.strip()) for group, text in _of_groups("cpu.max"))
     yield from ((f"revert {name}", "there") for name in entries("/run/faultbed/faults") if name.endswith(".revert"))
     yield from ((f"netns {name}", "there") for name in entries("/run/netns"))

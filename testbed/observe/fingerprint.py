@@ -2,10 +2,10 @@
 
 Each machine's watcher reports it (`testbed.node.state`, `testbed.node.settings`). A fingerprint contains states, never
 counters: links (flags, MTU, qdisc), addresses, routes, learnt path MTUs, rules, qdiscs, filters, configured neighbours,
-nftables by content, DCB and ethtool settings of hardware, RDMA links, GIDs, queue pairs and memory regions of faultbed
-programs, provisioned sysctls, `cpu.max`, processes in faultbed's cgroups, GPU clocks, power and modes, faultbed's
-units, processes and stored reverts (those beside QEMU under the node `controller`), routing daemons and their
-configuration.
+nftables by content, DCB, ethtool and DCQCN settings of hardware, RDMA links, GIDs, types of service, queue pairs and
+memory regions of faultbed programs, provisioned sysctls, `cpu.max`, processes in faultbed's cgroups, GPU clocks, power
+and modes, faultbed's units, processes and stored reverts (those beside QEMU under the node `controller`), routing
+daemons and their configuration.
 
 On a rack with other users, only what is reserved for this command is captured (`Lab.reserved`): a whole host or switch
 except the routes that it learns, which other users' faults change; for a link, the interfaces at its ends, and units
@@ -38,8 +38,8 @@ SETTLE_S = 30.0
 """How long `settle` waits for routing to recover. BGP with timers of 1 and 3 s is faster, even on a starved machine."""
 CONTROLLER = "controller"
 """The node name of the stored reverts on this machine."""
-_OF_INTERFACES = {"link", "address", "qdisc", "filter", "neighbour", "dcb", "ethtool"}
-_OF_RDMA = {"rdma", "gid"}
+_OF_INTERFACES = {"link", "address", "qdisc", "filter", "neighbour", "dcb", "ethtool", "ecn"}
+_OF_RDMA = {"rdma", "gid", "roce"}
 _OF_FAULTS = {"revert", "unit"}
 _LEARNT = {"bgp", "zebra"}
 """Protocols of routes that a node learns from others."""

@@ -128,6 +128,31 @@ def test_ethtool_fact_of_an_interface_without_such_settings_is_none():
     assert list(settings.ethtool_fact("lo")) == []
 
 
+def test_dcqcn_and_type_of_service_that_a_new_device_has_lost_are_facts(monkeypatch, tmp_path):
+    """`rnic.remove` and a rescan left them at their defaults, and the lab was CLEAN."""
+    for name in ("_NETDEVS", "_INFINIBAND", "_RDMA_CM", "_MLX5"):
+        monkeypatch.setattr(settings, name, str(tmp_path / name))
+    (tmp_path / "0000:18:00.0").mkdir()
+    (tmp_path / "_INFINIBAND/mlx5_0").mkdir(parents=True)
+    (tmp_path / "_INFINIBAND/mlx5_0/device").symlink_to(tmp_path / "0000:18:00.0")
+    values = {
+        "_NETDEVS/eth2/ecn/roce_np/enable/3": "1",
+        "_RDMA_CM/mlx5_0/ports/1/default_roce_tos": "104",
+        "_INFINIBAND/mlx5_0/tc/1/traffic_class": "Global tclass=106",
+        "_MLX5/0000:18:00.0/cc_params/np_cnp_dscp": "48",
+    }
+    for name, value in values.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{value}\n")
+    assert list(settings.dcqcn_facts("eth2")) == [("ecn eth2 roce_np/enable/3", "1")]
+    assert dict(settings.roce_facts("mlx5_0", "1")) == {
+        "roce mlx5_0/1 default_roce_tos": "104",
+        "roce mlx5_0/1 traffic_class": "Global tclass=106",
+        "roce mlx5_0/1 np_cnp_dscp": "48",
+    }
+    assert list(settings.dcqcn_facts("lo")) == list(settings.roce_facts("rxe0", "1")) == []
+
+
 def test_gid_facts_do_not_depend_on_the_order_of_the_table(monkeypatch, tmp_path):
     monkeypatch.setattr(settings, "_INFINIBAND", str(tmp_path))
     at = tmp_path / "rxe0" / "ports" / "1"
