@@ -12,6 +12,7 @@ from testbed.preflight.checks import Check, State
 from testbed.preflight.rack_formats import (
     Gpu,
     chrony_offset_s,
+    chrony_uses_own_clock,
     complaint,
     gpu_wrong,
     gpus,
@@ -161,9 +162,14 @@ def _gpus_undetermined(inventory: Inventory, state: State) -> Iterator[tuple[str
 
 def _time(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     bound_s = traits_of(inventory.kind).clock_bound_s
+    by_themselves = _by_themselves(inventory, state)
     for host in inventory.topology.hosts:
         raw = state[host.name].raw.get("chrony", "")
         offset_s = chrony_offset_s(raw)
+        if host.name in by_themselves:
+            if len(by_themselves) > 1:
+                yield host.name, f"its own clock is its source, as on {len(by_themselves) - 1} others", "one source"
+            continue
         if _has_no_chrony(raw):
             continue
         if offset_s is None:
@@ -180,6 +186,14 @@ def _time_undetermined(inventory: Inventory, state: State) -> Iterator[tuple[str
                 host.name,
                 f"{complaint('chronyc', raw)}; a host that uses only PTP has no chrony; check phc2sys there",
             )
+    if len(by_themselves := _by_themselves(inventory, state)) == 1:
+        yield by_themselves[0], "its own clock is its source; whether it is that of the other hosts is not reported"
+
+
+def _by_themselves(inventory: Inventory, state: State) -> list[str]:
+    """Return the hosts whose clock follows no source. One of them may be the source of the others."""
+    hosts = inventory.topology.hosts
+    return [host.name for host in hosts if chrony_uses_own_clock(state[host.name].raw.get("chrony", ""))]
 
 
 def _has_no_chrony(raw: str) -> bool:

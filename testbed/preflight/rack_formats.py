@@ -27,6 +27,7 @@ __all__ = [
     "Gpus",
     "Qos",
     "chrony_offset_s",
+    "chrony_uses_own_clock",
     "complaint",
     "gpu_wrong",
     "gpus",
@@ -66,6 +67,8 @@ _NOT_REPORTED = frozenset({"", "N/A"})
 _BERS = (("Raw Physical BER", RAW_BER_MAX), ("Effective Physical BER", EFFECTIVE_BER_MAX))
 _PCIE = tuple(f"{bound}_link_{attribute}" for attribute in ("speed", "width") for bound in ("current", "max"))
 _CHRONY_OFFSET, _CHRONY_FIELDS = 4, 14
+_CHRONY_LOCAL = "7F7F0101"
+"""The reference of a host without a source, in chrony's local mode: 127.127.1.1 (chronyc(1), "tracking")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +279,11 @@ def chrony_offset_s(text: str) -> float | None:
     if len(cells) != _CHRONY_FIELDS or cells[-1] == "Not synchronised":
         return None
     return abs(_number(cells[_CHRONY_OFFSET], default=1e9))
+
+
+def chrony_uses_own_clock(text: str) -> bool:
+    """Return whether the system clock is its own source: chrony's local mode, which reports an offset of 0."""
+    return text.strip().partition(",")[0] == _CHRONY_LOCAL
 
 
 def _number(text: str, *, default: float) -> float:

@@ -285,6 +285,19 @@ def test_rack_checks_report_why_a_tool_printed_nothing():
     assert finding.observed == "not synchronised (chronyc: 506 Cannot talk to daemon)"
 
 
+def test_clocks_that_are_their_own_source_are_not_within_a_millisecond_of_it():
+    """In chrony's local mode the offset is 0, so each host was right, although no two of them had the same time."""
+    state = rack_state()
+    own = "7F7F0101,,10,1764200000.000000000,0.000000000,0.000000000,0.0,0.0,0.0,0.0,0.0,0.0,0.0,Normal"
+    state["host1"].raw["chrony"] = own
+    assert [finding for finding in run_checks(RACK, state, RACK_CHECKS) if finding.check == "time"] == []
+    (part,) = [part for part in unchecked_parts(RACK, state, RACK_CHECKS) if part.check == "time"]
+    assert (part.where, part.why.partition(";")[0]) == ("host1", "its own clock is its source")
+    state["host2"].raw["chrony"] = own
+    wrong = [finding for finding in run_checks(RACK, state, RACK_CHECKS) if finding.check == "time"]
+    assert [finding.where for finding in wrong] == ["host1", "host2"]
+
+
 def test_firmware_two_versions_equally_frequent_blame_no_host():
     state = rack_state()
     for host in RACK.topology.hosts[:2]:
