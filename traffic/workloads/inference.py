@@ -113,6 +113,8 @@ def check(spec: InferenceSpec, ranks: int) -> None:
     for name in ("prefill_ms", "decode_ms", "slo_ttft_ms", "slo_tpot_ms"):
         if getattr(spec, name) < 0:
             raise UsageError(f"{name} cannot be negative, got {getattr(spec, name):g}")
+    if spec.slo_tpot_ms and spec.tokens == 1:
+        raise UsageError("slo_tpot_ms needs at least 2 tokens: with 1 no time from token to token is measured")
 
 
 def request(spec: InferenceSpec, ranks: int) -> Trace:

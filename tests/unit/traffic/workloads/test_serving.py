@@ -135,6 +135,7 @@ def test_ranking_job_reports_its_phases_and_its_mmr():
         (inference, InferenceSpec(prefill_ranks=3), "groups of at least 2 ranks, got 3 and 1 of 4"),
         (inference, InferenceSpec(decode_bytes=6), "decode_bytes must be a multiple of 4"),
         (inference, InferenceSpec(slo_ttft_ms=-1), "slo_ttft_ms cannot be negative"),
+        (inference, InferenceSpec(tokens=1, slo_tpot_ms=5), "slo_tpot_ms needs at least 2 tokens"),
         (ranking, RankingSpec(embedding_bytes=0), "embedding_bytes must be a multiple of 4 above 0"),
         (ranking, RankingSpec(skew=-1), "cannot be negative"),
         (ranking, RankingSpec(iterations=0), "at least 1 iteration"),
