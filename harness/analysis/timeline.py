@@ -33,6 +33,9 @@ A fault is charged only for its own dip. A dip that begins while an earlier faul
 removal), or before goodput recovered from it, may be the earlier fault's. The later fault's recovery is then censored
 at 0, and `Impact.reason` names both.
 
+Flows do not wait for each other as ranks do: one of many that stands still is no dip. The recovery of a run of flows
+therefore lasts until each of their RNICs carries data again (`harness.analysis.effects.flow_silences`).
+
 The resolution of all times is one bin, plus the clock error of the run.
 """
 

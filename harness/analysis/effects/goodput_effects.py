@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.analysis import resolutions, timeline
 from harness.analysis.effects.fault_windows import acting_windows
+from harness.analysis.effects.flow_silences import with_silences
 from harness.analysis.pace import doubt_slow_downs, pace, steadied
 from harness.analysis.timeline import Baseline, Goodput, Impact
 from harness.record.measurements import Measurements
@@ -76,6 +77,10 @@ def goodput_effects(
     beyond = timeline.impacts(steady, resolutions.beyond_chance(total, base, impacts, level), windows)
     if of_machine is not None:
         impacts = doubt_slow_downs(run, impacts, timeline.impacts(total, base, windows), windows)
+    if "flow" in run.workload:
+        names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+        sources = {names[rank]: series for rank, series in per_rank.items()}
+        impacts, beyond = (with_silences(found, sources, base, windows) for found in (impacts, beyond))
     return GoodputEffects(
         per_rank=per_rank, total=total, baseline=base, impacts=impacts, beyond_chance=beyond, pace=of_machine
     )
