@@ -17,6 +17,9 @@ two sources: the moments of the losses (the work lost by each is anything betwee
 checkpoints of n ranks add D - D / n), and the noise of the iterations, by which the later ones differ from the
 fault-free start.
 
+A job that goes on with fewer ranks (`shrink`) does less work in an iteration, because each rank's part stays the same.
+Such an iteration counts in proportion to the ranks that are left (`work_share`).
+
 The time of an iteration is the mean over the run's own fault-free start, without its waits for storage. Measurement and
 prediction share only that: the measurement counts the later iterations, the prediction the later bytes and waits.
 """
@@ -37,7 +40,7 @@ from harness.record.measurements import Measurements
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Ettr", "Formula", "ettr"]
+__all__ = ["Ettr", "Formula", "ettr", "work_share"]
 
 _UNIFORM_HALF = 0.475
 """Half of the range that holds 95 % of a value uniform over [0, 1]."""
@@ -82,6 +85,7 @@ class Ettr:
 
     `lost_ns` is the time that faults cost, `storage_ns` the mean wait of an iteration for storage. `predicted` is None
     if goodput has no fault-free start. `alone_ns` are the fault-free iterations whose mean is `healthy_ns`.
+    `work_share` is the work of the iterations over that of as many iterations of all ranks.
     """
 
     iterations: int
@@ -92,18 +96,19 @@ class Ettr:
     predicted: float | None
     alone_ns: tuple[float, ...] = ()
     formula: Formula | None = None
+    work_share: float = 1.0
 
     @property
     def ratio(self) -> float:
         """Productive time over wall time. Noise may raise it above 1."""
-        return self.iterations * self.healthy_ns / self.wall_ns
+        return self.iterations * self.work_share * self.healthy_ns / self.wall_ns
 
     def interval(self, level: float = LEVEL) -> Interval | None:
         """Return the interval of `ratio`, from that of the mean fault-free iteration; None with too few of them."""
         noise = mean_interval(np.array(self.alone_ns), of="fault-free iterations", level=level)
         if noise is None:
             return None
-        share = self.iterations / self.wall_ns
+        share = self.iterations * self.work_share / self.wall_ns
         return replace(noise, low=share * noise.low, high=share * noise.high)
 
 
@@ -146,7 +151,26 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
         predicted=None if base is None else (1 - lost_ns / iterations.wall_ns) / (1 + iterations.wait_share),
         alone_ns=tuple(iterations.alone_ns.tolist()),
         formula=_formula(run, iterations),
+        work_share=work_share(run),
     )
+
+
+def work_share(run: Measurements) -> float:
+    """Return the work of a run's iterations over that of as many iterations of all ranks; 1: no rank was lost for good.
+
+    A series holds the last execution of each iteration: by the ranks after the last restart that went back to it, or to
+    an earlier one.
+    """
+    indices = sorted({step.index for rank in run.series for step in rank.iterations})
+    restarts = () if run.resilience is None else run.resilience.restarts
+    if not indices or not restarts:
+        return 1.0
+    shares = np.ones(indices[-1] + 1 - indices[0])
+    for restart in restarts:
+        if restart.restored_iterations is not None and restart.after:
+            begin = max(0, restart.restored_iterations - indices[0])
+            shares[begin:] = len(restart.after) / len(restarts[0].before)
+    return float(shares.mean())
 
 
 def _iterations(run: Measurements, first_fault_ns: int) -> _Iterations | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from harness import confidence
 from harness.analysis import timeline
+from harness.analysis.ettr import Ettr, work_share
 from harness.analysis.ranks.storage_reads import reads_of
 from harness.confidence import LEVEL, Interval
 from harness.record.measurements import Measurements, RankSeries, Serving
@@ -22,8 +23,6 @@ from traffic.workloads.service_level import kept_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from harness.analysis.ettr import Ettr
 
 __all__ = [
     "attainment_range",
@@ -125,7 +124,7 @@ def _shares(ranks: Sequence[RankSeries], level: float) -> dict[str, Interval | N
 
 
 def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact], level: float) -> Interval | None:
-    if run.twin is None:
+    if run.twin is None or work_share(run) != 1:
         return None
     series, twin = timeline.paired(run.series, run.twin)
     count = min(timeline.finished_iterations(series), timeline.finished_iterations(twin))

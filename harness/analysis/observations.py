@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from harness.analysis import timeline
-from harness.analysis.ettr import Ettr
+from harness.analysis.ettr import Ettr, work_share
 from harness.analysis.intervals import attainment_range, mean_busbw_gbps, operation_shares, times_are_mixed
 from harness.analysis.phases import ENDING, NAMES, Phase
 from harness.analysis.ranks.slow_ranks import slow_ranks
@@ -384,6 +384,9 @@ def jct_ratio(
     if job_time is None:
         reason = "this run has no fault-free twin" if run.twin is None else "no iteration that both runs finished"
         return Observation(value=None, detail=reason)
+    if (share := work_share(run)) != 1:
+        detail = f"the job went on with fewer ranks: its iterations are {share:.0%} of the work of the twin's"
+        return Observation(value=None, detail=detail)
     # The twin may have finished fewer iterations than the run, and a fault may have come after those.
     is_whole = job_time.iterations == timeline.finished_iterations(run.series)
     for fault_id, (first_ns, cleared_ns) in fired.items():
@@ -418,6 +421,8 @@ def training_ratio(training: Ettr | None) -> Observation:
         f"{training.iterations} iterations of {format_duration(training.healthy_ns)} in "
         f"{format_duration(training.wall_ns)}"
     )
+    if training.work_share != 1:
+        detail += f", of {training.work_share:.0%} of the work, because the job went on with fewer ranks"
     if (formula := training.formula) is not None:
         detail += (
             f"; published formula {formula}: {formula.interruptions} interruptions of "

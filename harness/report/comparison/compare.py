@@ -21,6 +21,7 @@ from typing import Literal
 
 from harness import confidence
 from harness.analysis import timeline
+from harness.analysis.ettr import work_share
 from harness.analysis.intervals import disturbed, iteration_times
 from harness.analysis.links import emulation_headroom
 from harness.analysis.noise import NoiseFloor
@@ -117,8 +118,11 @@ def _job_time(
 ) -> Row:
     series_a, series_b = timeline.paired(run_a.series, run_b.series)
     count = min(finished_iterations(series_a), finished_iterations(series_b))
-    if count == 0:
+    alike = work_share(run_a) == work_share(run_b)
+    if count == 0 or not alike:
         why = "no iteration that both runs finished"
+        if not alike:
+            why = "a job went on with fewer ranks, so that its iterations are less work than the other job's"
         return Row(
             metric="job time", unit="s", a=None, b=None, ratio=None, interval=None, says="not comparable", why=why
         )

@@ -22,6 +22,7 @@ from harness.experiment.metrics import METRICS
 from harness.experiment.run_plan import Plan
 from harness.record.measurements import Iteration, RankSeries, ResilienceRun, decode, encode
 from harness.report import run_page
+from harness.report.comparison.compare import compare
 from harness.report.plots.restart_bars import restart_bars
 from harness.run.restart_lines import restart_lines
 from harness.verdict import Verdict
@@ -494,6 +495,22 @@ def test_job_time_of_a_job_that_restarted_from_nothing_begins_with_its_workload(
     lost_s = (run.end_ns - T0) / 1e9
     assert metrics["jct_ratio"].value == pytest.approx(lost_s / 10, rel=0.01)
     assert metrics["jct_ratio"].value > 2
+
+
+def test_iterations_of_a_job_that_shrank_count_in_proportion_to_its_ranks():
+    """40 iterations of two ranks and 60 of one are the work of 70: they were counted as 100, and a job that had lost
+    half of its hosts had nearly the job time of its twin."""
+    run = job(loss(45, after=("host1:rxe0",)))
+    run = msgspec.structs.replace(run, twin=job().series)
+    metrics, wall_s = observe(run).metrics, (run.end_ns - T0) / S
+    assert metrics["ettr"].value == pytest.approx(70 * 0.1 / wall_s)
+    assert "of 70% of the work, because the job went on with fewer ranks" in metrics["ettr"].detail
+    assert metrics["ettr"].interval is None or metrics["ettr"].interval.high < 90 * 0.1 / wall_s
+    assert metrics["jct_ratio"].value is None
+    assert metrics["jct_ratio"].interval is None
+    assert "70% of the work of the twin's" in metrics["jct_ratio"].detail
+    row = compare(msgspec.structs.replace(run, twin=None), job())[0]
+    assert (row.metric, row.says) == ("job time", "not comparable")
 
 
 @pytest.mark.parametrize("lost", [0, 20, 44])
