@@ -46,7 +46,8 @@ class CommandsActuator(Actuator):
         lost: pattern of the output of `look` that shows for certain that the fault, or a part of it, is no longer on,
             even if `applied` matches as well; Python alone evaluates it. None: there is no such output.
         gone: pattern of the output of `look` once the fault is gone, for a change that something else carries out after
-            the commands; None: every output that does not match `applied` shows that it is gone.
+            the commands, and for a tool that may print a message instead of its state; None: every output that does not
+            match `applied` shows that it is gone.
         unclear: what an output that matches neither `applied` nor `lost` may be due to, for the receipt; None: it shows
             that something else has ended the fault.
         shows: constants of the readback, which identify the target.
@@ -117,11 +118,14 @@ class CommandsActuator(Actuator):
     def revert_script(self) -> str:
         """Return a script that runs all of `off` and fails if the readback still shows the fault."""
         lines = [f"{shlex.join(self._filled(command))} || failed=1" for command in self._off]
-        look = f"{shlex.join(self._filled(self._look))} | grep -Eq --"
-        is_over = f"! {{ {look} {shlex.quote(self._pattern(self._applied))}; }}"
+        look, grep = shlex.join(self._filled(self._look)), "grep -Eq --"
+        is_on = f"{grep} {shlex.quote(self._pattern(self._applied))}"
+        is_over = f"! {{ {look} | {is_on}; }}"
         if self._gone is not None:
-            is_gone = f"{look} {shlex.quote(self._pattern(self._gone))}"
-            is_over = f"{{ for i in {_SCRIPT_TRIES}; do {is_gone} && exit 0; sleep 1; done; false; }}"
+            is_gone = f"{grep} {shlex.quote(self._pattern(self._gone))}"
+            say = "printf '%s\\n' \"$said\""
+            both = f"said=$({look}); {say} | {is_gone} && ! {{ {say} | {is_on}; }}"
+            is_over = f"{{ for i in {_SCRIPT_TRIES}; do {both} && exit 0; sleep 1; done; false; }}"
         return "\n".join(["failed=", *lines, f'[ -z "$failed" ] && {is_over}'])
 
     def on(self) -> None:

@@ -207,6 +207,8 @@ def do_mlxlink(state, argv):
             )
         state["port"] = {"DN": "Disable", "UP": "Active"}[argv[-1]]
         return "\nOperational Info\n----------------\n"
+    if state.get("silent"):
+        sys.exit(f"-E- Failed to open device: {argv[1]}. Resource temporarily unavailable.")
     # Recorded of a ConnectX-7 at 400 Gb/s (mlxlink_exporter, internal/mlxlink/testdata): down or up, the physical
     # state is the same; only an older one at 100 Gb/s says LinkUp.
     speed, width = ("400G", "4x") if state["port"] == "Active" else ("N/A", "N/A")
@@ -231,7 +233,7 @@ def do_mlxconfig(state, argv):
     )
 
 
-def do_nvidia_smi(state, argv):
+def do_nvidia_smi(state, argv):  # noqa: PLR0911 - one for each option
     if argv[0] == "drain":
         return _drain(state, Path(state["pci"]), argv[1:])
     if "-pm" in argv:
@@ -245,6 +247,8 @@ def do_nvidia_smi(state, argv):
     if "-pl" in argv:
         state["limit"] = int(argv[-1])
         return "Power limit was set."
+    if state.get("silent"):
+        return "Unable to determine the device handle for GPU0000:19:00.0: Unknown Error"
     fields = next(word for word in argv if word.startswith("--query-gpu=")).partition("=")[2].split(",")
     values = {
         "persistence_mode": state["persistence"],
@@ -292,4 +296,6 @@ def do_dcgmi(state, argv):
         return f"3 GPUs found.\n+--------+---+\n| GPU ID | Device Information |\n+--------+---+\n{rows}"
     entity = argv[argv.index("-i") + 1]
     assert entity == "1", "0000:19:00.0 is DCGM's second one"
+    if state.get("silent"):
+        return "#Entity   XIDER\nID"
     return f"#Entity   XIDER\nID\nGPU {entity}     {state['dcgm'][argv[argv.index('-e') + 1]]}"

@@ -106,6 +106,7 @@ def _throttle(request: Request) -> Mechanism:
         look=("sh", "-c", look),
         applied="^held",
         normal="^free",
+        gone="^(free|locked|slowed)",
         lost="^(free|locked|slowed) high",
         unclear="an idle or a hot GPU has a low clock, too: only a busy one shows that its clock is still locked",
     )
@@ -117,7 +118,8 @@ def _clock_state(limit: str) -> str:
 
     The second word is `low` if the clock is at `limit` or below, else `high`. The program's fields are the active event
     reasons (a hexadecimal bit mask, nvml.h), the SM clock in MHz and the busy time in percent. `held` means by this
-    limit, `slowed` means by heat or power, `locked` means by another lock.
+    limit, `slowed` means by heat or power, `locked` means by another lock. A line without such fields, as of a GPU that
+    does not answer, is `unreadable`.
     """
     statements = (
         f"low = $2 <= {limit} + {_STEP_MHZ}",
@@ -127,6 +129,7 @@ def _clock_state(limit: str) -> str:
         f"held = by_setting || low && !by_heat_or_power && (no_reason || $3 >= {_BUSY_PERCENT})",
         f"locked = no_reason && $2 < {{max}} * {TOP_SHARE}",
         'state = held ? "held" : low && by_heat_or_power ? "slowed" : locked ? "locked" : "free"',
+        'if ($1 !~ /^0x/ || $2 !~ /^[0-9]+$/) state = "unreadable:"',
         'print state, (low ? "low" : "high"), $0',
     )
     return f"{{ {'; '.join(statements)} }}"
@@ -137,6 +140,7 @@ def _power_cap(request: Request) -> Mechanism:
     watts = f"$(awk 'BEGIN {{ print int({{most}} * {left} / 100) }}')"
     look = (
         f"now=$({' '.join(_query(bus, 'power.limit'))}); "
+        'case ${now%%.*} in ""|*[!0-9]*) echo "unreadable: $now"; exit;; esac; '
         f'[ "${{now%%.*}}" -le "{watts}" ] && echo capped $now || echo free $now'
     )
     commands = Commands(
@@ -159,6 +163,7 @@ def _power_cap(request: Request) -> Mechanism:
         look=("sh", "-c", look),
         applied="^capped",
         normal="^free",
+        gone="^free",
     )
     return _on_gpu(request, commands, bus, state="power_capped")
 
@@ -248,6 +253,7 @@ def _injected(
         look=look,
         applied=f"^GPU +{entity} +{values[field]}( |$)",
         normal=f"^GPU +{entity} +{normal}( |$)",
+        gone=f"^GPU +{entity} +{normal}( |$)",
         unclear=None if offset_s == (0, 0) else "DCGM's own reading replaces a value at the end of its window",
     )
     claims = f"{request.target.node}/{request.target.gpu.name if request.target.gpu else bus}/dcgm"

@@ -85,6 +85,8 @@ def _port(request: Request) -> Mechanism:
         # 400 Gb/s shows ETH_AN_FSM_ENABLE like one that is down (mstflint, mlxlink_maps.cpp; mlxlink_exporter).
         applied="^State +: *Disable",
         normal="^State +: *Active",
+        # Any state but Disable, such as Polling; a message (-E- Failed to open device) or N/A is none.
+        gone="^State +: *([^DN ]|N[^/])",
     )
     return by_commands(
         request,

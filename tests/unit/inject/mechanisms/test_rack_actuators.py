@@ -396,7 +396,8 @@ def test_patterns_match_the_same_lines_in_python_and_grep(kind, target, params):
     """The holder reads them with Python, the stored revert with grep -E."""
     args = shot(kind, target, **params).request["args"]
     lines = ["up", "down", "Active", "None", "x1500", "1500", "State:\tT (stopped)", "held 0x2", "GPU 0     79"]
-    for pattern in (args["applied"], args["normal"]):
+    lines += ["State : N/A", "State : Disable", "State : Polling"]
+    for pattern in (args["applied"], args["normal"], *filter(None, (args.get("gone"),))):
         matching = subprocess.run(
             ["grep", "-E", "--", pattern], input="\n".join(lines), text=True, check=False, capture_output=True
         ).stdout
@@ -504,3 +505,25 @@ def test_ecmp_hash_that_only_the_configuration_has_is_not_armed(tools):
     assert actuator.read()["applied"] is False
     actuator.off()
     assert actuator.read()["gone"] is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "params"),
+    [case for case in COMMANDED if case[0].startswith(("gpu.", "rnic.")) or case[:2] == ("link.down", "host1:mlx5_0")],
+)
+def test_device_that_does_not_answer_after_the_revert_is_not_cleared(kind, target, params, tools, monkeypatch):
+    """A message of the tool instead of the state counted as its absence, because it does not show the fault."""
+    monkeypatch.setattr(commands_module, "_SCRIPT_TRIES", "1")
+    args = dict(shot(kind, target, **params).request["args"])
+    actuator = CommandsActuator(**args | {"settle_s": 0.1})
+    actuator.prepare()
+    actuator.on()
+    tools.write_text(json.dumps({**json.loads(tools.read_text()), "silent": True}))
+    actuator.off()
+    readback = actuator.read()
+    assert (readback["applied"], readback["gone"]) == (False, False), readback["said"]
+    revert = ["sh", "-c", actuator.revert_script()]
+    assert subprocess.run(revert, check=False, timeout=60, capture_output=True).returncode != 0
+    tools.write_text(json.dumps({**json.loads(tools.read_text()), "silent": False}))
+    assert actuator.read()["gone"] is True
+    assert subprocess.run(revert, check=False, timeout=60, capture_output=True).returncode == 0
