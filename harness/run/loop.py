@@ -339,7 +339,7 @@ def _with_faults(
         following = taps.enter_context(
             telemetry.start(lab, on_change=beside_workload.forward_changes(live.on_change, probing))
         )
-        live.heard_ns = following.heard_ns
+        live.heard_ns, live.without_log = following.heard_ns, following.without_log
         # Counted from here, because the start of all these is not part of the run: a holder takes ten seconds on an
         # emulated host.
         counted_from_s = time.monotonic()

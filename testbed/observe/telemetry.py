@@ -162,6 +162,10 @@ class Following:
         with self._lock:
             return {name: data.at_ns for name, data in self._data.items()}
 
+    def without_log(self) -> list[str]:
+        """Return the machines whose kernel's log is not followed."""
+        return [name for name, data in self._data.items() if data.no_log is not None]
+
     def _record(self, data: _MachineData, message: Mapping[str, Any]) -> None:
         offset = data.watcher.offset
         data.at_ns = time.monotonic_ns()

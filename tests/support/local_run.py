@@ -62,7 +62,7 @@ class Workload:
 
 @contextlib.contextmanager
 def fake_telemetry(*_, **__):
-    yield SimpleNamespace(heard_ns=dict, stop=lambda: None)
+    yield SimpleNamespace(heard_ns=dict, without_log=list, stop=lambda: None)
 
 
 def run(folder: Path) -> int:

@@ -42,6 +42,7 @@ class Live:
     """Live state of a run, updated by events of its traffic and of its machines. Thread-safe.
 
     `heard_ns` returns, by machine, the time of its latest message (controller ns); None: without telemetry.
+    `without_log` returns the machines whose kernel's log is not followed.
     `slow_ranks` returns how many ranks are slow now (`harness.run.online`); None: without detection.
     `is_over` returns whether the workload has ended. `standstills` returns when hosts stood still, and `reads` when the
     harness read counters, up to now. `needs_baseline`: the experiment bounds a metric that is compared with the
@@ -50,6 +51,7 @@ class Live:
 
     def __init__(self) -> None:
         self.heard_ns: Callable[[], Mapping[str, int]] | None = None
+        self.without_log: Callable[[], Sequence[str]] = tuple
         self.slow_ranks: Callable[[], int | None] | None = None
         self.is_over: Callable[[], bool] = lambda: False
         self.standstills: Callable[[], Sequence[Standstill]] = tuple
@@ -96,13 +98,14 @@ class Live:
         """Return the current values of `harness.experiment.stop.METRICS`; None: unknown, or not yet known."""
         heard = self.heard_ns() if self.heard_ns is not None else {}
         slow = self.slow_ranks() if self.slow_ranks is not None else None
+        unlogged = self.without_log()
         with self._lock:
-            is_known = self._is_reporting(now_ns)
+            is_known, broken = self._is_reporting(now_ns), len(kernel_log.broken(self._kernel))
             return {
                 "qp_errors": self._qp_errors if is_known else None,
                 "goodput_ratio": self._goodput_ratio(now_ns) if is_known else None,
                 "silence": max(((now_ns - at_ns) / 1e9 for at_ns in heard.values()), default=None),
-                "kernel.broken": len(kernel_log.broken(self._kernel)),
+                "kernel.broken": broken if broken or not unlogged else None,
                 "slow_ranks": slow,
             }
 

@@ -215,7 +215,7 @@ class ComputingLab(RankLab):
 
 def test_online_watches_a_run_without_faults(tmp_path, monkeypatch):
     """The real run loop, progress lines and threads; only the engines are stand-ins, and machines report nothing."""
-    following = SimpleNamespace(heard_ns=dict, stop=Recorded)
+    following = SimpleNamespace(heard_ns=dict, without_log=list, stop=Recorded)
     monkeypatch.setattr(run_module.telemetry, "start", lambda *_, **__: contextlib.nullcontext(following))
     monkeypatch.setattr(run_module.counters, "read", lambda _lab: {})
     monkeypatch.setattr(run_module.workload, "paths_of", lambda *_: {})

@@ -211,6 +211,17 @@ def test_live_silent_ranks_leave_goodput_and_errors_unknown():
     assert live.due(12 * S) == set()
 
 
+def test_live_broken_kernels_are_unknown_if_the_log_of_a_machine_is_not_followed():
+    """Without root on one host, its kernel could break unseen: `kernel.broken` was 0, and its condition PASS."""
+    live = Live()
+    live.begin(start_ns=0, fault_ns=5 * S)
+    assert live.values(6 * S)["kernel.broken"] == 0
+    live.without_log = lambda: ["host2"]
+    assert live.values(6 * S)["kernel.broken"] is None
+    live.on_change(Change(at_ns=6 * S, node="host1", subject="kernel", text="0 kernel BUG at mm/slub.c:1"))
+    assert live.values(6 * S)["kernel.broken"] == 1
+
+
 def test_watching_stops_when_all_ranks_are_silent():
     """In real time: the ranks reported once, long ago, and send nothing more."""
     live = Live()
