@@ -140,9 +140,9 @@ def _busier(load: LinkLoad) -> int:
 
 
 def _utilisation(place: str, loads: Sequence[LinkLoad], capacity: Mapping[str, float]) -> Observation:
-    selected = [load for load in loads if load.name in capacity and place in ("max", "mean", load.name)]
-    if not selected:
-        return Observation(value=None, detail=_NO_SPEED)
+    selected = [load for load in loads if place in ("max", "mean", load.name)]
+    if why := _why_no_capacity(selected, capacity):
+        return Observation(value=None, detail=why)
     if why := _why_unknown([direction for load in selected for direction in (load.up, load.down)]):
         return Observation(value=None, detail=why)
     shares = {load.name: _busier(load) / capacity[load.name] for load in selected}
@@ -161,14 +161,25 @@ def uplink_use(run: Measurements, tier: SwitchRole | None = None) -> Observation
     if tier is None:
         return Observation(value=None, detail="there are no links between switches")
     capacity = capacity_bytes(run)
-    loads = [load for load in of_tier[tier] if load.name in capacity]
-    if not loads:
-        return Observation(value=None, detail=_NO_SPEED)
+    loads = of_tier[tier]
+    if why := _why_no_capacity(loads, capacity):
+        return Observation(value=None, detail=why)
     if why := _why_unknown([load.up for load in loads]):
         return Observation(value=None, detail=why)
     sent = sum(load.up.size_bytes or 0 for load in loads)
     value = sent / sum(capacity[load.name] for load in loads)
     return Observation(value=value, detail=f"{sent:,} bytes up over {len(loads)} uplinks of the {tier} tier")
+
+
+def _why_no_capacity(loads: Sequence[LinkLoad], capacity: Mapping[str, float]) -> str:
+    """Return why the capacity of some of these links is unknown; empty if it is known of all.
+
+    A metric needs all of them: the link without a speed may be the fullest one.
+    """
+    without = [load.name for load in loads if load.name not in capacity]
+    if not loads or len(without) == len(loads):
+        return _NO_SPEED
+    return f"the speed of {without[0]} is not known, but all {len(loads)} links are compared" if without else ""
 
 
 _NO_SPEED = "the inventory gives the links between switches no rate (faultbed_tiers, faultbed_rate_scale)"

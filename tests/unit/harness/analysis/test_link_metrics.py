@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from experiment_text import COLLECTIVE, read
@@ -87,6 +89,20 @@ def test_link_metrics_without_rates_have_no_utilisation_but_a_reason():
         assert "gives the links between switches no rate" in metrics[name].detail
     assert metrics["mmr.rtsw"].value == 1
     assert capacity_bytes(synthetic_run()) == {}
+
+
+def test_link_without_a_known_speed_leaves_no_maximum_and_no_mean():
+    """The fullest link was left out without a word, so that the fullest of the others was the maximum."""
+    run = msgspec.structs.replace(counted(every_uplink(5, ctsw1_atsw1=10**12), scale=None), lab_kind="rack")
+    links = tuple(
+        replace(link, a=replace(link.a, speed_gbps=None)) if link.name == "ctsw1:atsw1" else link
+        for link in ZONES.topology.links
+    )
+    metrics = link_metrics(msgspec.structs.replace(run, topology=replace(ZONES.topology, links=links)))
+    for name in ("link_utilisation.max", "link_utilisation.mean", "bisection"):
+        assert metrics[name].value is None
+        assert "the speed of ctsw1:atsw1 is not known" in metrics[name].detail
+    assert metrics["link_utilisation.rtsw1:ctsw1"].value is not None
 
 
 def test_link_metrics_after_a_counter_reset_have_no_ratio():
