@@ -32,11 +32,17 @@ class Rdma:
         self._places: dict[int, list[tuple[str, int]]] = {}
 
     def refresh(self) -> None:
-        """Find the devices that exist now; the next `moved` returns all counters."""
+        """Find the devices that exist now; the next `moved` returns all counters.
+
+        Raises:
+            TimeoutError: the kernel did not answer in time, so that it is unknown which devices there are.
+        """
         self._names, self._last, self._places = {}, {}, {}
         try:
             self._netlink = self._netlink or Netlink(_NETLINK_RDMA)
             devices = [attributes(body) for _, body in self._netlink.dump(_GET, b"")]
+        except TimeoutError:
+            raise
         except OSError:  # a kernel without RDMA
             return
         self._names = {
@@ -44,7 +50,11 @@ class Rdma:
         }
 
     def counts(self) -> Iterator[tuple[str, int]]:
-        """Yield every counter, as `device.counter`, and its value."""
+        """Yield every counter, as `device.counter`, and its value.
+
+        Raises:
+            TimeoutError: the kernel did not answer in time. A device that is gone has no counters instead.
+        """
         for index, name in self._names.items():
             body = self._read(index)
             yield from ((f"{name}.{counter}", _value(body, at)) for counter, at in places(body))
@@ -52,7 +62,10 @@ class Rdma:
     def moved(self) -> Iterator[tuple[str, int]]:
         """Yield the counters that have moved since the last call, and their values."""
         for index, name in self._names.items():
-            body, before = self._read(index), self._last.get(index, b"")
+            try:
+                body, before = self._read(index), self._last.get(index, b"")
+            except TimeoutError:  # the next call returns what has moved meanwhile
+                continue
             if body == before:
                 continue
             if len(body) != len(before):
@@ -71,6 +84,8 @@ class Rdma:
         request = attribute(_INDEX, index.to_bytes(4, "little")) + attribute(_PORT, (1).to_bytes(4, "little"))
         try:
             return self._netlink.request(_STAT_GET, request) if self._netlink is not None else b""
+        except TimeoutError:
+            raise
         except OSError:  # the device is gone by now, or its driver has no counters
             return b""
 

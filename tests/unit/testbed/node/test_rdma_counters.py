@@ -119,3 +119,26 @@ def test_rdma_counters_of_a_kernel_without_rdma_are_empty(monkeypatch):
     there.refresh()
     assert list(there.counts()) == list(there.moved()) == []
     there.close()
+
+
+def test_rdma_counters_of_a_kernel_that_does_not_answer_are_unknown_and_not_gone(kernel):
+    """Counters that are gone prove that a device was removed; on a starved machine they were only not read."""
+    there = rdma.Rdma()
+    there.refresh()
+    dict(there.moved())
+    answer_of, dump = kernel.request, kernel.dump
+
+    def too_late(*_):
+        raise TimeoutError("timed out")
+
+    kernel.request = too_late
+    with pytest.raises(TimeoutError):
+        dict(there.counts())
+    assert dict(there.moved()) == {}
+    kernel.request, kernel.dump = answer_of, too_late
+    assert dict(there.moved()) == {}, "nothing has moved meanwhile"
+    with pytest.raises(TimeoutError):
+        there.refresh()
+    kernel.dump = dump
+    there.refresh()
+    assert dict(there.counts())["rxe0.rcvd_pkts"] == 7
