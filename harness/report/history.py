@@ -66,6 +66,9 @@ _MADE_BY = (
 (sqlite.org, "PRAGMA")."""
 
 
+_NO_VERDICT = "it has no verdict: it still runs, or it was killed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
     """One run of the index. Runs of one `series` are comparable, and their verdicts if their `expectations` are equal.
@@ -88,7 +91,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Runs of a folder, oldest first; `left_out` maps the runs that cannot be read to the reason."""
+    """Runs of a folder, oldest first; `left_out` maps those without a verdict, or not readable, to the reason."""
 
     past: tuple[Past, ...]
     left_out: Mapping[str, str]
@@ -226,6 +229,8 @@ def _refresh(index: sqlite3.Connection, runs: Path) -> None:
         if known.get(name) != changed_ns_of[name]:
             _forget(index, name)
             _add(index, runs / name, changed_ns_of[name])
+    for name in sorted({path.parent.name for path in runs.glob("*/experiment.toml")} - changed_ns_of.keys()):
+        index.execute("INSERT INTO left_out VALUES (?, ?, ?)", (name, 0, _NO_VERDICT))
 
 
 def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:

@@ -441,6 +441,20 @@ def test_history_unreadable_run_is_named_until_it_is_repaired(tmp_path):
     assert (len(result.past), result.left_out) == (1, {})
 
 
+def test_history_names_the_run_that_was_killed_before_its_verdict(tmp_path):
+    """It was not in the list, and nothing said that there was one more run."""
+    run = finished(tmp_path, synthetic_run())
+    verdict = (run.path / "verdict.json").read_bytes()
+    (run.path / "verdict.json").unlink()
+    for _ in range(2):
+        result = history.read(history.update(tmp_path))
+        assert result.past == ()
+        assert "it still runs, or it was killed" in result.left_out[run.path.name]
+    (run.path / "verdict.json").write_bytes(verdict)
+    result = history.read(history.update(tmp_path))
+    assert (len(result.past), result.left_out) == (1, {})
+
+
 def test_history_command_lists_runs(tmp_path):
     finished(tmp_path, synthetic_run())
     done = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path), "--json"], standalone_mode=False)
