@@ -32,7 +32,8 @@ _LINE = re.compile(
 """A million wrong elements are `1e+06`: nccl-tests prints their number with %g (src/common.cu)."""
 _ROW = re.compile(r"^\s*[0-9]+\s+[0-9]+\s+\w+\s+\w+\s+-?[0-9]+\s.*$", re.MULTILINE)
 """A line that begins like a row of results."""
-_FAILED = re.compile(r"^#\s*Out of bounds values\s*:.*FAILED", re.MULTILINE)
+_END = re.compile(r"^#?\s*Out of bounds values\s*:(?P<result>.*)", re.MULTILINE)
+"""The end of the output of every run that came to its end (src/common.cu)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +67,8 @@ def read(text: str) -> Run:
     """Parse the output of `all_reduce_perf` and its relatives.
 
     Raises:
-        UsageError: it has no line of results, one that cannot be read, or those of more than one run; or it says that
-            data were wrong, and no line does.
+        UsageError: it has no line of results, one that cannot be read, or those of more than one run; or it has no
+            end; or it says that data were wrong, and no line does.
     """
     text = _TAG.sub("", text)
     ranks, starting = _RANK.findall(text), _STARTING.findall(text)
@@ -88,10 +89,16 @@ def read(text: str) -> Run:
         raise UsageError(
             f'a line of results cannot be read: "{unread.strip()}"; give the whole output as it was printed'
         )
-    if _FAILED.search(text) and not any(line.wrong for line in lines):
-        raise UsageError("the output ends with FAILED, and none of its lines has wrong elements; give the whole output")
     if not lines:
         raise UsageError("the output has no line of results of nccl-tests; give the whole output of all_reduce_perf")
+    end = _END.search(text)
+    if end is None:
+        raise UsageError(
+            'the output has no line "# Out of bounds values", so the run did not come to its end, and the sizes that '
+            "are missing may be the slow ones; give the whole output, or run it again"
+        )
+    if "FAILED" in end["result"] and not any(line.wrong for line in lines):
+        raise UsageError("the output ends with FAILED, and none of its lines has wrong elements; give the whole output")
     test = starting or _TEST.findall(text)
     if not test and any(match["redop"] == "none" or match["root"] != "-1" for match in _LINE.finditer(text)):
         raise UsageError("the output does not name its collective, which is no all-reduce; give the whole output")

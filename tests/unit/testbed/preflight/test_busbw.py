@@ -36,6 +36,7 @@ TAGGED = """\
 [1,1]<stderr>:host2:41013:41013 [1] NCCL INFO Bootstrap : Using eth0:192.0.2.12<0>
 [1,0]<stdout>:#  Rank  1 Group  0 Pid  41013 on      host2 device  0 [0x2b] NVIDIA H100 80GB HBM3
 [1,0]<stdout>: 1073741824 268435456 float sum -1    39561   27.14   47.50      0    39600   27.11   47.45      0
+[1,0]<stdout>:# Out of bounds values : 0 OK
 """
 """As `mpirun --tag-output` writes it, in logs of the MPI operator and of AWS' examples."""
 TABLE = [
@@ -59,6 +60,14 @@ def test_busbw_run_is_decoded():
     run = read(output((GIB, 47.25, 46.5, 0), (8, 0.01, 0.02, "N/A")))
     assert (run.collective, run.ranks) == ("all-reduce", 2)
     assert [(x.size_bytes, x.gbytes_per_s, x.wrong) for x in run.lines] == [(GIB, 46.5, 0), (8, 0.01, 0)]
+
+
+def test_busbw_run_that_did_not_come_to_its_end_is_rejected():
+    """A hang at the first large size left the small ones, and nothing was short."""
+    ended = output((16 * MIB, 30, 30, 0))
+    assert compare(read(ended), TABLE) == []
+    with pytest.raises(UsageError, match="did not come to its end"):
+        read(ended.removesuffix(TAIL) + "host1: Test timeout\n")
 
 
 def test_busbw_more_than_one_run_is_rejected():
