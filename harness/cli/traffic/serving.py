@@ -79,7 +79,7 @@ def inference_command(
     result = _run(session, ranks, "inference", lambda lab, report: inference.run(lab, spec, on_event=report))
     write_rows(session, rows_file.of_ranks(result), out)
     if as_json:
-        session.json(result.to_dict())
+        session.json(result.to_dict() | ({} if _has_slo(result) else {"slo_attainment": None}))
     else:
         _show_result(session, result)
     low, high = result.slo_attainment_range
@@ -96,6 +96,11 @@ def inference_command(
     return code
 
 
+def _has_slo(result: InferenceResult) -> bool:
+    """Return whether there was an objective to keep; without one, every request would have kept it."""
+    return bool(result.spec.slo_ttft_ms or result.spec.slo_tpot_ms)
+
+
 def _show_result(session: Session, result: InferenceResult) -> None:
     session.table(
         ("requests", "TTFT P50/P99[ms]", "TPOT P50/P95/P99[ms]", "SLO kept", "#wrong"),
@@ -104,7 +109,7 @@ def _show_result(session: Session, result: InferenceResult) -> None:
                 str(result.requests_completed),
                 f"{result.ttft_p50_ns / 1e6:.1f} / {result.ttft_p99_ns / 1e6:.1f}",
                 " / ".join(f"{ns / 1e6:.1f}" for ns in (result.tpot_p50_ns, result.tpot_p95_ns, result.tpot_p99_ns)),
-                f"{result.slo_attainment:.1%}",
+                f"{result.slo_attainment:.1%}" if _has_slo(result) else "no SLO",
                 str(result.wrong_elements),
             )
         ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import pytest
 from click.testing import CliRunner
 
@@ -40,3 +43,15 @@ def test_inference_command_decides_no_slo_share_that_the_clocks_leave_open(monke
     done = CliRunner().invoke(cli, ["traffic", "inference", "--slo-ttft-ms", "1000"], standalone_mode=False)
     assert done.return_value == code, done.output
     assert ("within the error of two hosts' clocks" in done.output) is (code == ExitCode.INCONCLUSIVE)
+
+
+def test_inference_command_without_an_objective_claims_none_was_kept(monkeypatch):
+    """It printed that 100 % of the requests kept the SLO."""
+    whole = result((500, 990), 1.0, 0)
+    without = dataclasses.replace(whole, spec=dataclasses.replace(whole.spec, slo_ttft_ms=0.0))
+    for given, shown, share in ((without, "no SLO", None), (whole, "100.0%", 1.0)):
+        monkeypatch.setattr(serving, "_run", lambda *_, given=given: given)
+        done = CliRunner().invoke(cli, ["traffic", "inference"], standalone_mode=False)
+        assert shown in done.output
+        done = CliRunner().invoke(cli, ["traffic", "inference", "--json"], standalone_mode=False)
+        assert json.loads(done.output)["slo_attainment"] == share
