@@ -85,13 +85,16 @@ def truths_of(run: Measurements) -> tuple[Truth, ...]:
 def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterable[Sequence[Trip]] = ()) -> Score:
     """Attribute each run blind, and score it against its faults. Runs with an unproven fault are left out.
 
+    So are those with an error of the harness: in one that ended before its faults, nothing is found, which is right
+    by no merit.
+
     `probes` are the probes of each run, in the same order; runs beyond its end have none.
     """
     counted = named_faults = missed = correct = false = single = right = network_right = 0
     matrix: Counter[tuple[str, str]] = Counter()
     for (run, flights), trips in zip(runs, itertools.chain(probes, itertools.repeat(())), strict=False):
         truths = truths_of(run)
-        if len(truths) != len(run.faults):
+        if run.errors or len(truths) != len(run.faults):
             continue
         counted += 1
         findings = attribute(run, flights, trips)

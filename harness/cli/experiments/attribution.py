@@ -38,7 +38,8 @@ _ERRORS = 3
 def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) -> None:
     """Locate the cause of trouble in each run without its fault plan, then compare it with the faults.
 
-    Precision, recall and the confusion matrix are computed over the RUN_DIRS whose faults provably fired.
+    Precision, recall and the confusion matrix are computed over the RUN_DIRS whose faults provably fired, without those
+    that are an ERROR.
     """
     runs = [
         (run.path, run.read_measurements(), run.read_flights(), run.read_probes().trips)
@@ -76,6 +77,10 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
         for finding in findings
     ]
     session.table(("run", "cause", "place", "confidence", "evidence"), rows)
+    if left_out := len(runs) - total.runs:
+        session.out.print(
+            f"\n{left_out} of {len(runs)} runs are not scored: a fault is not proven, or the run is an ERROR"
+        )
     if total.precision and total.recall:
         session.out.print(
             f"\nagainst the faults of {total.runs} runs: precision {total.correct}/{total.correct + total.false} "

@@ -52,6 +52,16 @@ def test_score_skips_runs_whose_fault_is_in_doubt(labelled):
     assert score([(doubted, ())]).runs == 0
 
 
+def test_score_skips_runs_with_an_error_of_the_harness(tmp_path):
+    """A fault-free run that broke off showed nothing, which counted as rightly found."""
+    run = Network(3).run().measured(None, "")
+    broken = msgspec.structs.replace(run, errors=("host1: its kernel broke",))
+    assert (score([(run, ())]).right, score([(broken, ())]).runs) == (1, 0)
+    kept = finished(tmp_path, broken).path
+    text = CliRunner().invoke(cli, ["attribute", str(kept)], standalone_mode=False).output
+    assert "1 of 1 runs are not scored" in text
+
+
 def test_attribute_command_refuses_a_run_twice(tmp_path, labelled):
     """Each copy would count as one more finding that is right."""
     path = finished(tmp_path / "a", labelled[0][2]).path
