@@ -264,7 +264,8 @@ class JobResults:
             self.has_run
             and not any(troubles)
             and not any(step.stopped for step in self.steps)
-            and all(_fine(verdict) for verdict in (*self.verdicts, *self.joint))
+            and all(map(_fine, self.verdicts))
+            and all(map(_fine, self.joint))
         )
 
 
