@@ -1,4 +1,4 @@
-"""Which fault kinds a lab supports at which targets: the planner's answer, and that of the machine of each target.
+"""Which fault kinds a lab supports at which targets, according to the planner and to the machine of each target.
 
 Each machine runs the code of the fault until just before its first change (`inject.node.probe`). That code refuses an
 unsuitable release or ASIC of a switch, its ACLs and containers, firmware that keeps ports up, missing tools, and state

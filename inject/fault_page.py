@@ -12,20 +12,21 @@ __all__ = ["markdown", "rows", "table"]
 _HEAD = """\
 # Faults
 
-Written by `python -m inject.fault_page > docs/faults.md` from `inject/kinds/`; change those, not this page.
-`faultbed faults` prints the same, `faultbed faults --json` for programs.
+Written by `python -m inject.fault_page > docs/faults.md` from `inject/kinds/`: change the files there, not this page.
+`faultbed faults` prints the same table, and `faultbed faults --json` prints it for programs.
 
-Fidelity: `real` is real cause and real effect, `emulated` a real symptom of another cause. The last column says what
-reverts if the controller and the holder are gone: `fd`, the kernel, with the socket of the holder; `unit`, PID 1 of
-the target; `local`, the guardian beside QEMU. A fault is proved if it was armed (read back at its place), its actuator
-counted hits, an independent counter moved, and no counter moved that must not. On a rack lab every holder is a
-transient unit of the switch or host (`unit`). **No rack actuator has been run on hardware yet**: commands and readbacks
-follow the vendors' documentation. A kind without one is refused there when it is planned.
+Fidelity: `real` is real cause and real effect, `emulated` a real symptom of another cause, `modelled` an effect that
+no packet shows. The column "reverted by" says what reverts the fault if the controller and the holder are gone: `fd`,
+the kernel, when the holder's socket closes; `unit`, PID 1 of the target; `local`, the guardian beside QEMU. A fault is
+proved if it was armed (read back at its place), its actuator counted hits, an independent counter moved, no counter
+moved that must not, it was on for the planned time, and it is cleared. On a rack lab every holder is a transient unit
+of the switch or host (`unit`). **No rack actuator has been run on hardware yet**: commands and readbacks follow the
+vendors' documentation. A kind without a rack actuator is refused on a rack lab when it is planned.
 """
 
 
 def table() -> list[tuple[str, str, str, str, str]]:
-    """Return a row for every kind: name, targets, fidelity, who reverts, summary."""
+    """Return a row for every kind: name, targets, fidelity, what reverts it, summary."""
     return [
         (
             kind.name,

@@ -34,13 +34,14 @@ from testbed.suggestions import hint
 __all__ = ["FaultSpec", "PlannedFault", "plan", "plan_all", "plan_beside"]
 
 PSN_COUNT = 1 << 24
+"""Number of packet sequence numbers: they have 24 bits (InfiniBand 9.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSpec:
     """A fault as the user wrote it: kind, target, window (seconds from the start of the workload) and parameters.
 
-    `seed` decides which packets it takes (`inject.selection`): 0 to 2³¹ - 1. `name` is its id in an experiment.
+    `seed` decides which packets the fault takes (`inject.selection`): 0 to 2³¹ - 1. `name` is its id in an experiment.
     """
 
     name: str = ""
@@ -54,14 +55,27 @@ class FaultSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFault:
-    """One fault, from `spec` to the exact changes on a lab; `at_s`, `for_s` and `params` are the checked values.
+    """One fault, from `spec` to the exact changes on a lab.
 
-    `place` is where the holder runs, `request` its request (JSON), `steps` the same for people, `must_move` and
-    `must_not_move` the counters (`node/name`, as in `testbed.observe.counters`) that decide whether it fired, `shows`
-    what the readback must say of where it is, `while_on` what states read while it is there, `restored` what they read
-    once it is over, `reads` the machines whose counters are needed, `of_workload` that what it changes is there only
-    while a workload runs, `complete_after` after how many hits it is over by its nature (None: it lasts for its
-    window), `selection` which packets the seed has chosen (None: the fault takes none by a draw).
+    Counters and states are named `node/name`, as in `testbed.observe.counters`.
+
+    Attributes:
+        spec: the fault as the user wrote it; `at_s`, `for_s` and `params` below are its validated values.
+        id: derived from everything that defines the fault; unique within an experiment.
+        fidelity: of this kind on this kind of lab.
+        binding: what reverts the fault if its holder dies.
+        place: where the holder runs.
+        request: what the controller sends to the holder (JSON).
+        steps: the same changes and reverts, as commands for people.
+        must_move: counters that prove that the fault fired.
+        must_not_move: counters that must stay as they are ("bystanders").
+        restored: states after the fault, as (name, value).
+        shows: what the readback must contain, to prove that the change is at the planned place.
+        while_on: states while the fault is on, as (name, value); None: no such state exists then.
+        late_binding: what is known only when the fault is armed; None: everything is known.
+        of_workload: whether what the fault changes exists only while a workload runs.
+        complete_after: number of hits after which the fault is complete; None: it lasts for its whole window.
+        selection: how the seed chooses packets; None: nothing is drawn.
     """
 
     spec: FaultSpec
@@ -95,19 +109,19 @@ class PlannedFault:
 
     @property
     def ends_s(self) -> float:
-        """When its window ends, in seconds after the workload's start."""
+        """When the fault's window ends, in seconds after the workload's start."""
         return self.at_s + self.for_s
 
     @property
     def reads_keys(self) -> tuple[str, ...]:
-        """Every counter that decides whether it fired or is restored, as `node/name`."""
+        """Every counter and state that decides whether the fault fired and whether it is restored, as `node/name`."""
         keys = [key for witness in self.must_move for key in witness.any_of]
         states = [key for key, _ in (*self.restored, *self.while_on)]
         return tuple(dict.fromkeys([*keys, *self.must_not_move, *states]))
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The hosts and switches whose counters decide, sorted."""
+        """The hosts and switches to read `reads_keys` from, sorted."""
         return tuple(sorted({key.split("/", 1)[0] for key in self.reads_keys}))
 
     def to_json(self) -> dict[str, Any]:
@@ -155,7 +169,7 @@ def plan(
 
     Raises:
         UsageError: unknown kind, parameter or target, or a value out of its range.
-        Unsupported: this kind of lab cannot do it.
+        Unsupported: this kind of lab, or this target, does not support the fault.
     """
     kind = kind_named(spec.kind, where=f"{where}.kind")
     target = _target(spec, topology, kind, where=where)
@@ -242,10 +256,11 @@ def plan_beside(
     """Plan one fault in addition to active ones, whatever their windows.
 
     Returns:
-        All faults, the new one last. Counters that one is expected to move are no bystanders of the others.
+        All faults, the new one last. Counters that one fault is expected to move are removed from the bystanders of
+        the others.
 
     Raises:
-        UsageError: as `plan`, or it would change what an active fault changes.
+        UsageError: as `plan`, or the new fault would change what an active fault changes.
         Unsupported: as `plan`.
     """
     planned = plan(spec, topology, lab_kind=lab_kind, index=index, where=where)
@@ -337,7 +352,7 @@ def _value(value: Any, param: Param, *, where: str) -> Any:
 
 
 def _number(text: str, param: Param, wrong: UsageError) -> float:
-    """Return the number of a parameter; `wrong` is raised if it is not one, is out of range, or must be whole."""
+    """Convert a parameter to a number; raise `wrong` if it is no number, out of range, or must be whole and is not."""
     try:
         number = float(text)
     except ValueError:

@@ -30,6 +30,7 @@ from inject.node.holder import REVERT_DIR
 from inject.node.machine.cgroup import UNLIMITED
 from inject.node.machine.hog import NAME as HOG
 from inject.node.machine.limit import CGROUPS
+from inject.node.machine.vmreset import REPROVISION_DEADLINE_S
 from inject.node.network.detour import GUEST, OWN
 from inject.node.network.latereceives import FILE as LATE
 from inject.node.network.scheme import LEFTOVERS, SWEEP
@@ -52,8 +53,8 @@ __all__ = ["PANIC_S", "heal", "is_foreign", "script"]
 
 PANIC_S = 5.0
 """How long `panic` should take. It is not cut off there: an emulated switch that was idle may need more."""
-_REVERT_S, _BACK_S = 30.0, 900.0
-"""Deadline of a revert beside QEMU, and of one that waits for a host to boot."""
+_REVERT_S = 30.0
+"""Deadline of a revert beside QEMU, unless it waits for a host to boot (`REPROVISION_DEADLINE_S`)."""
 _MISSING = "missing:"
 # Where systemd keeps the control groups of transient units (systemd.slice(5)).
 _SYSTEM_SLICE = "/sys/fs/cgroup/system.slice"
@@ -183,9 +184,10 @@ def heal(lab: Lab, *, only: Collection[str] = (), panic: bool = False, timeout_s
         (`is_foreign`). Empty if there was nothing.
 
     Raises:
-        RevertFailed: something is left, or a machine does not answer and may still hold a fault; the others are healed.
+        RevertFailed: something is left, or a machine does not answer and may still hold a fault. All other machines
+            are healed.
     """
-    # First: commands that read this record begin no fault, and faults that have begun are found below.
+    # Written first: a command that reads this record starts no new fault, and faults started before are found below.
     interventions.record(lab.state_dir, "heal --panic" if panic else "heal", covered(lab.topology, only))
     machines = tuple(name for name in lab.nodes() if not only or name in only)
 
@@ -220,7 +222,7 @@ def heal(lab: Lab, *, only: Collection[str] = (), panic: bool = False, timeout_s
 
 
 def is_foreign(line: str) -> bool:
-    """Return whether a line of `heal` reports something that was left alone."""
+    """Return whether a line of `heal` reports something that is not ours and was left alone."""
     return f": {_FOREIGN}" in line
 
 
@@ -284,10 +286,14 @@ def _lines_of(action: Callable[[], list[str]]) -> list[str]:
 
 
 def _heal_local(lab: Lab, *, most_s: float | None) -> list[str]:
-    """End the holders on this machine and run their stored reverts, all at once, each for at most `most_s`.
+    """End the holders on this machine and run their stored reverts, all at once.
 
-    A holder would go on with its next edge, and its guardian runs the same stored revert: the holder is killed first,
-    and the process that holds the lock of its claim runs the revert.
+    Each holder is killed first, because it would otherwise make its next edge. Its guardian then runs the same stored
+    revert as this process: only the one that holds the lock of the claim runs it.
+
+    Args:
+        lab: the lab.
+        most_s: deadline of each revert; None: as long as this kind of revert may take.
     """
     folder = revert_dir(lab)
     # First: a holder that has no claim yet cannot be found here, but reads this file once it has one.
@@ -307,7 +313,7 @@ def _heal_local_holder(stored: Path, most_s: float | None) -> list[str]:
         if end_holder(str(claim)):
             fault_text = f"{fields.get('kind')} on {fields.get('target')}" if fields else stored.stem
             lines = [f"here: {_MARK} ended the holder of {fault_text}"]
-        patience_s = most_s or (_BACK_S if stored.exists() and REPROVISION in stored.read_text() else _REVERT_S)
+        patience_s = most_s or (REPROVISION_DEADLINE_S if _waits_for_boot(stored) else _REVERT_S)
         with locked(str(claim), within_s=patience_s):
             if stored.exists():
                 ran = subprocess.run(["/bin/sh", str(stored)], check=False, capture_output=True, timeout=patience_s)
@@ -320,6 +326,10 @@ def _heal_local_holder(stored: Path, most_s: float | None) -> list[str]:
         # If both are gone, the guardian has reverted.
         return [*lines, f"here: failed: {error}"] if stored.exists() or claim.exists() else lines
     return lines
+
+
+def _waits_for_boot(stored: Path) -> bool:
+    return stored.exists() and REPROVISION in stored.read_text()
 
 
 def _provision_again(lab: Lab, lines: list[str]) -> list[str]:

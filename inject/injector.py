@@ -97,9 +97,11 @@ class Injector:
         self._open: list[PreparedFault] = []
         self._all: list[PreparedFault] = []
         self._ended: tuple[PlannedFault, float] | None = None
+        """The armed fault that ended last, and when (time.monotonic)."""
         self._opening = threading.Lock()
         self._is_closed = False
         self._idle: list[Lease] = []
+        """Leases of holders that have reverted and are kept until the end (`keep_idle`)."""
         self._session = secrets.token_hex(8)
         self._ended_before: frozenset[str] = frozenset()
         """Processes of other commands that were dead when this injector began."""
@@ -107,15 +109,15 @@ class Injector:
     def prepare(
         self, planned: PlannedFault, *, later: bool = False, until_cleared: bool | None = None
     ) -> PreparedFault:
-        """Start the holder on its target and let it check capability, ownership and the revert. Nothing changes.
+        """Start a fault's holder on the target, and let it check capability, ownership and the revert. Nothing changes.
 
         With `later`, a fault of a workload checks its target in `PreparedFault.prepare_target` or when it is armed: the
-        processes that it changes may not exist yet. `until_cleared` overrides that of the injector for this fault.
+        processes that it changes may not exist yet. `until_cleared` overrides the injector's setting for this fault.
 
         Raises:
             Forbidden: the lab's policy does not allow it, alone or together with the faults that are active.
             FaultError: the target refuses; the message says why.
-            Unreachable: it does not answer.
+            Unreachable: the target does not answer.
         """
         prepared = PreparedFault(self, planned)
         prepared.until_cleared = self.until_cleared if until_cleared is None else until_cleared
@@ -175,11 +177,11 @@ class Injector:
 
     @property
     def end_sentence(self) -> str:
-        """How the faults ended, as far as that was observed; empty while none has."""
+        """How the faults ended, as far as that was observed; empty until one has ended."""
         return end_sentence(self.receipts, self.abandoned, ttl_s=self.ttl_s)
 
     def audit(self, event: str, planned: PlannedFault, **more: Any) -> None:
-        """Record in the lab's audit log what has been done, and how it is undone."""
+        """Record in the lab's audit log what has been done, and how it is undone. A failure to write is ignored."""
         audit_log.try_to_append(self.lab.state_dir, event, **self._audit_fields(planned), **more)
 
     def audit_change(self, event: str, planned: PlannedFault) -> None:
@@ -197,7 +199,7 @@ class Injector:
         """Refuse a fault if a `heal`, `reset` or `down` in another shell has ended the lab's faults meanwhile.
 
         Raises:
-            FaultError: another command has; the message names it.
+            FaultError: another command has ended them; the message names it.
         """
         try:
             interventions.refuse(self.lab.state_dir, self.lab.name, self.lab.reserved)

@@ -67,12 +67,12 @@ class Journal:
         self._lock = threading.Lock()
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._seq = self._read_up_to = 0
-        """The next number, and the offset up to which the file has been read for it."""
-        with self._alone():
+        """The next `seq`, and the file offset up to which records have been read to determine it."""
+        with self._exclusive():
             raw = path.read_bytes()
             self.broken = _parsed(raw)[1]
-            """Numbers of the lines that were no records when the journal was opened."""
-            self._take_in(raw)
+            """Line numbers (from 1) that held no valid record when the journal was opened."""
+            self._advance(raw)
         sync_folder(path.parent)
 
     def invoke(self, op: str, **data: Any) -> int:
@@ -146,11 +146,11 @@ class Journal:
             return None
 
     def _write(self, kind: RecordType, op: str, of: int | None, data: Mapping[str, Any]) -> int:
-        with self._lock, self._alone():
+        with self._lock, self._exclusive():
             end = os.fstat(self._fd).st_size
             if end < self._read_up_to:  # the file was truncated
                 self._read_up_to = 0
-            self._take_in(os.pread(self._fd, end - self._read_up_to, self._read_up_to))
+            self._advance(os.pread(self._fd, end - self._read_up_to, self._read_up_to))
             seq = self._seq
             record = {
                 "seq": seq,
@@ -176,13 +176,13 @@ class Journal:
             self._seq, self._read_up_to = seq + 1, end + len(line)
             return seq
 
-    def _take_in(self, raw: bytes) -> None:
-        """Advance the next number past the records in `raw`, which begins where the file has been read up to."""
+    def _advance(self, raw: bytes) -> None:
+        """Advance the next `seq` past the records in `raw`, the part of the file that has not been read yet."""
         self._seq = max([self._seq, *(record.seq + 1 for record in _parsed(raw)[0])])
         self._read_up_to += len(raw)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         """Lock the file against other writers while the block runs.
 
         A file system without locks (some network ones) gets none: a run's journal has one writer anyway.
@@ -218,12 +218,12 @@ class Journal:
 
 
 def read(path: Path) -> list[Record]:
-    """Read the records of a journal; lines that are none are skipped (`broken_lines`)."""
+    """Read the records of a journal. Broken lines are skipped; `broken_lines` returns their numbers."""
     return _parsed(path.read_bytes())[0]
 
 
 def broken_lines(path: Path) -> tuple[int, ...]:
-    """Return the numbers of a journal's lines that are no records: their writer was killed, or it is another file."""
+    """Return the numbers of a journal's broken lines: their writer was killed, or the file is not a journal."""
     return _parsed(path.read_bytes())[1]
 
 
@@ -234,7 +234,7 @@ def pending(records: list[Record]) -> list[Record]:
 
 
 def _parsed(raw: bytes) -> tuple[list[Record], tuple[int, ...]]:
-    """Return the records of a journal, and the numbers of the lines that are none."""
+    """Return the records of a journal, and the numbers (from 1) of its broken lines."""
     records: list[Record] = []
     broken = []
     for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n") if raw else (), start=1):

@@ -1,4 +1,4 @@
-"""Times at which the controller itself reads from the lab: they are load, and no effect of a fault."""
+"""Record when the controller itself reads from the lab: its load must not be taken for an effect of a fault."""
 
 from __future__ import annotations
 

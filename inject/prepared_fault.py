@@ -67,7 +67,7 @@ class PreparedFault:
 
     @property
     def is_on(self) -> bool:
-        """Whether it was due to begin, and has not been cleared yet."""
+        """Whether the fault was due to begin, and has not been cleared yet."""
         return self.began_ns is not None and self.began_ns <= time.monotonic_ns() and self.ended_ns is None
 
     # Before the change
@@ -79,7 +79,7 @@ class PreparedFault:
 
         Raises:
             FaultError: the target refuses; the message says why.
-            Unreachable: it does not answer.
+            Unreachable: the target does not answer.
         """
         if self._before is None:
             try:
@@ -144,7 +144,8 @@ class PreparedFault:
                 waiting, and `clear` cancels the fault.
 
         Raises:
-            FaultError: the target could not do it, or the fault was cancelled.
+            FaultError: the target could not make the change, or the fault was cancelled.
+            Unreachable: the target does not answer.
         """
         if self._witnesses.before is None:
             if at_ns is None:
@@ -215,7 +216,7 @@ class PreparedFault:
         deadline = time.monotonic() + TAIL_S
         while time.monotonic() < deadline:
             overlapping = self._injector.overlapping(self, only_ended=True)
-            # A fault that keeps some of its witnesses waits, too: it need not move just those.
+            # Wait even if some witnesses are left: the fault need not move those, it may move only the others.
             if own_evidence(self.planned, overlapping, self._lab.topology) == (self.planned, ()):
                 return
             self.lease.pause(0.1)
@@ -260,7 +261,7 @@ class PreparedFault:
         """Wait until the fault's window is over.
 
         Raises:
-            FaultError: it is not over long after its time.
+            FaultError: the window is still open `ANSWER_S` after its planned end.
             Unreachable: the holder is gone; its target reverts by itself.
         """
         deadline = time.monotonic() + self.planned.for_s + ANSWER_S
@@ -275,10 +276,10 @@ class PreparedFault:
     # The revert
 
     def clear(self, *, keep_holder: bool = False) -> FaultReceipt:
-        """Revert, read back, and judge. A second call returns the same receipt. Errors are in the receipt.
+        """Revert the fault, read back, and judge it. A second call returns the same receipt; errors are in the receipt.
 
-        With `keep_holder`, a holder that has reverted stays idle until the injector ends: to end a unit takes an
-        emulated host two seconds, just when its recovery is measured.
+        With `keep_holder`, a holder that has reverted stays idle until the injector ends. Ending its unit would take an
+        emulated host two seconds, just when the recovery is measured.
         """
         with self._clearing:  # a thread of the run may be clearing when the run's end clears what is left
             if self._receipt is None:
@@ -326,7 +327,7 @@ class PreparedFault:
         except LabError as error:
             return self._cleared_by_lease(error), {}
         except Exception as error:  # noqa: BLE001 (its channel is closed in any case, and the target reverts)
-            return Cleared(ok=False, error=_named(error)), {}
+            return Cleared(ok=False, error=_error_text(error)), {}
         self.lease.widen_clock()
         observed = self.lease.in_controller_time(answer["observed"])
         at_ns = answer["at_ns"]
@@ -370,7 +371,7 @@ class PreparedFault:
             if cleared.by == "lease" and (ended := interventions.since_begin(self._lab.state_dir, self._lab.reserved)):
                 doubts += (ended,)
         except Exception as error:  # noqa: BLE001 (the fault is reverted: a later failure must not hide that)
-            doubt = f"its witnesses could not be read: {_named(error)}"
+            doubt = f"its witnesses could not be read: {_error_text(error)}"
             fired = Fired(
                 count=int(observed.get("count") or 0), first_ns=None, last_ns=None, witness=None, must_move={},
                 must_not_move={},
@@ -384,5 +385,5 @@ class PreparedFault:
         return own_evidence(self.planned, others, self._lab.topology, lead_s=lead_ns / 1e9)
 
 
-def _named(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -39,8 +39,8 @@ _T = TypeVar("_T")
 class Category:
     """A cause of interruptions, and how often it was counted.
 
-    `kind` is the kind of fault with its symptom; None: no kind has it. `fatal` is the kind that ends the rank or the
-    host instead; None: the cause ends neither.
+    `kind` is the fault kind with the same symptom; None: no fault kind has it. `fatal` is the fault kind that ends the
+    rank or the host instead; None: the cause ends neither.
     """
 
     name: str
@@ -117,11 +117,11 @@ def schedule(
     that then ends after `duration_s` is left out, so there may be fewer than `events`.
 
     Args:
-        name: of `PROFILES`.
+        name: a key of `PROFILES`.
         topology: the lab; targets are drawn from it.
         seed: the same seed gives the same schedule.
-        duration_s: what the profile's time is compressed into.
-        events: how many faults to expect; None: the profile's default.
+        duration_s: length of the schedule; the profile is compressed into it.
+        events: expected number of faults; None: the profile's default.
 
     Raises:
         UsageError: there is no such profile, or the lab has no target for it.
@@ -172,12 +172,12 @@ def digest(specs: tuple[FaultSpec, ...]) -> str:
 
 # Pause between two faults of one target: long enough to verify that the first one is cleared.
 _REST_S = 1.0
-# Of faults of hosts, ranks and links that stay down: in shorter windows little traffic shows the effect.
+# Shortest window of drawn faults. In a shorter one too little traffic would show the effect.
 _SHORTEST_S = 0.5
 
 
 def drawn_categories(seed: int, count: int) -> tuple[Category, ...]:
-    """Return the causes of so many interruptions, drawn with the weights of the published table."""
+    """Return the causes of `count` interruptions, drawn with the weights of the published table."""
     draws = _Draws(seed, "categories")
     return tuple(_category(draws) for _ in range(count))
 
@@ -200,7 +200,8 @@ def _llama3(draws: _Draws, topology: Topology, duration_s: float, events: int) -
 def _llama3_fatal(draws: _Draws, topology: Topology, duration_s: float, events: int) -> Iterator[FaultSpec]:
     for category, spec in _interruptions(draws, topology, duration_s, events):
         if category.fatal is not None:
-            # A kill is over at once; in a longer window the job has its engines back, as if nothing had killed them.
+            # A kill takes effect at once. In a longer window the job may have restarted its engines, which would look
+            # as if none had been killed.
             yield replace(spec, kind=category.fatal, params={}, for_s=_SHORTEST_S)
         elif category.kind is not None:
             yield spec
@@ -209,7 +210,7 @@ def _llama3_fatal(draws: _Draws, topology: Topology, duration_s: float, events: 
 def _interruptions(
     draws: _Draws, topology: Topology, duration_s: float, events: int
 ) -> Iterator[tuple[Category, FaultSpec]]:
-    """Yield each interruption with the fault that has its symptom (of no kind, if it has none on a lab)."""
+    """Yield each interruption with the fault that has its symptom; the fault's kind is empty if no kind has it."""
     at_s = 0.0
     while (at_s := at_s + draws.gap_s(duration_s / events)) < duration_s:
         category = _category(draws)
@@ -249,7 +250,8 @@ def _hpn_flaps(draws: _Draws, topology: Topology, duration_s: float, events: int
 
 def _early_life(draws: _Draws, topology: Topology, duration_s: float, events: int) -> Iterator[FaultSpec]:
     target = draws.choice(topology.links).name
-    # Weibull with a shape of 1/2: the hazard falls (infant mortality); the events-th is expected at the end.
+    # Weibull with a shape of 1/2: the hazard rate falls (infant mortality). Event n of N is due at (n / (N + 1))²,
+    # with jitter.
     for number in range(1, events + 1):
         at_s = duration_s * (number / (events + 1)) ** 2 * (0.5 + draws.share())
         yield FaultSpec(kind="link.flap", target=target, at_s=at_s, for_s=max(0.05, draws.gap_s(0.3)))
@@ -277,7 +279,7 @@ def _lemon(draws: _Draws, topology: Topology, duration_s: float, events: int) ->
         return
     lemon, at_s = draws.choice(gpus), 0.0
     while (at_s := at_s + draws.gap_s(duration_s / events)) < duration_s:
-        # Four draws of five: the restart that repairs such a GPU does not last.
+        # The lemon is the target in at least four of five draws: restarts do not repair such a GPU for long.
         target = lemon if draws.below(5) else draws.choice(gpus)
         window_s = max(_SHORTEST_S, min(draws.gap_s(duration_s / events / 4), duration_s / 10))
         yield FaultSpec(kind="gpu.lost", target=target, at_s=at_s, for_s=window_s)

@@ -55,7 +55,7 @@ def provision_after_reboot(
     """Wait until a host answers, and provision it unless it is still in the boot `unless`.
 
     Returns:
-        Whether the host was provisioned.
+        Whether the host was provisioned; False if it is still in the boot `unless`.
 
     Raises:
         RevertFailed: the host does not answer after its reboot.
@@ -80,7 +80,7 @@ def provision_after_reboot(
 
 
 def provision_machines(lab: Lab, machines: Sequence[str]) -> None:
-    """Provision some machines of a soft lab. Callers do so in turn, because they share Ansible's connections.
+    """Provision some machines of a soft lab. Callers wait for each other, because they share Ansible's connections.
 
     Raises:
         LabError: a task failed or a machine did not answer.

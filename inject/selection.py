@@ -19,13 +19,13 @@ __all__ = ["MOST_POSITIONS", "MOST_SEED", "Selection", "by_netem", "by_share", "
 MOST_SEED = 2**31 - 1
 
 MOST_POSITIONS = 1024
-"""Positions in one period: an emulated switch still loads a rule with that many quickly."""
+"""Highest number of positions in one period. An emulated switch still loads a rule with that many quickly."""
 _LEAST_POSITIONS = MOST_POSITIONS // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Packets chosen by a seed. `period` 0: netem draws. `spared`: all but the packets at `positions` are taken."""
+    """Packets chosen by a seed. `period` 0: netem draws. `spared`: all packets but those at `positions` are taken."""
 
     seed: int
     period: int = 0
@@ -34,7 +34,7 @@ class Selection:
 
     @property
     def share(self) -> float:
-        """The share of a whole period that is taken."""
+        """The share of packets that is taken; undefined (division by zero) if netem draws."""
         listed_share = len(self.positions) / self.period
         return 1 - listed_share if self.spared else listed_share
 

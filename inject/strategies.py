@@ -1,7 +1,7 @@
 """Hypothesis strategies for faults and fault schedules. They shrink to fewer, earlier, shorter and weaker faults.
 
-@given(schedules(topology))
-def test_the_job_lives_through_it(specs): ...
+    @given(schedules(topology))
+    def test_job_survives_schedule(specs): ...
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from testbed.model.topology import Topology
 __all__ = ["Accepts", "Grid", "compatible", "fault_specs", "schedules"]
 
 Accepts = Callable[[Sequence[FaultSpec]], bool]
-"""Return whether a schedule can be planned; the default plans it on the topology."""
+"""A function that returns whether a schedule is allowed. The default plans the schedule on the topology."""
 
 _WIDE = 1000
 """Values of a range whose ends are this factor apart are drawn by order of magnitude: 0.1 ms, 1 ms, 10 ms."""
@@ -64,7 +64,7 @@ def fault_specs(
     grid: Grid | None = None,
     accepts: Accepts | None = None,
 ) -> st.SearchStrategy[FaultSpec]:
-    """Draw faults that a lab of this topology can do.
+    """Return a strategy for faults that a lab of this topology supports.
 
     Args:
         topology: the lab.
@@ -99,7 +99,10 @@ def schedules(
     grid: Grid | None = None,
     accepts: Accepts | None = None,
 ) -> st.SearchStrategy[tuple[FaultSpec, ...]]:
-    """Draw up to `most` faults that can be done together, in the order in which they begin."""
+    """Return a strategy for up to `most` faults that do not conflict, in the order in which they begin.
+
+    The other arguments are those of `fault_specs`.
+    """
     accepts = accepts or _plannable(topology, lab_kind)
     specs = fault_specs(topology, kinds=kinds, lab_kind=lab_kind, grid=grid, accepts=accepts)
     return st.lists(specs, max_size=most).map(lambda drawn: compatible(drawn, accepts))

@@ -1,6 +1,6 @@
 """Generate the page about fidelity: `python -m inject.what_is_real > docs/what-is-real.md`.
 
-Faults come from the catalogue, so that none can be missing; all other parts of a lab are listed here.
+Fault kinds are read from the catalogue, so that none can be missing. All other parts of a lab are listed here.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["markdown"]
 _HEAD = """\
 # What is real, emulated, modelled
 
-Written by `python -m inject.what_is_real > docs/what-is-real.md`; change that, or the catalogue, not this page.
+Written by `python -m inject.what_is_real > docs/what-is-real.md`: change that module or the catalogue, not this page.
 
 - **real**: the real cause with its real effect.
 - **emulated**: the real symptom, produced by another cause. Software that reacts to the symptom reacts as usual.
 - **modelled**: computed or recorded; no packet shows it.
 
 A number of a soft lab is meaningful only as a ratio to another number of the same run, never in Gb/s. **Nothing here
-has been run on rack hardware yet.** Once it has, the kind says so in the catalogue (`tried`), and so does this page.
+has been run on rack hardware yet.** Once a kind has been, its catalogue entry says so (`tried`), and so does this page.
 
 ## The lab
 

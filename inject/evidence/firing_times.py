@@ -42,9 +42,11 @@ __all__ = [
 
 _FLOOR_NS = 100_000_000
 _SHARE = 0.05
+"""Allowed difference from the plan: this share of the planned time, but at least `_FLOOR_NS`."""
 _LEAST = 0.5
 """Least share of the planned time that a fault must be on for, however short its phases are."""
 _SWITCHING_NS = 2_000_000_000
+"""Time that one change or removal may take, unless the mechanism declares more."""
 
 RULE = (
     f"on for the planned time, within {_FLOOR_NS / 1e6:g} ms or {_SHARE:.0%}, whichever is larger; on for at least "
@@ -166,7 +168,7 @@ def planned_spans(edges: Sequence[Sequence[Any]], window_ns: int) -> tuple[Span,
 
 
 def begun(edges: Sequence[Sequence[Any]], window_ns: int, changes: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Drop edges that were due within the tolerance before the window's end and were not made."""
+    """Drop the edges after a shortened window, and those in its last 100 ms that the holder did not make any more."""
     onsets_made = sum(1 for _, _, on in changes if on)
     left = [edge for edge in edges if int(edge[0] * 1e9) < window_ns - _FLOOR_NS]
     return list(edges) if sum(1 for _, on in left if on) < onsets_made else left
@@ -244,7 +246,7 @@ def _why_unknown(on_time: OnTime) -> Iterator[str]:
 def is_off_during(on_time: OnTime, workload: Span) -> bool:
     """Return whether the fault was off during the whole workload, by the phases that were read back and their margins.
 
-    A fault that is complete by its hits has no phases, so that it is never called off.
+    The answer is False for a fault that is complete by its hits, because its phases do not matter.
     """
     if on_time.complete or not on_time.measured:
         return False
@@ -253,7 +255,7 @@ def is_off_during(on_time: OnTime, workload: Span) -> bool:
 
 
 def why_outside(between_ns: Span, workload: Span) -> str | None:
-    """Return why a fault whose first hit lies between two moments may have missed the workload, or None."""
+    """Return why a fault whose first hit lies between two moments may have missed the workload; None: it has not."""
     start_ns, end_ns = workload
     first_ns, last_ns = between_ns
     if first_ns > end_ns:

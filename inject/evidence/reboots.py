@@ -25,7 +25,7 @@ _FILES = ("/proc/sys/kernel/random/boot_id", "/proc/uptime")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """One boot of a machine: its id, and its uptime."""
+    """One boot of a machine: its id, and the seconds since it began."""
 
     id: str
     up_s: float
@@ -35,8 +35,8 @@ def boot_of(node: Node, *, timeout_s: float = 20.0) -> Boot:
     """Return the current boot of a machine.
 
     Raises:
-        Unreachable: it does not answer.
-        CommandFailed: its files could not be read, or not in time.
+        Unreachable: the machine does not answer.
+        CommandFailed: its files could not be read, or not by the deadline.
     """
     words = node.run(["cat", *_FILES], timeout_s=timeout_s).stdout.split()
     if len(words) != 3:  # noqa: PLR2004 - an id, and the two numbers of /proc/uptime
@@ -45,7 +45,7 @@ def boot_of(node: Node, *, timeout_s: float = 20.0) -> Boot:
 
 
 class Boots:
-    """Counts the reboots of some hosts, as a counter `boots` of each, from 0 at the first reading."""
+    """Counts the reboots of some hosts as a counter `boots` of each: 0 at the first reading, 1 after a reboot."""
 
     def __init__(self, lab: Lab, hosts: Collection[str]) -> None:
         self._lab, self._hosts = lab, tuple(hosts)
@@ -56,7 +56,7 @@ class Boots:
 
         Raises:
             Unreachable: a host does not answer.
-            CommandFailed: its files could not be read, or not in time.
+            CommandFailed: its files could not be read, or not by the deadline.
         """
         counts = {}
         for host in self._hosts:

@@ -1,4 +1,4 @@
-"""Receipts: what is known of a fault once it is over, and whether that proves it. Frozen data and pure functions.
+"""Receipts: what is known about a fault once it is over, and whether that proves it. Frozen data and pure functions.
 
 A receipt is the element of `faults` in `verdict.json`. It has three parts, of measurements and not of requests:
 
@@ -12,7 +12,6 @@ counter moved that must not AND the fault was on as long as planned (`inject.evi
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,8 @@ __all__ = ["Armed", "Cleared", "FaultReceipt", "Fired", "Receipt", "end_sentence
 class Armed(msgspec.Struct, frozen=True, kw_only=True):
     """The change, read back. `at_ns` is controller time, wrong by at most `clock_error_ns`.
 
-    `while_on` are states that were read independently of the holder while the fault was on.
+    `learned` are values that were bound when the fault was armed (QP, PSN). `while_on` are states that were read
+    independently of the holder while the fault was on.
     """
 
     ok: bool = False
@@ -75,7 +75,8 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
     """The revert, read back. `at_ns` is controller time, wrong by at most `clock_error_ns`.
 
-    `by` is `holder`, or `lease` if the target reverted by itself after it lost the controller.
+    `by` is `holder`, or `lease` if the target reverted by itself after it lost the controller. `restored` are the
+    states that were read after the revert.
     """
 
     ok: bool = False
@@ -88,9 +89,10 @@ class Cleared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault, from beginning to end. `on_time` is None if no changes were read, or the run is older than that.
+    """One fault, from beginning to end.
 
-    `unproven` are the reasons why it does not prove its fault; empty: it does.
+    `on_time` is None if no changes were read, or if the run was recorded before the field existed. `unproven` are the
+    reasons why the receipt does not prove the fault; empty: it does.
     """
 
     id: str
@@ -114,15 +116,15 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         return element
 
     def record(self, **changes: Any) -> Receipt:
-        """Return what files keep of it, with changes."""
+        """Return a copy with only the fields that are written to files, with changes."""
         return Receipt(**({name: getattr(self, name) for name in Receipt.__struct_fields__} | changes))
 
 
 class FaultReceipt(Receipt, frozen=True, kw_only=True):
-    """A receipt as the injector made it; `unproven` follows from the rest, apart from the workload.
+    """A receipt as the injector makes it. `unproven` is computed from the other fields; the workload is not considered.
 
-    `edges` are (controller time in ns, on) of every change. `doubts` are the reasons not to believe that it happened
-    (`judge_fired`).
+    `edges` are (controller time in ns, on) of every change. `doubts` are the reasons not to believe that the fault
+    happened (`judge_fired`).
     """
 
     edges: tuple[tuple[int, bool], ...] = ()
@@ -166,18 +168,18 @@ def judge_fired(
     """Compare the actuator's count with the independent counters.
 
     Args:
-            planned: the fault as planned.
-            armed: the result of arming.
-            observed: the holder's last observation, in controller time.
-            before: counters just before arming.
-            after: counters after clearing, settled.
+        planned: the fault as planned.
+        armed: the result of arming.
+        observed: the holder's last observation, in controller time.
+        before: counters just before arming; empty: they were not read.
+        after: counters after clearing, settled.
 
     Returns:
-        What fired, and every reason to doubt it (none: it is proved).
+        What fired, and every reason to doubt that the fault happened as planned (none: it is proved).
     """
     deltas = flat_deltas(before, after)
     own = dict.fromkeys(key for witness in planned.must_move for key in witness.any_of)
-    # A counter that exists, or counts, only since then may have had any value: it is listed, but proves nothing.
+    # A counter that was reset, or read only after the fault, has an unknown increment: it is listed, but proves nothing.
     lost = dict(_lost_witnesses(planned, own, before, after))
     moved = {
         key: None if key in lost else deltas.get(key)
@@ -186,54 +188,69 @@ def judge_fired(
     }
     unknown = dict(_unknown_bystanders(planned, before, after))
     stayed = {key: None if key in unknown else deltas.get(key) for key in planned.must_not_move}
-    count = int(observed.get("count") or 0)
-    doubts = [*_doubts_of_arming(planned, armed), *_doubts_of_states_before(planned, before)]
-    if count == 0:
-        doubts.append("the actuator counted nothing")
-    for witness in planned.must_move:
-        best = max((moved.get(key) or 0 for key in witness.any_of), default=0)
-        if best < witness.at_least:
-            names = ", ".join(witness.any_of[:3]) + (", ..." if len(witness.any_of) > 3 else "")  # noqa: PLR2004
-            unread = next((key for key in witness.any_of if before and key in moved and moved[key] is None), None)
-            reason = lost.get(unread, f"{unread} was not read before the fault") if unread is not None else ""
-            why = f"; {reason}: its increment is unknown" if reason else ""
-            doubts.append(
-                f"no independent witness: {names} moved by {best}, at least {witness.at_least} is required{why}"
-            )
-    doubts += [f"{key} moved by {delta}, and must not move" for key, delta in stayed.items() if delta]
-    # If the fault was not armed, no counter was read before it: one doubt says so, instead of one for each counter.
-    doubts += unknown.values() if before or not unknown else ["no counter was read before the fault"]
+    count, passed = int(observed.get("count") or 0), observed.get("passed")
     is_complete = planned.complete_after is not None and count >= planned.complete_after
-    if observed.get("lost") and not is_complete:
-        doubts.append("something else removed it early: its holder saw that it was no longer on")
-    elif (unread := observed.get("unread")) and not is_complete:
-        doubts.append(f"its state could not be read just before it was removed: {unread}")
-    passed = observed.get("passed")
-    doubts += _doubts_of_share(planned, count, passed)
+    doubts = (
+        *_doubts_of_arming(planned, armed),
+        *_doubts_of_states_before(planned, before),
+        *(() if count else ("the actuator counted nothing",)),
+        *_doubts_of_witnesses(planned, moved, lost, was_read=bool(before)),
+        *(f"{key} moved by {delta}, and must not move" for key, delta in stayed.items() if delta),
+        # If the fault was not armed, no counter was read before it: one doubt says so, instead of one for each counter.
+        *(unknown.values() if before or not unknown else ("no counter was read before the fault",)),
+        *(() if is_complete else _doubts_of_loss(observed)),
+        *_doubts_of_share(planned, count, passed),
+    )
     fired = Fired(
         count=count,
         first_ns=observed.get("first_ns"),
         last_ns=observed.get("last_ns"),
         between_ns=observed.get("between_ns"),
-        witness=next(
-            itertools.chain(
-                (
-                    key
-                    for witness in planned.must_move
-                    for key in witness.any_of
-                    if (moved.get(key) or 0) >= witness.at_least
-                ),
-                (key for key, value in planned.while_on if key in armed.while_on and armed.while_on[key] == value),
-            ),
-            None,
-        ),
+        witness=next(_witnesses_that_show(planned, armed, moved), None),
         must_move=moved,
         must_not_move=stayed,
         passed=passed,
         selection=str(planned.selection) if planned.selection else None,
         loss_unknown_why=None if is_complete else observed.get("unseen"),
     )
-    return fired, tuple(doubts)
+    return fired, doubts
+
+
+_Increments = Mapping[str, float | int | None]
+
+
+def _witnesses_that_show(planned: PlannedFault, armed: Armed, moved: _Increments) -> Iterator[str]:
+    """Yield the independent counters that moved enough, then the states that were as planned while the fault was on."""
+    for witness in planned.must_move:
+        yield from (key for key in witness.any_of if (moved.get(key) or 0) >= witness.at_least)
+    yield from (key for key, value in planned.while_on if key in armed.while_on and armed.while_on[key] == value)
+
+
+def _doubts_of_witnesses(
+    planned: PlannedFault, moved: _Increments, lost: Mapping[str, str], *, was_read: bool
+) -> Iterator[str]:
+    """Yield a doubt for each witness of which no counter moved enough.
+
+    `lost` has the reason why a counter was reset. `was_read` says whether counters were read before the fault; an
+    increment of None is then one that is unknown.
+    """
+    for witness in planned.must_move:
+        best = max((moved.get(key) or 0 for key in witness.any_of), default=0)
+        if best >= witness.at_least:
+            continue
+        names = ", ".join(witness.any_of[:3]) + (", ..." if len(witness.any_of) > 3 else "")  # noqa: PLR2004
+        unread = next((key for key in witness.any_of if was_read and key in moved and moved[key] is None), None)
+        reason = lost.get(unread, f"{unread} was not read before the fault") if unread is not None else ""
+        why = f"; {reason}: its increment is unknown" if reason else ""
+        yield f"no independent witness: {names} moved by {best}, at least {witness.at_least} is required{why}"
+
+
+def _doubts_of_loss(observed: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why something other than the holder may have ended the fault; nothing if it was on until its removal."""
+    if observed.get("lost"):
+        yield "something else removed it early: its holder saw that it was no longer on"
+    elif unread := observed.get("unread"):
+        yield f"its state could not be read just before it was removed: {unread}"
 
 
 def _lost_witnesses(
@@ -258,9 +275,9 @@ def _removed_devices(planned: PlannedFault) -> set[str]:
 
 
 def _unknown_bystanders(planned: PlannedFault, before: Snapshot, after: Snapshot) -> Iterator[tuple[str, str]]:
-    """Yield each counter that must not move and of which nothing shows whether it did, with the reason.
+    """Yield each counter that must not move but may have moved unseen, with the reason.
 
-    A counter of a device that the fault itself removes is reset by that.
+    A counter of a device that the fault itself removes is not listed: the removal resets it.
     """
     removed = _removed_devices(planned)
     for key in planned.must_not_move:

@@ -1,4 +1,4 @@
-"""Independent counters of a fault: before it, and after it until its witnesses have moved and states are restored."""
+"""Independent counters of a fault, read before it, and after it until witnesses have moved and states are restored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTLE_S = 15.0
 
 
 class Witnesses:
-    """The counters of one fault. `before` is the baseline of later readings."""
+    """The counters of one fault. `before` is the reading that later ones are compared with; None: not read yet."""
 
     def __init__(self, lab: Lab, planned: PlannedFault) -> None:
         self.before: counters.Snapshot | None = None
@@ -29,11 +29,16 @@ class Witnesses:
         self._boots = Boots(lab, rebooting_hosts(planned))
 
     def baseline(self, planned: PlannedFault) -> None:
-        """Read the baseline of later readings."""
+        """Read the counters that later readings are compared with.
+
+        Raises:
+            Unreachable: a machine does not answer.
+            CommandFailed: a machine's counters could not be read.
+        """
         self.before = self._read(planned)
 
     def states(self, keys: Iterable[str]) -> dict[str, int | None]:
-        """Read states independently of the holder."""
+        """Read states (`node/name`) independently of the holder; None: there is no such state."""
         names = tuple(keys)
         if not names:
             return {}
@@ -43,9 +48,16 @@ class Witnesses:
     def settle(
         self, planned: PlannedFault, *, needs_witness: bool, pause: Callable[[float], None]
     ) -> tuple[counters.Snapshot, dict[str, int | None], str | None]:
-        """Wait until witnesses have moved and states are as before, at most `SETTLE_S`.
+        """Wait until witnesses have moved and states are restored, for at most `SETTLE_S`.
 
-        Returns the counters, the states, and a sentence about states that are not restored, if there are any.
+        Args:
+            planned: the fault; only its own witnesses and states are waited for.
+            needs_witness: whether to wait for the witnesses: a fault without hits moves none.
+            pause: waits for a number of seconds.
+
+        Returns:
+            The counters, the states, and a sentence about states that are not restored, if there are any. If the
+            counters cannot be read, both are empty and the sentence is that error.
         """
         deadline = time.monotonic() + SETTLE_S
         while True:
@@ -73,7 +85,7 @@ class Witnesses:
             pause(0.1)
 
     def _read(self, planned: PlannedFault) -> counters.Snapshot:
-        """Read the counters of the machines that decide, and the boots of hosts that are to reboot."""
+        """Read the counters of `planned.reads`, and the boot counters of the hosts that the fault reboots."""
         readings = counters.read(self._lab, planned.reads)
         for host, boots in self._boots.read().items():
             readings[host] |= boots
@@ -81,6 +93,6 @@ class Witnesses:
 
 
 def rebooting_hosts(planned: PlannedFault) -> tuple[str, ...]:
-    """Return the hosts whose reboots are a witness of the plan."""
+    """Return the hosts that a fault reboots: those whose boot counter is one of its witnesses."""
     keys = {key for witness in planned.must_move for key in witness.any_of}
     return tuple(sorted(key.partition("/")[0] for key in keys if key.endswith(f"/{COUNTER}")))

@@ -29,7 +29,7 @@ from testbed.remote.jsonlines import next_message
 if TYPE_CHECKING:
     from inject.leases.leased import Leased
     from testbed.lab import Lab
-from testbed.remote.remote_node import Channel
+    from testbed.remote.remote_node import Channel
 
 __all__ = [
     "REPROVISION",
@@ -49,21 +49,22 @@ __all__ = [
 MODULE = "inject.node.holder"
 _ROOT = Path(__file__).resolve().parents[2]
 REPROVISION = "inject.reprovision"
-"""The program that brings a rebooted host back into its lab."""
-# Longest life of a unit beyond its fault's window: preparing, waiting until it is due, clearing.
+"""The program that provisions a rebooted host again."""
+# Longest life of a unit beyond its fault's window: time to prepare the fault, to wait until it is due, and to clear it.
 SLACK_S = 600.0
 START_S = 60.0
-# Between a holder's heartbeat to its guardian (twice a second at most) and its command to QEMU, on a busy machine.
+"""Deadline for a holder's interpreter to start, on a starved machine."""
+# Time that a busy machine may let pass between a holder's heartbeat (at most twice a second) and its command to QEMU.
 _TURN_S = 1.5
 UNIT_PREFIX = "faultbed-fault-"
 SYSTEMD_RUN = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect")
 
 
 def open_holder(lab: Lab, planned: Leased, *, instance: str, ttl_s: float) -> Channel:
-    """Start the holder of a fault, which changes nothing yet.
+    """Start the holder of a fault. It changes nothing yet.
 
-    `instance` is the fault's id made unique, so that one holder's end cannot touch the unit, or the stored revert, of
-    the next one of the same plan.
+    `instance` is the fault's id with a random suffix. Two holders of the same plan, one after the other, therefore
+    have different units and stored reverts.
 
     Raises:
         Unreachable: the target does not answer.
@@ -77,7 +78,7 @@ def open_holder(lab: Lab, planned: Leased, *, instance: str, ttl_s: float) -> Ch
 
 
 def patience_s(ttl_s: float) -> float:
-    """Return how long a local holder may be silent: a quarter of the lease, but longer than QEMU may take."""
+    """Return how long a local holder may be silent: a quarter of the lease, but longer than QEMU takes to answer."""
     return max(ttl_s / 4, DEADLINE_S + _TURN_S)
 
 
@@ -130,12 +131,12 @@ def last_heal(lab: Lab) -> str:
 
 
 def local_python() -> list[str]:
-    """Return the command of a Python that finds this package from any folder."""
+    """Return the command that runs Python with this package on its path, from any folder."""
     return ["env", f"PYTHONPATH={_ROOT}", sys.executable, "-P"]
 
 
 def local_args(lab: Lab, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a local holder needs and a plan cannot know: where QEMU is."""
+    """Return the arguments of a local holder that depend on the running lab: QEMU's process id, sockets, commands."""
     args = request["args"]
     if request["actuator"] == "process":
         return {"find": {**args["find"], "pid": lab.vm_pid(args["host"])}}

@@ -19,9 +19,9 @@ def claim_of(planned: Leased, paths: Iterable[tuple[Sequence[str], str]], *, ses
     """Return the claim of a fault or a routing scheme.
 
     Args:
-        planned: the fault.
+        planned: the fault or the scheme.
         paths: each resource as (path, name for people); a path claims everything below it.
-        session: the session that may hold several claims of one resource.
+        session: id of this session; two claims of one session never conflict.
     """
     return {
         "paths": [{"path": list(path), "thing": resource} for path, resource in paths],

@@ -1,4 +1,7 @@
-"""The lease of one fault: a channel to its holder, kept alive by beats, and whether a lost target has reverted."""
+"""The lease of one fault: a channel to its holder, and the heartbeats that keep it alive.
+
+If the holder is lost, the lease also determines whether its target has reverted by itself.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ANSWER_S", "Lease"]
 
 ANSWER_S = 60.0
+"""Deadline of a holder's answer, in addition to the patience that its fault requests."""
 FRESH_S = 5.0
 """A clock offset older than this is measured again before arming."""
 
@@ -29,7 +33,8 @@ FRESH_S = 5.0
 class Lease:
     """The controller's side of a holder, which keeps its fault as long as it hears from the controller.
 
-    Every request renews the lease, and so does a beat every fifth of `ttl_s`. `where` names the fault in messages.
+    Every request renews the lease. A thread sends a heartbeat every fifth of `ttl_s`. `where` names the fault in
+    messages.
     """
 
     def __init__(self, lab: Lab, planned: Leased, *, ttl_s: float) -> None:
@@ -38,7 +43,7 @@ class Lease:
         self.patience_s = float(planned.request.get("patience_s", 0.0))
         self.offset = clock.ClockOffset(offset_ns=0, error_ns=0)
         self.drifted_ns = 0
-        """By how much at least the target's clock had moved since it was armed, when the fault was cleared."""
+        """Lower bound of how far the target's clock and the controller's moved apart between arming and clearing."""
         self._measured_s = time.monotonic()
         place = planned.place
         self.where = f"{planned.kind} on {planned.target_text} ({'here' if place.local else place.node})"
@@ -51,7 +56,7 @@ class Lease:
         self._beats = threading.Thread(target=self._beat, name=f"lease of {planned.id}", daemon=True)
 
     def begin(self) -> None:
-        """Open the channel, measure the clock offset, and start the beats.
+        """Open the channel, measure the clock offset, and start the heartbeats.
 
         Raises:
             FaultError: the holder did not start.
@@ -70,15 +75,15 @@ class Lease:
         """Measure the target's clock offset again if it is old: a run prepares its faults minutes before it arms them.
 
         Raises:
-                FaultError: the holder could not report its time.
-                Unreachable: the holder is gone.
+            FaultError: the holder could not report its time.
+            Unreachable: the holder is gone.
         """
         if time.monotonic() - self._measured_s > FRESH_S:
             self.offset = clock.renewed(self.offset, self._clock())
             self._measured_s = time.monotonic()
 
     def widen_clock(self) -> None:
-        """Measure the clock offset at the end; the error of its times covers both measurements from then on."""
+        """Measure the clock offset again after clearing, and widen its error to cover both measurements."""
         with contextlib.suppress(FaultbedError):  # a holder that is gone gives no second measurement
             now = self._clock()
             self.drifted_ns = clock.drifted_ns(self.offset, now)
@@ -91,7 +96,7 @@ class Lease:
         """Send a request to the holder and return its answer.
 
         Raises:
-            FaultError: the holder could not do it.
+            FaultError: the holder reported an error.
             Unreachable: the holder is gone, or its lease was released; its target reverts by itself.
         """
         with self._lock:
@@ -116,7 +121,7 @@ class Lease:
                 return answer
 
     def release(self) -> None:
-        """Stop the beats and close the channel; a holder whose fault is on reverts at once."""
+        """Stop the heartbeats and close the channel; a holder whose fault is on reverts at once."""
         self._stop.set()
         channel, self._channel = self._channel, None
         if channel is not None:
@@ -145,7 +150,7 @@ class Lease:
         """Wait until a target whose holder is gone has reverted by itself, at most until the lease is over.
 
         Args:
-            error: why the holder is taken for gone.
+            error: why the controller considers the holder gone.
 
         Returns:
             Whether the target has reverted, and the last error.

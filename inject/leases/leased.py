@@ -11,11 +11,11 @@ __all__ = ["Leased"]
 
 
 class Leased(Protocol):
-    """Identity, target and holder request of what is leased; a fault has more."""
+    """Identity, target and holder request of what is leased: the fields that faults and routing schemes share."""
 
     @property
     def id(self) -> str:
-        """Begins the names of its unit and of its stored revert."""
+        """Prefix of the names of its unit and its stored revert."""
 
     @property
     def kind(self) -> str:

@@ -1,7 +1,7 @@
-"""Claims at the other place where a holder may run: beside QEMU for a fault in a guest of a soft lab, and vice versa.
+"""Check a fault's claim at the other place where holders run: in the guest, or beside QEMU on the controller's machine.
 
 Freezing or rebooting a host from beside QEMU affects every fault inside it. Each session claims at its own place first
-and then checks the other one, so that of two sessions at the same moment at least one is refused.
+and then checks the other one. If two sessions claim at the same moment, at least one of them is therefore refused.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ for f in *.revert *.claim; do
   printf '%s\\t%s\\t%s\\n' "$f" "$left" "$content"
 done
 """
-"""Prints a line for each fault in a guest: a file of it, whether it has a stored revert, and the content of its claim.
+"""Prints a line for each fault in a guest: one of its files, whether it has a stored revert, and its claim's content.
 
-A claim without a stored revert may be damaged: its holder is still writing it, or could not."""
+A claim without a stored revert may be incomplete: its holder is still writing it, or failed to."""
 
 
 def refuse_remote_conflicts(lab: Lab, planned: PlannedFault, claim: Mapping[str, Any], *, where: str) -> None:

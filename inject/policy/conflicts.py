@@ -78,16 +78,16 @@ def both_claim(
 
 
 def other_host(planned: PlannedFault, topology: Topology) -> str | None:
-    """Return the host that sends a fault to another target, such as background traffic; None: there is none."""
+    """Return the host that a fault runs on if that is not its target (a sender of traffic); None: there is none."""
     place = planned.place
     away = not place.local and place.node in topology.host_by_name and place.node != planned.target.node
-    # A host that takes its own port down acts on the link, even if the target is named from the switch's end.
+    # A host that takes down its own port is no other host, even if the target is named from the switch's end.
     link = planned.target.link
     return place.node if away and not (link is not None and link.b.node == place.node) else None
 
 
 def touches(planned: PlannedFault, topology: Topology) -> tuple[str, ...]:
-    """Return the names to reserve for a fault: its target, a host that sends to it, a host whose bus is rescanned."""
+    """Return the names to reserve for a fault: target, another host that it runs on, host whose PCI bus is rescanned."""
     other = other_host(planned, topology)
     scans = not traits_of(planned.lab_kind).is_emulated and has_trait(planned.kind, Trait.BUS_RESCAN)
     return (planned.target.text, *([other] if other else []), *([planned.target.node] if scans else []))

@@ -1,9 +1,9 @@
 """Faults of other commands of this controller, whose effects are no evidence for the faults of this one.
 
-Commands by hand in several shells may hold different parts of one lab at a time. The audit log records what each of
-them arms and clears, with its session. Only its end is read: faults that began long ago are over. A fault of a command
-that was killed before this one began is over, too: this command has waited for its lease and compared the lab. A fault
-of a command that is killed later counts until its lease and its window are over.
+Commands in several shells may inject faults into different parts of one lab at the same time. The audit log records
+what each command arms and clears, with its session. Only the log's last entries are read, because older faults are
+over. A fault of a command that was killed before this one began is over, too: this command has waited for its lease to
+expire and compared the lab. A fault of a command that is killed later counts until its window and its lease are over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["acted_within", "dead_processes", "faults_of_others"]
 
 
 def dead_processes(state_dir: Path) -> frozenset[str]:
-    """Return the processes of the audit log's end that are dead now: those whose faults ended before this command."""
+    """Return the dead processes in the audit log's last entries: their faults ended before this command began."""
     processes = {str(entry.get("process", "")) for entry in audit_log.latest(state_dir)}
     return frozenset(process for process in processes if is_dead(process))
 
@@ -36,7 +36,7 @@ def faults_of_others(
 ) -> list[tuple[PlannedFault, bool]]:
     """Return the faults of other commands that may have moved counters since a controller time.
 
-    The second part of each says whether it is over.
+    Each is returned with a flag that says whether it is over.
 
     Args:
         lab: the lab.
@@ -67,9 +67,9 @@ def acted_within(
 ) -> list[tuple[Mapping[str, Any], float, bool]]:
     """Return the record of each fault of another session that was on less than `within_s` ago.
 
-    The second part is how long ago it ended; negative: it has not. The last part says whether the end is recorded;
-    otherwise it is the planned one with the lease of a dead controller. `age_s` returns how long ago a line was
-    written. Records without a session are of an older version, and are left out.
+    Each entry is (record, seconds since the fault's end, whether that end is recorded). The seconds are negative if the
+    fault has not ended. An end that is not recorded is the planned one plus the lease of a dead controller. `age_s`
+    returns how long ago a record was written. Records without a session are from an older version, and are left out.
     """
     ends: dict[tuple[str, str], tuple[Mapping[str, Any], float, bool]] = {}
     for entry in entries:

@@ -1,11 +1,11 @@
 """Which counters a fault may move, so that effects of one fault never count as evidence of another one. Pure.
 
-Two faults overlap if one was on, or ended less than `TAIL_S` ago, while the counters of the other were compared. A
-counter that the one may have moved then is no evidence of the other, whichever of them moved it. The direction decides
-where a loss shows: only the RNIC that receives the packets counts a gap (`out_of_seq_request`).
+Two faults overlap if one was on, or had ended less than `TAIL_S` before, while the counters of the other were compared.
+A counter that the first one may have moved is then no evidence of the other, whichever of them moved it. A loss shows
+only at the RNIC that receives the packets, which counts a gap (`out_of_seq_request`), so the direction matters.
 
-`may_move` is conservative: it is true if a fault only might move a counter. A fault without any evidence of its own is
-not proven, and its receipt says so.
+`may_move` is conservative: it is true even if a fault moves a counter only under some conditions. A fault without any
+evidence of its own is not proven, and its receipt says so.
 """
 
 from __future__ import annotations

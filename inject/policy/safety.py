@@ -1,8 +1,8 @@
 """The safety policy of a lab's owner: what may be disrupted, for how long, and what needs confirmation. Pure.
 
-The policy is `faultbed_safety` of the inventory. A rack lab without one allows nothing; a soft lab, which belongs to
-its user alone, allows everything. It is checked when a fault is planned by hand, and again by the injector, through
-which every fault passes.
+The policy is `faultbed_safety` of the inventory. Without it a rack lab allows nothing, and a soft lab, which belongs to
+its user alone, allows everything. The policy is checked when a fault is planned by hand, and again by the injector,
+which every fault passes through.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Forbidden(FaultError):
 
 
 def policy_of(inventory: Inventory) -> SafetyVars:
-    """Return the policy of a lab; settings that are missing have the most careful value."""
+    """Return the policy of a lab; missing settings have the most restrictive value."""
     return inventory.safety or (_UNRESTRICTED if traits_of(inventory.kind).has_snapshot else SafetyVars())
 
 
@@ -80,7 +80,7 @@ def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[
 
 
 def check_spacing(planned: Sequence[PlannedFault], inventory: Inventory) -> None:
-    """Refuse faults of which one begins sooner after another one's end than the policy allows.
+    """Refuse faults if one begins sooner after the end of another one than the policy allows.
 
     Raises:
         Forbidden: the message names both faults, and the time between them.

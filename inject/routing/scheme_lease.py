@@ -44,7 +44,8 @@ class Deviation:
         cause: `foreign`, `bgp` or `unwatched` (`testbed.node.routing.deviations`).
         begin_ns: controller time of the kernel's first notification.
         end_ns: controller time of the last one; None: it had not ended when the scheme was removed.
-        port: port by which BGP lost a next hop to `prefix`; empty for other causes.
+        what: the difference from the installed scheme, for people.
+        port: port by which BGP lost a next hop to `prefix`; both are empty for other causes.
     """
 
     switch: str
@@ -104,7 +105,7 @@ class SchemeLease:
         tables: the scheme.
         machine: the VM that carries the switches.
         journal: records each intent before it is carried out.
-        mutate: make the holder ineffective in this manner, for tests of the harness.
+        mutate: makes the holder misbehave, for tests of the harness itself.
     """
 
     def __init__(

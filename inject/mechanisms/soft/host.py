@@ -7,19 +7,18 @@ from collections.abc import Callable, Mapping
 from inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, holder_request, on_host, rnic_counters
 from inject.mechanisms.soft.processes import signalled, stopped
 from inject.node.machine.disk import FOLDER
+from inject.node.machine.vmreset import REPROVISION_DEADLINE_S
 from testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 
 # The traffic process of a host, by an argument of its command line.
 ENGINE = "traffic.node.engine"
-# Other tasks must have waited for at least this share of the busy time: else nothing competed for the CPU.
+# Other tasks must have waited for at least this share of the busy time. Otherwise nothing competed for the CPU.
 _LEAST_WAIT_SHARE = 0.1
 # Tasks must have waited this long for memory; a healthy machine has shorter stalls.
 _STALLED_US = 10_000
 _LEAST_STEP_S = 2
-# A boot and provisioning, both under emulation and each with its own deadline (testbed.backends.soft.fleet, provision).
-_BACK_S = 900.0
 
 
 def _freeze(request: Request) -> Mechanism:
@@ -41,7 +40,7 @@ def _reboot(request: Request) -> Mechanism:
     netdevs = [rnic.netdev for rnic in request.topology.host_by_name[host].rnics]
     return Mechanism(
         place=Place(node=host, local=True),
-        request=holder_request(request, "vm_reset", {"host": host}, claims=host, patience_s=_BACK_S),
+        request=holder_request(request, "vm_reset", {"host": host}, claims=host, patience_s=REPROVISION_DEADLINE_S),
         steps=(
             Step(
                 do=f"QMP system_reset of {host}",

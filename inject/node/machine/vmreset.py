@@ -18,7 +18,13 @@ from inject.node.actuator import Actuator, Refused
 from inject.node.command import heartbeat
 from inject.node.qmp import DEADLINE_S, execute
 
-__all__ = ["VmResetActuator"]
+__all__ = ["REPROVISION_DEADLINE_S", "VmResetActuator"]
+
+REPROVISION_DEADLINE_S = 900.0
+"""How long a host may take to boot and be provisioned again, both under emulation.
+
+Each of the two has a shorter deadline of its own (`testbed.backends.soft.fleet`, `testbed.provision`).
+"""
 
 _HEARTBEAT_S = 0.5
 
