@@ -31,7 +31,7 @@ def table() -> list[tuple[str, str, str, str, str]]:
         (
             kind.name,
             ", ".join(kind.targets),
-            kind.worth,
+            kind.fidelity_text,
             ", ".join(dict.fromkeys(kind.binding.values())) if kind.reversible else "nothing to revert",
             kind.summary,
         )

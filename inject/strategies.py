@@ -1,7 +1,6 @@
 """Hypothesis strategies for faults and fault schedules. They shrink to fewer, earlier, shorter and weaker faults.
 
-    @given(schedules(topology))
-    def test_job_survives_schedule(specs): ...
+Use: decorate a test with `@given(schedules(topology))`; each example is a tuple of `FaultSpec`.
 """
 
 from __future__ import annotations

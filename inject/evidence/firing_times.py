@@ -29,7 +29,7 @@ __all__ = [
     "RULE",
     "OnTime",
     "Span",
-    "begun",
+    "drop_unmade_edges",
     "is_off_during",
     "measured_spans",
     "on_time_of",
@@ -127,7 +127,7 @@ def on_time_of_fault(
         # The window of one change begins when the change is complete, that of a train when its first change begins.
         begin_ns = changes[0][1 if len(edges) == 1 else 0]
         window_ns = min(window_ns, max(0, clear_ns - begin_ns))
-        edges = begun(edges, window_ns, changes)
+        edges = drop_unmade_edges(edges, window_ns, changes)
     return on_time_of(
         planned_spans(edges, window_ns),
         changes,
@@ -167,7 +167,9 @@ def planned_spans(edges: Sequence[Sequence[Any]], window_ns: int) -> tuple[Span,
     return tuple(spans)
 
 
-def begun(edges: Sequence[Sequence[Any]], window_ns: int, changes: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+def drop_unmade_edges(
+    edges: Sequence[Sequence[Any]], window_ns: int, changes: Sequence[Sequence[Any]]
+) -> list[Sequence[Any]]:
     """Drop the edges after a shortened window, and those in its last 100 ms that the holder did not make any more."""
     onsets_made = sum(1 for _, _, on in changes if on)
     left = [edge for edge in edges if int(edge[0] * 1e9) < window_ns - _FLOOR_NS]

@@ -179,7 +179,7 @@ def judge_fired(
     """
     deltas = flat_deltas(before, after)
     own = dict.fromkeys(key for witness in planned.must_move for key in witness.any_of)
-    # A counter that was reset, or read only after the fault, has an unknown increment: it is listed, but proves nothing.
+    # A counter that was reset, or read only after the fault, is listed without an increment and proves nothing.
     lost = dict(_lost_witnesses(planned, own, before, after))
     moved = {
         key: None if key in lost else deltas.get(key)

@@ -1,8 +1,8 @@
 """Fault kinds as data: name, targets, parameters, and what proves that the fault happened.
 
-One description has three readers: the planner (`inject.fault_plan`), the holder on the target (through the request that
-the planner writes) and the report. A kind that is not here does not exist; `inject.kinds` has the descriptions by
-family, `inject.mechanisms` carries them out.
+Each description is used by the planner (`inject.fault_plan`), by the holder on the target (through the request that the
+planner writes) and by the report. `inject.kinds` has a module of descriptions for each family, and `inject.mechanisms`
+carries them out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ CATALOGUE: Mapping[str, FaultKind] = MappingProxyType({kind.name: _with_rack(kin
 
 
 def has_trait(name: str, trait: Trait) -> bool:
-    """Return whether a kind has a trait; a name that is no kind has none."""
+    """Return whether a kind has a trait; False if there is no kind of that name."""
     kind = CATALOGUE.get(name)
     return kind is not None and trait in kind.traits
 
@@ -68,7 +68,7 @@ def kind_named(name: str, *, where: str = "kind") -> FaultKind:
     """Return the kind of that name.
 
     Raises:
-        UsageError: there is none; the message starts with `where` and suggests the nearest.
+        UsageError: there is no such kind; the message starts with `where` and suggests the most similar name.
     """
     if name in CATALOGUE:
         return CATALOGUE[name]

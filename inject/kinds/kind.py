@@ -14,14 +14,17 @@ Fidelity = Literal["real", "emulated", "modelled"]
 """`real`: real cause and effect; `emulated`: real symptom, another cause; `modelled`: no packet shows it."""
 
 Binding = Literal["fd", "unit", "local"]
-"""What reverts if the holder dies: the kernel with its socket, PID 1 of the target, or the guardian beside QEMU."""
+"""What reverts a fault if its holder dies.
+
+`fd`: the kernel, when the holder's socket closes; `unit`: PID 1 of the target; `local`: the guardian beside QEMU.
+"""
 
 ParamType = Literal["number", "integer", "psn", "qpn", "rnic", "choice"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Param:
-    """One parameter with its unit, its closed range `low`..`high` (None: open) and its default (None: omitted)."""
+    """One parameter with its unit, its range `low`..`high` (inclusive; None: no bound) and default (None: not set)."""
 
     name: str
     type: ParamType
@@ -35,7 +38,7 @@ class Param:
 
     @property
     def range(self) -> str:
-        """The range as text."""
+        """The allowed values as text."""
         if self.type == "choice":
             return " | ".join(self.choices)
         if self.type == "psn":
@@ -50,7 +53,7 @@ class Param:
 
 
 class Trait(enum.Enum):
-    """What a kind does, as far as policies and analyses need to know it."""
+    """A property of a fault kind that policies and analyses depend on."""
 
     WHOLE_TARGET = "leaves no part of its target as it was: any other fault inside it would be lost or unverifiable"
     LINK_STATE = "decides whether a link carries packets"
@@ -62,7 +65,7 @@ class Trait(enum.Enum):
     MARKS_ECT1 = "marks packets with ECT(1), on all or some of its settings"
     MARKS_CE = "marks packets with CE"
     SENDS = "sends packets of its own to its target"
-    CARRIER = "may take the carrier of an interface"
+    CARRIER = "may take down the carrier of an interface"
     ROUTES = "may move counters of TCP connections or of missing routes, anywhere"
     FRAGMENTS = "makes packets too big for a port"
     NEEDS_SELECTION = "takes no packet at all unless `share`, `every` or `psn` selects some"
@@ -71,7 +74,7 @@ class Trait(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A target on the default soft lab (of a kind for racks alone: on the example rack), with parameters."""
+    """A target on the default soft lab, with parameters. Kinds for racks only: a target on the example rack."""
 
     target: str
     params: Mapping[str, str | float] = field(default_factory=dict)
@@ -84,7 +87,7 @@ class FaultKind:
     Attributes:
         name: family and kind, such as `link.flap`.
         summary: what it does, for help texts.
-        binding: what reverts it, for each kind of target that it fits (`testbed.model.topology.Target.kind`).
+        binding: what reverts it, for each kind of target that it can have (`testbed.model.topology.Target.kind`).
         params: its parameters.
         fidelity: of the fault, on each kind of lab that can do it.
         armed_by, must_move, must_not_move: what proves it, for people; the planner chooses the counters by target.
@@ -92,10 +95,10 @@ class FaultKind:
         colour: of its bars in reports.
         example: for help texts, pages and tests.
         traits: what policies and analyses need to know.
-        may_fail: checks of a run that it is there to fail: a job whose rank is killed ends.
-        is_mild: whether it fails none of them with some parameters; None: it never is.
+        may_fail: checks of a run that the fault is expected to fail, such as `workload` if it kills a rank.
+        is_mild: returns whether the fault fails none of these checks with given parameters; None: it always may.
         tried: kinds of lab on which a receipt of it has been proved.
-        on_rack: how a rack lab does it.
+        on_rack: how it is carried out on a rack lab, in words; None: it is not supported there.
     """
 
     name: str
@@ -116,7 +119,7 @@ class FaultKind:
     on_rack: str | None = None
 
     def may_fail_with(self, params: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the checks of a run that it is there to fail with some parameters."""
+        """Return the checks of a run that the fault is expected to fail with these parameters."""
         return () if self.is_mild is not None and self.is_mild(params) else self.may_fail
 
     @property
@@ -125,7 +128,7 @@ class FaultKind:
         return tuple(self.binding)
 
     @property
-    def worth(self) -> str:
+    def fidelity_text(self) -> str:
         """The fidelity by lab as text, with a note where it has not been run yet."""
         return ", ".join(
             f"{lab}: {fidelity}{'' if lab in self.tried else ' (not yet run)'}"
@@ -134,7 +137,7 @@ class FaultKind:
 
     @property
     def command(self) -> str:
-        """A command that does the example."""
+        """A command that injects the example."""
         values = "".join(f" --set {name}={value}" for name, value in self.example.params.items())
         return f"faultbed inject {self.name} {self.example.target} --for 5s{values}"
 

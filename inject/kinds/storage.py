@@ -9,7 +9,7 @@ __all__ = ["KINDS"]
 
 _SLOW = described(
     name="storage.slow",
-    summary="the CPU of the job's storage on this host is limited: data and checkpoints are slow, over the front end",
+    summary="the CPU of the job's storage on this host is limited: reads and checkpoints over the front end are slow",
     binding={"host": "unit"},
     params=(CPU_LEFT,),
     fidelity={"soft": "emulated"},

@@ -28,7 +28,9 @@ def bind(
         timeout_s: deadline of the command on the RNIC's host.
 
     Raises:
-        FaultError: the RNIC has no such connected QP.
+        FaultError: the RNIC has no such connected QP, or its host cannot list its QPs.
+        CommandFailed: the command failed on the RNIC's host.
+        Unreachable: the RNIC's host does not answer.
     """
     if binding is None:
         return {}

@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 MOST_FLAPS = 100_000
+"""Highest number of flaps in one fault: the holder's request lists every edge."""
 _HALF = 0.5
 
 
@@ -40,7 +41,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The name in the inventory: a switch's namespace is called like the switch."""
+        """The name in the inventory: the namespace of a switch has the switch's name."""
         return self.netns or self.node
 
 
@@ -54,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """Counters of which one must move by `at_least` between just before arming and some time after clearing.
+    """Counters, at least one of which must move by `at_least` between arming and some time after clearing.
 
     The most specific counters come first: the receipt names the first one that moved enough.
     """
@@ -65,7 +66,10 @@ class Witness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateBinding:
-    """Values that are known only just before arming: an RNIC's QP, and the PSN `psn_ahead` of its current one."""
+    """Values that are known only just before arming.
+
+    `qp` is a QP number of the RNIC or `any`. The PSN is the current one plus `psn_ahead`; None: the PSN is known.
+    """
 
     host: str
     rnic: str
@@ -122,7 +126,7 @@ def holder_request(
     edges: list[list[Any]] | None = None,
     patience_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the request for the holder; `claims` is the path of the thing that changes (`inject.policy.conflicts`).
+    """Return the request for the holder; `claims` is the path of what the fault changes (`inject.policy.conflicts`).
 
     `patience_s` is how much longer than usual the revert may take; the request contains it only if it is set.
     """
@@ -150,7 +154,11 @@ def rnic_counters(topology: Topology, *names: str, but: str | None = None) -> tu
 
 
 def on_switch(request: Request, switch: str) -> Place:
-    """Return the namespace of a switch on the machine that carries it, or the Linux machine that is the switch."""
+    """Return the namespace of a switch on the machine that carries it, or the Linux machine that is the switch.
+
+    Raises:
+        Unsupported: no machine of the lab carries the switch.
+    """
     known = request.topology.switch_by_name[switch]
     if known.carrier is not None:
         return Place(node=known.carrier, netns=switch)
@@ -165,14 +173,22 @@ def on_host(request: Request) -> Place:
 
 
 def link_of(request: Request) -> tuple[Link, Port]:
-    """Return the one link of the target, and the target's port on it."""
+    """Return the link of the target, and the target's port on it.
+
+    Raises:
+        UsageError: the target is no port or RNIC.
+    """
     if request.target.link is None or request.target.port is None:
         raise UsageError(f"{request.where}.target: {request.target.text} is not a link; name a port or an RNIC")
     return request.target.link, request.target.port
 
 
 def flap_edges(request: Request) -> list[list[Any]]:
-    """Return the edges (seconds from the onset, on) of a fault with `period`, `duty` (default: half) and `count`."""
+    """Return the edges (seconds from the onset, on) of a fault with `period`, `duty` (default: half) and `count`.
+
+    Raises:
+        UsageError: a count without a period, or more than `MOST_FLAPS` flaps.
+    """
     period_s, count = request.params.get("period"), request.params.get("count")
     if period_s is None:
         if count not in (None, 1):

@@ -87,7 +87,7 @@ def other_host(planned: PlannedFault, topology: Topology) -> str | None:
 
 
 def touches(planned: PlannedFault, topology: Topology) -> tuple[str, ...]:
-    """Return the names to reserve for a fault: target, another host that it runs on, host whose PCI bus is rescanned."""
+    """Return the names to reserve for a fault: target, another host that it runs on, host whose bus is rescanned."""
     other = other_host(planned, topology)
     scans = not traits_of(planned.lab_kind).is_emulated and has_trait(planned.kind, Trait.BUS_RESCAN)
     return (planned.target.text, *([other] if other else []), *([planned.target.node] if scans else []))

@@ -27,7 +27,7 @@ from inject.heal import is_foreign
 from inject.injector import Injector, audit_fields, longest_lease_s
 from inject.journal import Journal
 from inject.kinds import catalogue
-from inject.mechanisms.rack.rack_mechanism import shown
+from inject.mechanisms.rack.rack_mechanism import typed_command
 from inject.policy import blast_radius, safety
 from inject.policy.conflicts import touches
 from inject.prepared_fault import PreparedFault
@@ -221,7 +221,7 @@ def _show_healed(session: Session, done: list[str], left: list[str]) -> None:
 
 def _show_kind(session: Session, kind: catalogue.FaultKind) -> None:
     session.out.print(Text.assemble((kind.name, "bold"), f"  {kind.summary}"))
-    session.out.print(f"  targets: {', '.join(kind.targets)}; {kind.worth}", soft_wrap=True)
+    session.out.print(f"  targets: {', '.join(kind.targets)}; {kind.fidelity_text}", soft_wrap=True)
     session.out.print(f"  armed when: {kind.armed_by}", soft_wrap=True)
     if kind.on_rack:
         session.out.print(f"  on a rack lab (not yet run on hardware): {kind.on_rack}", soft_wrap=True)
@@ -338,11 +338,14 @@ def _looks(planned: PlannedFault) -> list[str]:
         return []
     needs = args["needs"]
     lines = [f"refused there without: {', '.join(need.replace('|', ' or ') for need in needs)}"] if needs else []
-    lines += [f"refused there unless `{shown(words, needs)}` says {pattern}" for words, pattern, _ in args["able"]]
     lines += [
-        f"{{{name}}} is what `{shown(words, needs)}` says before" for name, (words, _) in args["remember"].items()
+        f"refused there unless `{typed_command(words, needs)}` says {pattern}" for words, pattern, _ in args["able"]
     ]
-    return [*lines, f"read back by `{shown(args['look'], needs)}`: {args['applied']}"]
+    lines += [
+        f"{{{name}}} is what `{typed_command(words, needs)}` says before"
+        for name, (words, _) in args["remember"].items()
+    ]
+    return [*lines, f"read back by `{typed_command(args['look'], needs)}`: {args['applied']}"]
 
 
 def _show_receipt(session: Session, receipt: FaultReceipt, outcome: dirty.Outcome, *, as_json: bool) -> None:

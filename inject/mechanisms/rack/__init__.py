@@ -1,10 +1,10 @@
 """How each kind of fault is carried out on a rack lab: the switch's command line, vendors' tools, sysfs.
 
-Pure, like `inject.mechanisms.soft`, which it replaces on rack labs. Host `tc` and nftables never see a hardware
-RNIC's packets, so a kind is here only if a real point of the path can do it; planning refuses every other kind. A
-switch that is a Linux machine and forwards in its kernel uses the soft lab's mechanisms
-(`inject.mechanisms.rack.linux`).
-**Not yet run on hardware**: commands and patterns follow the vendors' documentation, which each module names.
+Pure, like `inject.mechanisms.soft`, which it replaces on rack labs. Host `tc` and nftables never see a hardware RNIC's
+packets. A kind is therefore here only if a device on the packets' path can carry it out; planning refuses every other
+kind. A switch that is a Linux machine and forwards in its kernel uses the soft lab's mechanisms
+(`inject.mechanisms.rack.linux`). **Not yet run on hardware**: commands and patterns follow the vendors'
+documentation, which each module names.
 """
 
 from __future__ import annotations

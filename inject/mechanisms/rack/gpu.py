@@ -62,7 +62,7 @@ MECHANISMS = (
         by="nvidia-smi: drained and removed by the driver, then a PCIe rescan; refused if a process has it open",
     ),
 )
-_HOLDERS = "nvidia-fabricmanager nvidia-dcgm dcgm nvidia-persistenced"
+_GPU_DAEMONS = "nvidia-fabricmanager nvidia-dcgm dcgm nvidia-persistenced"
 """Services that use a GPU, according to NVIDIA; on HGX machines the first one always runs."""
 XID_FIELD = "230"
 """DCGM_FI_DEV_XID_ERRORS (dcgm_fields.h)."""
@@ -290,7 +290,7 @@ def _lost(request: Request) -> Mechanism:
                 "a process computes on this GPU, and the driver removes no GPU in use; end it, or use gpu.throttle",
             ),
             (
-                ("sh", "-c", f"for s in {_HOLDERS}; do systemctl is-active --quiet $s && echo $s; done; true"),
+                ("sh", "-c", f"for s in {_GPU_DAEMONS}; do systemctl is-active --quiet $s && echo $s; done; true"),
                 r"\A\s*\Z",
                 "a daemon has this GPU open, and the driver removes no GPU in use; stop it, or use gpu.throttle",
             ),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from inject.kinds.kind import Fidelity
 from inject.mechanisms.mechanism import Mechanism, Request, Witness
-from inject.mechanisms.rack.rack_mechanism import RackMechanism, hardware
+from inject.mechanisms.rack.rack_mechanism import RackMechanism, hardware_counter
 from inject.mechanisms.soft import congestion, host, storage
 from testbed.observe.counters import MLX5
 
@@ -58,7 +58,7 @@ def _late(request: Request) -> Mechanism:
 
 def _on_hardware(mechanism: Mechanism) -> Mechanism:
     witnesses = tuple(
-        Witness(any_of=tuple(hardware(key) for key in witness.any_of), at_least=witness.at_least)
+        Witness(any_of=tuple(hardware_counter(key) for key in witness.any_of), at_least=witness.at_least)
         for witness in mechanism.must_move
     )
     # `send_err` counts rxe's own egress; hardware has no such counter.

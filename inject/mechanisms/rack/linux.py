@@ -15,7 +15,7 @@ import dataclasses
 
 from inject.mechanisms import soft
 from inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, flap_edges, holder_request, link_of
-from inject.mechanisms.rack.rack_mechanism import RackMechanism, goes_down, hardware
+from inject.mechanisms.rack.rack_mechanism import RackMechanism, hardware_counter, port_down_pattern
 from inject.mechanisms.soft.hop import counters_of_ends
 from testbed.errors import Unsupported
 
@@ -39,18 +39,18 @@ MECHANISMS = (
     RackMechanism(kind="switch.hash-policy", fidelity="real", by="a Linux switch (FRR): sysctl"),
     *(RackMechanism(kind=f"switch.{name}", fidelity="real", by=_VTYSH) for name in ("bgp-reset", "withdraw", "drain")),
 )
-_KINDS = {one.kind for one in MECHANISMS}
+_KINDS = {mechanism.kind for mechanism in MECHANISMS}
 
-# Kinds that FRR and ports of any Linux switch can do, whether kernel or ASIC forwards.
+# Kinds that work on every Linux switch with FRR, whether its kernel or its ASIC forwards packets.
 _OF_ANY_LINUX = {"link.down", "link.flap", "switch.bgp-reset", "switch.withdraw", "switch.drain"}
-# On a whole machine, watchfrr supervises the daemons.
+# Kinds that watchfrr undoes: it supervises FRR's daemons on a switch that is a machine of its own.
 _SUPERVISED = {
     "switch.bgp-kill": "watchfrr starts a killed bgpd again at once",
     "switch.freeze": "watchfrr starts a silent bgpd again",
 }
 # Only rxe has these counters.
 _RXE_ALONE = {"send_err"}
-# Fallback witness if no IP layer counts the marked packets: counters of the RNIC at the end of the link.
+# Counters of the RNIC at the end of the link: the fallback witness if no IP layer counts the marked packets.
 _AT_THE_RNIC = {
     "link.rate": ("out_of_seq_request", "completer_retry_err", "duplicate_request"),
     "packet.duplicate": ("duplicate_request", "out_of_seq_request"),
@@ -59,7 +59,7 @@ _AT_THE_RNIC = {
 
 def is_linux(request: Request) -> bool:
     """Return whether the switch at which this fault acts is a Linux machine."""
-    switch = request.topology.switch_by_name.get(_acting(request))
+    switch = request.topology.switch_by_name.get(_acting_node(request))
     return switch is not None and switch.is_linux
 
 
@@ -70,7 +70,7 @@ def resolve(request: Request) -> Mechanism:
         UsageError: the parameters contradict each other.
         Unsupported: the switch cannot do it, or no counter would show it.
     """
-    switch = request.topology.switch_by_name[_acting(request)]
+    switch = request.topology.switch_by_name[_acting_node(request)]
     lacks = f"{request.where}: {request.kind} is not supported on this lab: {switch.name} runs {switch.nos}"
     if request.kind not in _KINDS:
         raise Unsupported(f"{lacks}, and {_SUPERVISED.get(request.kind, 'only SONiC has a mechanism')}")
@@ -95,8 +95,8 @@ def resolve(request: Request) -> Mechanism:
     return dataclasses.replace(mechanism, must_move=usable, must_not_move=_on_rack(request, mechanism.must_not_move))
 
 
-def _acting(request: Request) -> str:
-    """Return the node at which a fault acts: the switch at an RNIC's cable, else the target's own machine."""
+def _acting_node(request: Request) -> str:
+    """Return the node at which a fault acts: the switch at the other end of an RNIC's link, or the target's node."""
     link = request.target.link
     return link.a.node if request.target.kind == "rnic" and link is not None else request.target.node
 
@@ -115,18 +115,22 @@ def _on_rack(request: Request, keys: tuple[str, ...]) -> tuple[str, ...]:
             if in_kernel or counter.startswith("carrier") or device == "tcp":
                 names.append(key)
         elif name == "ip.InCEPkts":
-            its = {link.rnic} if link is not None and link.rnic and link.b.node == node else None
-            names += [f"{node}/{x.name}.np_ecn_marked_roce_packets" for x in host.rnics if not its or x.name in its]
+            at_link = link.rnic if link is not None and link.b.node == node else None
+            names += [
+                f"{node}/{rnic.name}.np_ecn_marked_roce_packets"
+                for rnic in host.rnics
+                if not at_link or rnic.name == at_link
+            ]
         elif device != "ip" and counter not in _RXE_ALONE:
-            names.append(hardware(key))
+            names.append(hardware_counter(key))
     return tuple(dict.fromkeys(names))
 
 
 def _down(request: Request) -> Mechanism:
     """Take a port with a real cable down: the far end of the cable loses its carrier.
 
-    `ip link set down` does not reach the wire of a ConnectX whose firmware keeps its ports up: RoCE went on in all of
-    three recorded trials of a ConnectX-6. The holder reads that setting first, as for the port of an RNIC.
+    `ip link set down` does not reach the wire of a ConnectX whose firmware keeps its ports up: RoCE went on in all
+    three recorded trials with a ConnectX-6. The holder therefore reads that setting first, as for an RNIC's port.
     """
     edges = flap_edges(request)
     link, port = link_of(request)
@@ -153,7 +157,7 @@ def _down(request: Request) -> Mechanism:
             {
                 "netns": None,
                 "device": port.netdev,
-                "able": [["sh", "-c", look], f"^no mlx5$|{goes_down(setting + '[0-9]+')}", kept],
+                "able": [["sh", "-c", look], f"^no mlx5$|{port_down_pattern(setting + '[0-9]+')}", kept],
             },
             claims=state,
             edges=edges,

@@ -21,11 +21,11 @@ __all__ = [
     "Commands",
     "RackMechanism",
     "by_commands",
-    "goes_down",
-    "hardware",
+    "hardware_counter",
+    "port_down_pattern",
     "require_phases",
     "retransmissions",
-    "shown",
+    "typed_command",
 ]
 
 PCI = "/sys/bus/pci"
@@ -43,8 +43,8 @@ after 3.1 s instead of 0.5 s with timeout 14 and 6 retries.
 """
 
 
-def goes_down(setting: str) -> str:
-    """Return the pattern of `mlxconfig -e query` for a firmware that takes its port down when the driver does.
+def port_down_pattern(setting: str) -> str:
+    """Return the pattern of the output of `mlxconfig -e query` if the firmware takes the port down with the driver.
 
     The columns are default, current and next boot (mstflint, mlxcfg_ui.cpp): the current value decides. Where
     KEEP_ETH_LINK_UP_Px is True, the default of every recorded ConnectX, the wire keeps its signal.
@@ -103,8 +103,8 @@ class Commands:
         }
 
 
-def shown(words: Sequence[str], needs: Sequence[str]) -> str:
-    """Return a command as a person would type it: each needed program by the first of its names."""
+def typed_command(words: Sequence[str], needs: Sequence[str]) -> str:
+    """Return a command as a person would type it, with the first name of each program in `needs`."""
     text = shlex.join(words)
     for need in needs:
         name = need.partition("|")[0]
@@ -125,8 +125,12 @@ def by_commands(
     edges: list[list[Any]] | None = None,
     patience_s: float | None = None,
 ) -> Mechanism:
-    """Return the mechanism of a fault that commands on `node` carry out; each change has its revert beside it."""
-    do, undo = ([shown(words, commands.needs) for words in lines] for lines in (commands.on, commands.off))
+    """Return the mechanism of a fault that commands on `node` carry out.
+
+    The steps for people pair the n-th change with the n-th revert. The other arguments are those of `Mechanism` and
+    `holder_request`.
+    """
+    do, undo = ([typed_command(words, commands.needs) for words in lines] for lines in (commands.on, commands.off))
     length = max(len(do), len(undo))
     do += ["# (nothing more)"] * (length - len(do))
     undo += ["# (nothing more)"] * (length - len(undo))
@@ -145,7 +149,10 @@ def by_commands(
 
 
 def retransmissions(topology: Topology, *names: str, but: str | None = None) -> tuple[str, ...]:
-    """Return the retransmission counters of every hardware RNIC (except on the host `but`), from rxe's names."""
+    """Return the retransmission counters of every hardware RNIC, except on the host `but`.
+
+    `names` are rxe's names of the counters; default: all of `COUNTERS`. `ADAPTIVE` is always included.
+    """
     rxe_names = (*(names or tuple(COUNTERS)), ADAPTIVE)
     return tuple(
         f"{host.name}/{rnic.name}.{COUNTERS.get(name, name)}"
@@ -156,7 +163,7 @@ def retransmissions(topology: Topology, *names: str, but: str | None = None) -> 
     )
 
 
-def hardware(key: str) -> str:
+def hardware_counter(key: str) -> str:
     """Return an rxe counter (`node/device.name`) by its name on a hardware RNIC; other counters stay as they are."""
     head, _, name = key.rpartition(".")
     return f"{head}.{counters.MLX5.get(name, name)}"

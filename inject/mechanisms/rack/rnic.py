@@ -19,7 +19,7 @@ from inject.mechanisms.rack.rack_mechanism import (
     Commands,
     RackMechanism,
     by_commands,
-    goes_down,
+    port_down_pattern,
     require_phases,
     retransmissions,
 )
@@ -74,7 +74,7 @@ def _port(request: Request) -> Mechanism:
             _LOCKDOWN,
             (
                 ("{mlxconfig}", "-d", device, "-e", "query", keeps),
-                goes_down(keeps),
+                port_down_pattern(keeps),
                 kept,
             ),
         ),

@@ -22,13 +22,13 @@ from inject.mechanisms.soft.hop import ends_of
 from testbed.errors import Unsupported, UsageError
 from testbed.model.topology import Port
 
-__all__ = ["ACL_POLL_WAS", "BY_KIND", "LINK_MECHANISMS", "MECHANISMS", "ONE_ASIC", "facing"]
+__all__ = ["ACL_POLL_WAS", "BY_KIND", "LINK_MECHANISMS", "MECHANISMS", "ONE_ASIC", "front_panel_port"]
 
 ROCE_PORT = "4791"
 _DB = "sonic-db-cli"
 _RULE_PRIORITY = "9999"
-# `config` is a Python program that loads SONiC's whole command line: about a second on a switch's CPU.
 _PORT_S = 1.0
+"""Shortest phase of a port fault: `config` takes about a second on a switch's CPU, to load SONiC's command line."""
 ONE_ASIC = (
     ("sh", "-c", "ls -d /run/redis[0-9]* 2>/dev/null || echo one"),
     "^one$",
@@ -36,16 +36,27 @@ ONE_ASIC = (
 )
 """On a switch with several ASICs, `sonic-db-cli` without -n reads none of their tables (database.sh)."""
 _ACL_S = 3.0
-"""Shortest fault of an ACL: its counter is polled once a second at best (sonic-utilities, counterpoll/main.py)."""
+"""Shortest fault by an ACL: its counter is polled once a second at most (sonic-utilities, counterpoll/main.py)."""
 _ACL_POLL_MS = "1000"
 _ACL_POLL_DEFAULT_MS = "10000"
-"""aclorch.cpp, ACL_COUNTER_DEFAULT_POLLING_INTERVAL_MS: with it, a shorter fault would count no hits."""
+"""Default of SONiC (aclorch.cpp, ACL_COUNTER_DEFAULT_POLLING_INTERVAL_MS): a shorter fault would count no hits."""
 _ACL_POLL = "FLEX_COUNTER_TABLE|ACL"
 ACL_POLL_WAS = "/run/faultbed/acl-poll"
-"""File on the switch with the interval before the first of several ACL faults."""
+"""File on the switch with the polling interval that the last of several ACL faults restores."""
+_SHORTEN_ACL_POLL = (
+    f"mkdir -p {ACL_POLL_WAS.rpartition('/')[0]}; [ -e {ACL_POLL_WAS} ] || echo '{{interval}}' >{ACL_POLL_WAS}; "
+    f"counterpoll acl interval {_ACL_POLL_MS}"
+)
+"""Shell that shortens the polling interval. The first of several ACL faults saves the previous one (`{interval}`)."""
+_RESTORE_ACL_POLL = (
+    f"[ -e {ACL_POLL_WAS} ] || exit 0; "
+    f"case $({_DB} CONFIG_DB KEYS 'ACL_TABLE|FAULTBED_*') in *FAULTBED_*) exit 0;; esac; "
+    f"was=$(cat {ACL_POLL_WAS}); counterpoll acl interval ${{was:-{_ACL_POLL_DEFAULT_MS}}} && rm -f {ACL_POLL_WAS}"
+)
+"""Shell that restores the polling interval, unless another ACL fault is still on."""
 _BGP_S = 60.0
 """How long `systemctl restart bgp` may take: docker stops the container within 10 s, and FRR has to start."""
-_SHAPES = "broadcom|mellanox"
+_SHAPING_ASICS = "broadcom|mellanox"
 """Values of `asic_type` (sonic_version.yml) whose SAI is known to accept a scheduler at a port."""
 _NO_SHAPER = (
     "this ASIC may not support a scheduler at a port, and orchagent ends if the ASIC rejects one; target a Linux "
@@ -90,8 +101,8 @@ LINK_MECHANISMS = tuple(
 )
 
 
-def facing(request: Request) -> tuple[Port, Port]:
-    """Return the switch port at which the fault acts, and the far end of its cable.
+def front_panel_port(request: Request) -> Port:
+    """Return the switch port at which the fault acts.
 
     Raises:
         Unsupported: the switch does not run SONiC.
@@ -99,13 +110,13 @@ def facing(request: Request) -> tuple[Port, Port]:
     """
     link, named = link_of(request)
     port = link.a if request.target.kind == "rnic" else named
-    _sonic(request, port.node)
+    _require_sonic(request, port.node)
     if not _FRONT_PANEL.fullmatch(port.netdev):
         raise UsageError(f"{request.where}.target: {port.node}:{port.netdev} is not a front-panel port; choose one")
-    return port, link.other(port.node)
+    return port
 
 
-def _sonic(request: Request, name: str) -> None:
+def _require_sonic(request: Request, name: str) -> None:
     nos = request.topology.switch_by_name[name].nos
     if nos != "sonic":
         runs = f"runs {nos}" if nos else "has no faultbed_nos"
@@ -121,7 +132,7 @@ def _down(request: Request) -> Mechanism:
     require_phases(request, edges, _PORT_S, why="SONiC's `config interface` takes about a second")
     far = link.other(named.node)
     witness = Witness(any_of=(f"{far.node}/{far.netdev}.carrier_changes",), at_least=flaps)
-    port, _ = facing(request)
+    port = front_panel_port(request)
     commands = Commands(
         needs=("config", _DB),
         able=(ONE_ASIC,),
@@ -146,7 +157,7 @@ def _down(request: Request) -> Mechanism:
 
 
 def _mtu(request: Request) -> Mechanism:
-    port, _ = facing(request)
+    port = front_panel_port(request)
     mtu = str(request.params["mtu"])
     commands = Commands(
         needs=("config", _DB),
@@ -172,13 +183,13 @@ def _mtu(request: Request) -> Mechanism:
 
 
 def _oneway(request: Request) -> Mechanism:
-    port, _ = facing(request)
+    port = front_panel_port(request)
     rules = {"L3": ("IP_TYPE", "IPV4ANY"), "L3V6": ("IP_TYPE", "IPV6ANY")}
     return _acl(request, port, rules)
 
 
 def _drop(request: Request) -> Mechanism:
-    """Drop all RoCEv2 by an ACL.
+    """Return the mechanism that drops all RoCEv2 by an ACL.
 
     Since 202305, SONiC can match BTH_OPCODE and AETH_SYNDROME (sonic-swss pull request 2617), but only in custom table
     types. An ASIC may lack these matches, and SONiC reports that only after such a table has been created.
@@ -193,7 +204,7 @@ def _drop(request: Request) -> Mechanism:
             "does not report whether its ASIC can match an opcode; use only share = 1 (all RoCEv2 in one direction), "
             "with src or dst if needed, or target a Linux switch"
         )
-    port, _ = facing(request)
+    port = front_panel_port(request)
     fields = {"src": "SRC_IP", "dst": "DST_IP"}
     known = {fields[name]: end.rnic.ip for name, end in ends_of(request).items() if end.rnic is not None}
     ends = tuple(word for field, address in known.items() for word in (field, f"{address}/32"))
@@ -201,40 +212,22 @@ def _drop(request: Request) -> Mechanism:
 
 
 def _acl(request: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> Mechanism:
-    """Drop by ACL: one table per address family at the port, each with one rule."""
+    """Return the mechanism that drops packets by ACL: one table for each address family, each with one rule.
+
+    `rules` maps a table type (`L3`, `L3V6`) to the fields and values that its rule matches.
+    """
     require_phases(request, [[0.0, True]], _ACL_S, why="a switch counts the hits of an ACL once a second")
     stage = "EGRESS" if request.params["direction"] == "to" else "INGRESS"
-    # The interval before the first of several such faults is saved; the last one that ends restores it.
-    shorten_interval = (
-        f"mkdir -p {ACL_POLL_WAS.rpartition('/')[0]}; [ -e {ACL_POLL_WAS} ] || echo '{{interval}}' >{ACL_POLL_WAS}; "
-        f"counterpoll acl interval {_ACL_POLL_MS}"
-    )
-    restore_interval = (
-        f"[ -e {ACL_POLL_WAS} ] || exit 0; "
-        f"case $({_DB} CONFIG_DB KEYS 'ACL_TABLE|FAULTBED_*') in *FAULTBED_*) exit 0;; esac; "
-        f"was=$(cat {ACL_POLL_WAS}); counterpoll acl interval ${{was:-{_ACL_POLL_DEFAULT_MS}}} && rm -f {ACL_POLL_WAS}"
-    )
-    on: list[tuple[str, ...]] = [("sh", "-c", shorten_interval)]
-    off: list[tuple[str, ...]] = []
-    mark = f"FAULTBED_{request.id.rpartition('-')[2].upper()}"
-    for family, match in rules.items():
-        table, rule = f"ACL_TABLE|{mark}_{family}", f"ACL_RULE|{mark}_{family}|DROP"
-        fields = ("policy_desc", "faultbed", "type", family, "stage", stage.lower(), "ports@", port.netdev)
-        on += [
-            (_DB, "CONFIG_DB", "HSET", table, *fields),
-            (_DB, "CONFIG_DB", "HSET", rule, "PRIORITY", _RULE_PRIORITY, "PACKET_ACTION", "DROP", *match),
-        ]
-        off += [(_DB, "CONFIG_DB", "DEL", rule), (_DB, "CONFIG_DB", "DEL", table)]
-    off.append(("sh", "-c", restore_interval))
-    first = next(iter(rules))
-    able = (_DB, "STATE_DB", "HGET", f"ACL_STAGE_CAPABILITY_TABLE|{stage}", "action_list")
+    prefix = f"FAULTBED_{request.id.rpartition('-')[2].upper()}"
+    first = f"{prefix}_{next(iter(rules))}"
+    add, delete = _acl_tables(prefix, rules, stage.lower(), port.netdev)
     commands = Commands(
         needs=(_DB, "aclshow", "counterpoll"),
         guard=port.netdev,
         able=(
             ONE_ASIC,
             (
-                able,
+                (_DB, "STATE_DB", "HGET", f"ACL_STAGE_CAPABILITY_TABLE|{stage}", "action_list"),
                 "PACKET_ACTION",
                 f"the ASIC cannot drop at {stage.lower()}; use the other direction, or target a Linux switch",
             ),
@@ -245,22 +238,39 @@ def _acl(request: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> 
             ),
         ),
         remember={"interval": ((_DB, "CONFIG_DB", "HGET", _ACL_POLL, "POLL_INTERVAL"), r"\A(?:None)?([0-9]*)\s*\Z")},
-        on=on,
-        off=off,
+        on=(("sh", "-c", _SHORTEN_ACL_POLL), *add),
+        off=(*delete, ("sh", "-c", _RESTORE_ACL_POLL)),
         # orchagent's confirmation that the ASIC has the rule (SONiC 202205 and later).
-        look=(_DB, "STATE_DB", "HGET", f"ACL_RULE_TABLE|{mark}_{first}|DROP", "status"),
+        look=(_DB, "STATE_DB", "HGET", f"ACL_RULE_TABLE|{first}|DROP", "status"),
         applied="^Active$",
         normal="^(None)?$",
-        count=(("aclshow", "-t", f"{mark}_{first}", "-r", "DROP"), r"^DROP +[^ ]+ +[0-9]+ +([0-9]+)"),
+        count=(("aclshow", "-t", first, "-r", "DROP"), r"^DROP +[^ ]+ +[0-9]+ +([0-9]+)"),
     )
     return by_commands(
         request,
         commands,
         node=port.node,
-        claims=f"{port.node}/{port.netdev}/acl/{mark}",
+        claims=f"{port.node}/{port.netdev}/acl/{prefix}",
         shows={"device": port.netdev, "stage": stage.lower()},
         must_move=(Witness(any_of=retransmissions(request.topology)),),
     )
+
+
+def _acl_tables(
+    prefix: str, rules: Mapping[str, tuple[str, ...]], stage: str, device: str
+) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Return the commands that add the tables with their rules, and those that delete them."""
+    add: list[tuple[str, ...]] = []
+    delete: list[tuple[str, ...]] = []
+    for family, match in rules.items():
+        table, rule = f"ACL_TABLE|{prefix}_{family}", f"ACL_RULE|{prefix}_{family}|DROP"
+        fields = ("policy_desc", "faultbed", "type", family, "stage", stage, "ports@", device)
+        add += [
+            (_DB, "CONFIG_DB", "HSET", table, *fields),
+            (_DB, "CONFIG_DB", "HSET", rule, "PRIORITY", _RULE_PRIORITY, "PACKET_ACTION", "DROP", *match),
+        ]
+        delete += [(_DB, "CONFIG_DB", "DEL", rule), (_DB, "CONFIG_DB", "DEL", table)]
+    return add, delete
 
 
 def _rate(request: Request) -> Mechanism:
@@ -268,19 +278,12 @@ def _rate(request: Request) -> Mechanism:
         raise Unsupported(
             f"{request.where}.direction: not supported on this lab: a port shapes only what it sends; use `to`"
         )
-    port, _ = facing(request)
+    port = front_panel_port(request)
     name = f"FAULTBED_{request.id.rpartition('-')[2].upper()}"
     bytes_per_s = str(round(request.params["rate"] * 1_000_000 / 8))
-    qos = f"PORT_QOS_MAP|{port.netdev}"
+    scheduler, qos = f"SCHEDULER|{name}", f"PORT_QOS_MAP|{port.netdev}"
+    shaper = ("type", "STRICT", "meter_type", "bytes", "pir", bytes_per_s)
     unshaped = "^(None )?rate( None)?$"
-    # What orchagent has programmed: the port's scheduler in the ASIC's tables, and its rate.
-    asic = f"{_DB} ASIC_DB HGET ASIC_STATE:SAI_OBJECT_TYPE"
-    look = (
-        f"port=$({_DB} COUNTERS_DB HGET COUNTERS_PORT_NAME_MAP {port.netdev}); "
-        f"made=$({asic}_PORT:$port SAI_PORT_ATTR_QOS_SCHEDULER_PROFILE_ID); "
-        f"rate=$({asic}_SCHEDULER:$made SAI_SCHEDULER_ATTR_MAX_BANDWIDTH_RATE); "
-        f"echo $({_DB} CONFIG_DB HGET '{qos}' scheduler) rate $rate"
-    )
     commands = Commands(
         needs=(_DB, "sonic-cfggen"),
         guard=port.netdev,
@@ -288,27 +291,13 @@ def _rate(request: Request) -> Mechanism:
             ONE_ASIC,
             (
                 ("sonic-cfggen", "-y", "/etc/sonic/sonic_version.yml", "-v", "asic_type"),
-                f"^({_SHAPES})$",
+                f"^({_SHAPING_ASICS})$",
                 _NO_SHAPER,
             ),
         ),
-        on=(
-            (
-                _DB,
-                "CONFIG_DB",
-                "HSET",
-                f"SCHEDULER|{name}",
-                "type",
-                "STRICT",
-                "meter_type",
-                "bytes",
-                "pir",
-                bytes_per_s,
-            ),
-            (_DB, "CONFIG_DB", "HSET", qos, "scheduler", name),
-        ),
-        off=((_DB, "CONFIG_DB", "HDEL", qos, "scheduler"), (_DB, "CONFIG_DB", "DEL", f"SCHEDULER|{name}")),
-        look=("sh", "-c", look),
+        on=((_DB, "CONFIG_DB", "HSET", scheduler, *shaper), (_DB, "CONFIG_DB", "HSET", qos, "scheduler", name)),
+        off=((_DB, "CONFIG_DB", "HDEL", qos, "scheduler"), (_DB, "CONFIG_DB", "DEL", scheduler)),
+        look=("sh", "-c", _programmed_scheduler(port.netdev, qos)),
         applied=f"^{name} rate {bytes_per_s}$",
         normal=unshaped,
         # The configuration is gone at once. Not every release of orchagent then takes the shaper off the port.
@@ -324,31 +313,42 @@ def _rate(request: Request) -> Mechanism:
     )
 
 
+def _programmed_scheduler(device: str, qos: str) -> str:
+    """Return shell that prints a port's scheduler, and the rate that orchagent has programmed into the ASIC for it."""
+    asic = f"{_DB} ASIC_DB HGET ASIC_STATE:SAI_OBJECT_TYPE"
+    return (
+        f"port=$({_DB} COUNTERS_DB HGET COUNTERS_PORT_NAME_MAP {device}); "
+        f"made=$({asic}_PORT:$port SAI_PORT_ATTR_QOS_SCHEDULER_PROFILE_ID); "
+        f"rate=$({asic}_SCHEDULER:$made SAI_SCHEDULER_ATTR_MAX_BANDWIDTH_RATE); "
+        f"echo $({_DB} CONFIG_DB HGET '{qos}' scheduler) rate $rate"
+    )
+
+
 def _bgp(request: Request, daemons: tuple[str, ...], signal: str, commands: Commands) -> Mechanism:
     switch = request.target.node
-    _sonic(request, switch)
+    _require_sonic(request, switch)
     ends = sorted({link.other(switch).node for link in request.topology.links_of(switch) if link.is_uplink})
     opened = tuple(f"{end}/tcp.{name}" for end in (*ends, switch) for name in ("ActiveOpens", "PassiveOpens"))
     shows = {"daemons": " ".join(daemons), "signal": signal}
-    witness = (Witness(any_of=opened),)
-    patience_s = _BGP_S if commands.command_s == _BGP_S else None
     return by_commands(
         request,
         commands,
         node=switch,
         claims=f"{switch}/bgpd",
         shows=shows,
-        must_move=witness,
-        patience_s=patience_s,
+        must_move=(Witness(any_of=opened),),
+        # A revert that restarts the container takes longer than usual.
+        patience_s=_BGP_S if commands.command_s == _BGP_S else None,
     )
 
 
 def _bgp_kill(request: Request) -> Mechanism:
-    """Kill bgpd, a critical process: without it its container ends and restarts by itself after 30 s (RestartSec).
+    """Return the mechanism that kills bgpd, and restarts its whole container as the revert.
 
-    The listener that ends the container reads FEATURE|bgp auto_restart when a process dies (sonic-buildimage,
-    supervisor-proc-exit-listener): it is disabled for the window. The whole container is restarted, because bgpcfgd's
-    configuration is in no file that bgpd would read.
+    bgpd is a critical process: when it dies, its container ends and restarts by itself after 30 s (RestartSec). The
+    listener that ends the container reads FEATURE|bgp auto_restart when a process dies (sonic-buildimage,
+    supervisor-proc-exit-listener), so auto_restart is disabled for the window. The revert restarts the whole container,
+    because bgpcfgd's configuration is in no file that bgpd would read.
     """
     alive = "docker exec bgp pgrep -x bgpd"
     commands = Commands(
@@ -390,13 +390,15 @@ def _freeze(request: Request) -> Mechanism:
 
 
 def _withdraw(request: Request) -> Mechanism:
-    """Withdraw prefixes in bgpd itself, as on any FRR: TSA and TSC match only route-maps `V4` and `V6`.
+    """Return the mechanism that withdraws prefixes in bgpd itself, as on any switch with FRR.
+
+    SONiC's own commands for that, TSA and TSC, match only route-maps `V4` and `V6`.
 
     The holder refuses a switch whose BGP configuration comes from another role and lacks the line. `vtysh` on a SONiC
     host is a script that runs the container's (docker-fpm-frr, base_image_files/vtysh).
     """
     switch = request.topology.switch_by_name[request.target.node]
-    _sonic(request, switch.name)
+    _require_sonic(request, switch.name)
     if switch.role != "rtsw":
         raise UsageError(f"{request.where}.target: {switch.name} has no host prefixes to withdraw; choose an RTSW")
     path, line = [f"router bgp {switch.asn}", "address-family ipv4 unicast"], "redistribute connected"
@@ -415,7 +417,7 @@ def _withdraw(request: Request) -> Mechanism:
 
 def _hash_policy(request: Request) -> Mechanism:
     switch = request.target.node
-    _sonic(request, switch)
+    _require_sonic(request, switch)
     ports = [link.end(switch).netdev for link in request.topology.links_of(switch) if link.is_uplink]
     if len(ports) < 2:  # noqa: PLR2004 - a choice needs two
         raise UsageError(f"{request.where}.target: {switch} has {len(ports)} uplink: nothing is hashed; it needs two")

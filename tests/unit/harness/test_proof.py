@@ -21,7 +21,7 @@ from harness.judge import judge
 from harness.verdict import Verdict
 from inject.evidence.firing_times import (
     OnTime,
-    begun,
+    drop_unmade_edges,
     measured_spans,
     on_time_of,
     planned_spans,
@@ -67,7 +67,7 @@ def test_flaps_cleared_at_an_edge_include_the_edge_only_if_it_was_made(made, pha
     changes = [(int((k * 0.6 + late) * S), int((k * 0.6 + late) * S) + MS, up) for k in range(made) for late, up in
                ((0.0, True), (0.05 if k == 2 else 0.3, False))]  # fmt: skip
     window_ns = int(1.25 * S)
-    planned = planned_spans(begun(edges, window_ns, changes), window_ns)
+    planned = planned_spans(drop_unmade_edges(edges, window_ns, changes), window_ns)
     assert len(planned) == phases
     assert why_not_as_planned(on_time_of(planned, changes)) == ()
 

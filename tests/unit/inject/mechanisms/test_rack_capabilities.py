@@ -15,7 +15,7 @@ from inject import capability
 from inject.fault_plan import FaultSpec, plan
 from inject.kinds.catalogue import CATALOGUE
 from inject.mechanisms.rack import MECHANISMS
-from inject.mechanisms.rack.rack_mechanism import shown
+from inject.mechanisms.rack.rack_mechanism import typed_command
 from inject.node import probe
 from testbed.errors import Unreachable
 from testbed.inventory import lab_inventory
@@ -105,8 +105,8 @@ def test_probe_names_the_missing_program(monkeypatch, tmp_path):
 def test_plan_shows_commands_with_program_names_instead_of_placeholders():
     spec = FaultSpec(kind="link.flap", target="host1:mlx5_0", for_s=20.0, params={"period": 8})
     args = plan(spec, RACK.topology, lab_kind="rack").request["args"]
-    assert shown(args["look"], args["needs"]).startswith("sh -c 'mlxlink -d 0000:18:00.0")
-    assert shown(args["able"][1][0], args["needs"]).startswith("mlxconfig -d")
+    assert typed_command(args["look"], args["needs"]).startswith("sh -c 'mlxlink -d 0000:18:00.0")
+    assert typed_command(args["able"][1][0], args["needs"]).startswith("mlxconfig -d")
 
 
 def test_probe_rejects_an_unknown_request():
