@@ -31,7 +31,7 @@ from inject.node.machine.cgroup import UNLIMITED
 from inject.node.machine.hog import NAME as HOG
 from inject.node.machine.limit import CGROUPS
 from inject.node.machine.vmreset import REPROVISION_DEADLINE_S
-from inject.node.network.detour import GUEST, OWN
+from inject.node.network.detour import OWN_CLSACT_PRIO, SHARED_CLSACT_PRIO
 from inject.node.network.latereceives import FILE as LATE
 from inject.node.network.scheme import LEFTOVERS, SWEEP
 from inject.node.network.steer import PRIORITY, TABLE
@@ -81,8 +81,8 @@ case $([ -n "$ask" ] && printf %s "$ask" | tc -batch -) in *"mark 0xfb"*)
   for w in $hooked; do
     filters=$(tc filter show dev "$w" egress)
     case $filters in
-    *"pref {OWN} "*"mark 0xfb"*) delete="qdisc del dev $w clsact" ;;
-    *"mark 0xfb"*) delete="filter del dev $w egress protocol ip prio {GUEST}" ;;
+    *"pref {OWN_CLSACT_PRIO} "*"mark 0xfb"*) delete="qdisc del dev $w clsact" ;;
+    *"mark 0xfb"*) delete="filter del dev $w egress protocol ip prio {SHARED_CLSACT_PRIO}" ;;
     *) continue ;;
     esac
     if tc $delete; then echo "{_MARK} removed a redirection at $w$1"

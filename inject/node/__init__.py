@@ -1,1 +1,1 @@
-"""What runs on the target of a fault: standard library and what the node's distribution provides, nothing else."""
+"""Code that runs on the target of a fault. It needs only the standard library and what the node's distribution has."""

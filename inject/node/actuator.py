@@ -17,7 +17,8 @@ class Refused(Exception):
 class Actuator:
     """One mechanism on a node. Methods may raise OSError or Refused; `read` reports every half-done change.
 
-    Order of calls: `prepare`, `bind`, `set_up`, then `on` and `off` at each edge, and `close`. `poll_s` is how often
+    Order of calls: `prepare`, `bind`, `set_up`, then `on` and `off` at each edge. `close` is called only where the
+    process lives on (`inject.node.probe`, tests): a holder's sockets close with its process. `poll_s` is how often
     `hits` is read while the fault is on; None: the edges are the hits. `patience_s` is how much longer than usual a
     change may take.
     """
@@ -35,7 +36,7 @@ class Actuator:
 
     @property
     def files(self) -> list[int]:
-        """Descriptors: while the fault is on, `tick` is also called as soon as one is readable."""
+        """File descriptors. While the fault is on, `tick` is also called as soon as one of them is readable."""
         return []
 
     def prepare(self) -> dict[str, Any]:
@@ -47,7 +48,7 @@ class Actuator:
         raise NotImplementedError
 
     def bind(self, *, qp: int | None, psn: int | None, ahead: int | None) -> None:
-        """Fill in values that were unknown before arming."""
+        """Fill in values that are known only when the fault is armed: a QP, and a PSN or how far it is ahead."""
 
     def set_up(self) -> None:
         """Do the slow part of arming, which has no effect yet, so that `on` is quick. `off` undoes both."""
@@ -124,7 +125,12 @@ _ACTUATORS = {
 
 
 def make(name: str, args: dict[str, Any]) -> Actuator:
-    """Return the actuator of that name. Only its module is imported, because a holder must start quickly."""
+    """Return the actuator of that name. Only its module is imported, because a holder must start quickly.
+
+    Raises:
+        Refused: there is no such actuator.
+        TypeError: `args` do not fit it.
+    """
     if name not in _ACTUATORS:
         raise Refused(
             f"unknown actuator {name!r}: node code and controller have different versions; run `faultbed up` again"
@@ -135,7 +141,11 @@ def make(name: str, args: dict[str, Any]) -> Actuator:
 
 
 def enter_netns(netns: str | None) -> None:
-    """Move this process into a network namespace, if `netns` is not None; later sockets belong to it."""
+    """Move this process into a network namespace, if `netns` is not None. Sockets opened later belong to it.
+
+    Raises:
+        Refused: there is no such namespace, or it cannot be entered.
+    """
     if netns is None:
         return
     try:

@@ -14,7 +14,10 @@ _COUNT = struct.Struct("=Q")
 
 
 class Child:
-    """Forked, not started as a new program: an interpreter needs a second to start under emulation."""
+    """A child process, and a counter that it shares with the holder.
+
+    It is forked and not started as a new program, because an interpreter needs a second to start under emulation.
+    """
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -54,7 +57,7 @@ class Child:
 
     @property
     def count(self) -> int:
-        """Number of calls of `add` so far; those of the last moment before the end may be missing."""
+        """Number of calls of `add` so far. If the child was killed, its last call may be missing."""
         count: int = _COUNT.unpack_from(self._memory)[0]
         return count
 

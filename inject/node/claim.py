@@ -22,7 +22,7 @@ from testbed.node.holders import claim_file, identity, lock, read_claim
 
 __all__ = ["Claim", "conflict", "holder_of", "refuse_conflicts"]
 
-_COMPARING_S = 10.0
+_LOCK_WAIT_S = 10.0
 
 
 class Claim:
@@ -37,18 +37,18 @@ class Claim:
 
         Args:
             revert_file: where the fault's revert will be stored.
-            content: `paths` (each a `path` from a whole thing to a part, and its name for people, `thing`), `session`
-                (faults of one session are planned together and do not conflict), and for messages `kind`, `target`,
-                `fault`, `controller` and `since`.
+            content: `paths` (each a `path` from a whole to a part, and `thing`, the resource's name for people),
+                `session` (faults of one session are planned together and do not conflict), and for messages `kind`,
+                `target`, `fault`, `controller` and `since`.
 
         Raises:
-            Refused: another session holds it, or its fault has not been reverted.
+            Refused: another session holds the same resource, or its fault has not been reverted.
             OSError: the folder cannot be written.
         """
         path = claim_file(revert_file)
         folder = os.path.dirname(path)
         os.makedirs(folder, exist_ok=True)
-        with _comparing(folder):
+        with _folder_locked(folder):
             _refuse_conflicts(folder, content)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -91,15 +91,15 @@ def refuse_conflicts(folder: str, content: dict[str, Any]) -> None:
     """Refuse a claim that conflicts with one in a folder; remove claims of faults that are over.
 
     Raises:
-        Refused: another session holds the same thing, or its fault has not been reverted.
+        Refused: another session holds the same resource, or its fault has not been reverted.
     """
     if os.path.isdir(folder):
-        with _comparing(folder):
+        with _folder_locked(folder):
             _refuse_conflicts(folder, content)
 
 
 def conflict(other: dict[str, Any], content: dict[str, Any]) -> str | None:
-    """Return the name of a thing that two claims have in common; None: they do not conflict."""
+    """Return the name of a resource that two claims have in common; None: they do not conflict."""
     for mine in content.get("paths", ()):
         for theirs in other.get("paths", ()):
             shorter = min(len(mine["path"]), len(theirs["path"]))
@@ -109,7 +109,7 @@ def conflict(other: dict[str, Any], content: dict[str, Any]) -> str | None:
 
 
 def holder_of(content: dict[str, Any]) -> str:
-    """Return the end of a message: which fault holds a thing, and what to do about it."""
+    """Return the end of a message that begins with a resource: which fault holds it, and what to do about it."""
     return f"is held by {_fault(content)}; end that fault first, or run `faultbed heal`"
 
 
@@ -155,10 +155,10 @@ def _is_locked(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def _comparing(folder: str) -> Iterator[None]:
+def _folder_locked(folder: str) -> Iterator[None]:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        lock(fd, folder, _COMPARING_S)
+        lock(fd, folder, _LOCK_WAIT_S)
         yield
     finally:
         os.close(fd)

@@ -1,7 +1,7 @@
 """Run a command to its end; every failure is an OSError, which the holder handles.
 
-Code that waits, for a command or for the target, calls `heartbeat`: otherwise the watchdog takes the waiting holder for
-dead.
+Code that waits for a command or for the target calls `heartbeat`. Otherwise the watchdog would consider the waiting
+holder dead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["answer", "call_on_heartbeat", "heartbeat", "match_lines", "require", "run"]
+__all__ = ["call_on_heartbeat", "heartbeat", "match_lines", "quote_output", "require", "run"]
 
 _POLL_S = 0.5
 _callbacks: list[Callable[[], None]] = []
@@ -41,7 +41,7 @@ def run(argv: list[str], *, stdin: str = "", timeout_s: float = 30.0) -> str:
     Raises:
         OSError: there is no such program, it failed, or it did not end by the deadline.
     """
-    heartbeat()  # each of several commands may be too quick for a heartbeat of its own, and all of them slow
+    heartbeat()  # many quick commands may together take longer than the watchdog allows
     words, deadline = " ".join(argv)[:200], time.monotonic() + timeout_s
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
@@ -55,7 +55,7 @@ def run(argv: list[str], *, stdin: str = "", timeout_s: float = 30.0) -> str:
                 heartbeat()
                 if time.monotonic() > deadline:
                     raise OSError(f"`{words}` did not end within {timeout_s:g} s")  # noqa: TRY301 (killed below)
-        except BaseException:  # also one of the heartbeat: the end of `with` would wait for the command
+        except BaseException:  # including an error of the heartbeat: leaving `with` waits for the command
             process.kill()
             raise
     if process.returncode:
@@ -68,18 +68,18 @@ def require(command: list[str], pattern: str, missing: str) -> None:
     """Run a command that reports a capability of the target.
 
     Raises:
-        Refused: it fails, or its output does not match `pattern`; the message is `missing` and the output.
+        Refused: the command fails, or its output does not match `pattern`; the message is `missing` and the output.
     """
     try:
         output = run(command)
     except OSError as error:
         raise Refused(f"{missing} ({error})") from None
     if not match_lines(pattern, output):
-        raise Refused(f"{missing} ({answer(command, output)})")
+        raise Refused(f"{missing} ({quote_output(command, output)})")
 
 
-def answer(command: list[str], output: str) -> str:
-    """Return the end of a command's output, for a message."""
+def quote_output(command: list[str], output: str) -> str:
+    """Return a command and the end of its output, for a message."""
     return f"`{shlex.join(command)}` printed {' '.join(output.split())[-80:]!r}"
 
 

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from inject.node.actuator import Actuator, Refused
-from inject.node.command import answer, heartbeat, match_lines, require, run
+from inject.node.command import heartbeat, match_lines, quote_output, require, run
 from inject.node.management import management_interfaces, on_device
 
 __all__ = ["CommandsActuator"]
@@ -22,11 +22,11 @@ _LOOK_EVERY_S = 0.2
 _SCRIPT_TRIES = "1 2 3"
 """Looks of the stored revert, a second apart, until the fault is gone."""
 _LAST_LOOK_S = 10.0
-"""Deadline of the look before a removal, which it delays. nvidia-smi without persistence mode needs seconds."""
+"""Deadline of the readback before a removal, which waits for it. nvidia-smi needs seconds without persistence mode."""
 
 
 class CommandsActuator(Actuator):
-    """Runs `on` and `off`; the pattern `applied` says by the output of `look` whether the fault is on.
+    """Changes the target by the commands `on` and `off`. The fault is on if the output of `look` matches `applied`.
 
     Args:
         on: commands (argv lists) that turn the fault on, in order.
@@ -35,11 +35,11 @@ class CommandsActuator(Actuator):
         look: the readback command.
         applied: pattern of its output while the fault is on; may contain `{name}`.
         normal: pattern of its output before; any other output is a change that is not ours, and refused.
-        needs: required programs; of `mlxlink|mstlink` the first that exists, as `{mlxlink}`.
+        needs: required programs. `mlxlink|mstlink` means the first of them that exists; commands call it `{mlxlink}`.
         able: (command, pattern, message if it does not match) of required capabilities; the message names alternatives.
         remember: by name, a command and a pattern whose first group is the value to restore.
         guard: an interface that must not carry the management connection.
-        device: a PCIe device none of whose interfaces may carry it, whatever the inventory calls them.
+        device: a PCIe device that must not carry the management connection either, by any of its interfaces.
         count: a command and a pattern whose first group is a number that rises with each hit; None: edges are the hits.
         settle_s: deadline for `look` to show a change.
         command_s: deadline of one command; a daemon of a switch takes longer than 30 s to restart.
@@ -48,8 +48,8 @@ class CommandsActuator(Actuator):
         gone: pattern of the output of `look` once the fault is gone, for a change that something else carries out after
             the commands, and for a tool that may print a message instead of its state; None: every output that does not
             match `applied` shows that it is gone.
-        unclear: what an output that matches neither `applied` nor `lost` may be due to, for the receipt; None: it shows
-            that something else has ended the fault.
+        unclear: the reason, for the receipt, why an output that matches neither `applied` nor `lost` proves nothing.
+            None: such an output shows that something else has ended the fault.
         shows: constants of the readback, which identify the target.
     """
 
@@ -107,7 +107,7 @@ class CommandsActuator(Actuator):
             output = run(command)
             match = match_lines(pattern, output)
             if match is None:
-                raise Refused(f"the value to restore cannot be read ({answer(command, output)})")
+                raise Refused(f"the value to restore cannot be read ({quote_output(command, output)})")
             self._known[name] = match[1]
         before = self.read()
         if before["applied"] or not match_lines(self._pattern(self._normal), self._output()):
@@ -169,7 +169,7 @@ class CommandsActuator(Actuator):
         return False
 
     def hits(self) -> int | None:
-        """Return the counter's increment; after the counter has gone with its rule, the last value that was read."""
+        """Return the counter's increment; once the counter is removed with its rule, the last one that was read."""
         if self._count is None:
             return None
         self._last_count = max(self._last_count, self._counted())

@@ -2,9 +2,9 @@
 
     python -m inject.node.guardian REVERT_FILE WATCHDOG_S
 
-It starts the holder as its child, with this process's stdin and stdout. When the holder ends for any reason, or is
-silent for WATCHDOG_S (SIGSTOP), it runs the stored revert if there is one. The holder in turn reverts when this process
-is killed. Both are in a session of their own, so that a terminal's Ctrl-C or hang-up reaches neither.
+The guardian starts the holder as its child, which gets its stdin and stdout. When the holder ends for any reason, or is
+silent for WATCHDOG_S (SIGSTOP), the guardian runs the stored revert if there is one. If the guardian is killed, the
+holder reverts. Both are in a session of their own, so that a terminal's Ctrl-C or hang-up reaches neither.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = ["main"]
 START_S = 60.0
 """Deadline for the interpreter to start, on a machine that is busy with VMs."""
 _REVERT_S = 30.0
+"""How long a failed revert is retried, and how long to wait for another process that runs it."""
 
 
 def main() -> int:

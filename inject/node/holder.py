@@ -1,13 +1,15 @@
 """Hold one fault on its target for as long as its controller lives, and no longer.
 
 The protocol is JSON lines on stdin and stdout. Each request gets exactly one answer, with the request's `seq`, if any.
-All times are this machine's CLOCK_MONOTONIC in ns.
+Two messages answer no request: `ready` at the start, and the answer to `clear` once more at the end. Times are this
+machine's CLOCK_MONOTONIC in ns.
 
+    at the start                        {"event":"ready","monotonic_ns":N}
     {"do":"clock"}                      {"event":"clock","monotonic_ns":N}
     {"do":"prepare", ...}               {"event":"prepared","before":{...},"revert":"..."}
     {"do":"arm","at_ns":N?,"qp"?,"psn"?,"ahead"?} {"event":"scheduled"} or {"event":"armed","at_ns":N,"readback":{...}}
     {"do":"observe"}                    {"event":"observed","state":"prepared|scheduled|active|over","count":N,...}
-    {"do":"beat"}                       {"event":"beat"}
+    {"do":"beat"}                       {"event":"beat","state":"idle|prepared|scheduled|active|over"}
     {"do":"clear"}                      {"event":"cleared","ok":bool,"at_ns":N,"readback":{...},"observed":{...}}
     an error                            {"event":"error","error":"...","where":"..."}
 
@@ -46,8 +48,8 @@ _PRIORITY = 10
 class _Hits:
     """The number and the times of a fault's hits so far.
 
-    `none_before_ns` is the latest time before which there was certainly no hit. It is the begin of the last poll that
-    counted none, or the begin of the change that turned the fault on.
+    `none_before_ns` is the latest time before which there was certainly no hit: when the last poll without hits began,
+    or when the change began that turned the fault on.
     """
 
     def __init__(self) -> None:
@@ -58,7 +60,7 @@ class _Hits:
         self.none_before_ns = 0
 
     def poll(self, counted: int, begin_ns: int) -> None:
-        """Take in the result of a poll, which began at `begin_ns`. New hits get that time."""
+        """Record the result of a poll that began at `begin_ns`. New hits get that time."""
         if counted > self.count:
             self._note_first(begin_ns, [self.none_before_ns, time.monotonic_ns()])
             self.count, self.last_ns = counted, begin_ns
@@ -85,7 +87,7 @@ class _Hits:
 
 
 class _Edge:
-    """A change that was made, at `at_ns`, and what was read back after it."""
+    """A change that was made at `at_ns`, and its readback."""
 
     def __init__(self, at_ns: int, *, on: bool, readback: dict[str, Any]) -> None:
         self.at_ns, self.on, self.readback = at_ns, on, readback
@@ -105,7 +107,7 @@ class Holder:
         self.state = "idle"
         self.ttl_ns = 10 * 10**9
         self.heard_ns = time.monotonic_ns()
-        self.planned: list[tuple[int, bool]] = []  # edges still to be made: (ns after the start, on)
+        self.planned: list[tuple[int, bool]] = []  # edges that are still to be made, as (ns after the start, on)
         self.window_ns = 0
         self.start_ns = 0
         self.end_ns = 0
@@ -198,7 +200,7 @@ class Holder:
         if self.actuator.uses_set_up:
             self.is_set_up = True
             self.actuator.set_up()
-        # A late request still gets its whole window, from now on. A shorter window would be another fault.
+        # A late request still gets its whole window, which then begins now: a shorter window would be another fault.
         now_ns = time.monotonic_ns()
         requested_ns = int(request.get("at_ns") or now_ns)
         self.late_ns = max(0, now_ns - requested_ns)
@@ -213,7 +215,7 @@ class Holder:
         return self.armed()
 
     def armed(self) -> dict[str, Any]:
-        """Return the answer for a fault whose first edge is done."""
+        """Return the answer to `arm` once the first edge is made."""
         first = self.done[0]
         return {"event": "armed", "at_ns": first.at_ns, "readback": first.readback, "late_ns": self.late_ns}
 
@@ -257,7 +259,7 @@ class Holder:
         actuator = self.actuator
         if actuator is None:
             return
-        poll_s = actuator.poll_s  # read once: that of a routing scheme depends on what is left to compare
+        poll_s = actuator.poll_s  # read only once: the value of a routing scheme changes during `tick`
         if self.is_on and poll_s and now_ns >= self.next_poll_ns:
             begin_ns = time.monotonic_ns()
             self.tick(begin_ns)
@@ -352,7 +354,7 @@ class Holder:
             self.sample(time.monotonic_ns())
 
     def sample(self, begin_ns: int) -> None:
-        """Read the hits. `begin_ns` is the begin of this reading."""
+        """Read the hits. `begin_ns` is when this reading began."""
         if self.actuator is None:
             return
         counted = self.actuator.hits()
@@ -404,7 +406,7 @@ class Holder:
             self.sample(time.monotonic_ns())
 
     def remove(self) -> None:
-        """Check whether the fault is still on, then turn it off. The removal begins with the check."""
+        """Check whether the fault is still on, then turn it off. Callers count the check as part of the removal."""
         if self.actuator is None:
             return
         should_be_on = self.is_on_by_readback and not self.is_ending
@@ -437,7 +439,7 @@ class Holder:
             self.unread = f"{error}" or type(error).__name__
 
     def wait_s(self, now_ns: int) -> float:
-        """Return the seconds until something is due."""
+        """Return the seconds until the next edge, poll, check, heartbeat or end of the lease is due."""
         moments = [self.heard_ns + self.ttl_ns, now_ns + _WATCHDOG_EVERY_NS]
         if self.state in ("scheduled", "active"):
             moments += [self.start_ns + at_ns for at_ns, _ in self.planned[:1]]

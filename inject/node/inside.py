@@ -1,7 +1,7 @@
 """Commands for a switch: in its network namespace, or on the machine that is the switch (`netns` None).
 
-Used in shell scripts of reverts, and in plans for people. A namespace that is gone took its contents along: a revert
-then has nothing to do, and does not fail.
+Used in the shell scripts of reverts, and in plans for people. If a namespace is gone, its contents are gone too: a
+revert then does nothing, and succeeds.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def unless_gone(netns: str | None, script: str) -> str:
 
 
 def name_of(netns: str | None) -> str:
-    """Return the name of the namespace for messages."""
+    """Return the name of the namespace, or `this machine`, for messages."""
     return netns or "this machine"

@@ -1,7 +1,6 @@
-"""An actuator that does not do its work, for tests of the harness, which must notice. Never used for a fault.
+"""An actuator that changes nothing, for tests of the harness: a run with it must never count as proven.
 
-`noop` does nothing and keeps the readback honest; `lie` also reports success, so that only an independent witness can
-reveal it.
+`noop` reports the real state. `lie` reports success, so that only an independent witness can reveal it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Report whether faults could be done on this machine: every actuator checks its target, and changes nothing.
+"""Report whether this machine supports faults: every actuator checks its target, and changes nothing.
 
 Reads a JSON list of `{"actuator": NAME, "args": {..}}` from stdin and writes one JSON line for each, in their order:
 `{"able": true}`, or `{"able": false, "why": "..."}` with what is missing and which target to use instead.
@@ -23,7 +23,7 @@ OLDEST = (3, 9)
 
 
 def able(request: dict[str, Any]) -> dict[str, Any]:
-    """Return whether an actuator could do its fault, by its `prepare`."""
+    """Return the answer to a request: whether the actuator's `prepare` accepts the target."""
     if sys.version_info < OLDEST:
         return {"able": False, "why": f"Python {sys.version.split()[0]} here: faults need 3.9 (SONiC 202111) or later"}
     try:
@@ -40,7 +40,7 @@ def able(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_a_child(request: dict[str, Any]) -> str:
-    """Return the answer as JSON, from a child process: some actuators enter namespaces or open sockets."""
+    """Return the answer to a request as JSON. A child process computes it, because some actuators enter namespaces."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

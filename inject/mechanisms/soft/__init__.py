@@ -1,7 +1,7 @@
 """How each kind of fault is carried out in a soft lab: place, holder request, commands and witnesses. Pure.
 
-`resolve` is the only entry point. Each family of kinds is a module with its own `BY_KIND`; a new kind is one more
-function there.
+`resolve` is the only entry point. Each family of kinds is a module whose `BY_KIND` maps a kind to the function that
+returns its mechanism.
 """
 
 from __future__ import annotations

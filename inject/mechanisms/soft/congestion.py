@@ -28,11 +28,12 @@ from testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 
+# Size of the largest packet, for the time that a full queue needs to drain.
 _MTU_BYTES = 4200
 _DATAGRAM_BYTES = 4000
-# At least this share of the datagrams must arrive: else the load was not the one requested.
+# At least this share of the datagrams must arrive. Otherwise the load was not the requested one.
 _ARRIVED = 0.1
-# Real traffic: keepalives alone send only a few packets a second on an uplink.
+# More packets than BGP's keepalives, which are only a few a second: the witness must be real traffic.
 _PACKETS = 100
 
 

@@ -20,7 +20,7 @@ MIN_QUOTA_US = 1_000
 HEAT_DIVISOR = 2
 """Hot hardware divides its clocks by at least this number (NVML, nvmlClocksEventReasonHwSlowdown)."""
 _MIN_SLOWED_SHARE = 0.05
-"""The GPU must have been slowed down for at least this share of the window. Otherwise it was idle."""
+"""The GPU must have been slowed down, or have waited, for at least this share of the window. Otherwise it was idle."""
 
 
 def _throttle(request: Request) -> Mechanism:
@@ -118,7 +118,7 @@ def _ecc(request: Request) -> Mechanism:
     gpu = name.partition("/")[2]
     error, count, rate = (request.params[param] for param in ("error", "count", "rate"))
     counter = "ecc_corrected" if error in ("corrected", "high-rate") else "ecc_uncorrected"
-    # Of the errors at a rate only half are required: the first one is due after 1 / rate, and a starved holder is late.
+    # Only half of the errors at `rate` are required: the first is due after 1 / rate, and a starved holder is late.
     at_least = count + int(rate * request.for_s / 2)
     event = () if error == "corrected" else (Witness(any_of=(f"{name}.xids",)),)
     return Mechanism(
@@ -153,7 +153,7 @@ def _row_remap(request: Request) -> Mechanism:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeatEffect:
-    """What the heat of a GPU does, in addition to a higher reported temperature. All fields are as in `Mechanism`."""
+    """What a temperature does to a GPU, besides being reported. The fields are those of `Mechanism`."""
 
     steps: tuple[Step, ...] = ()
     must_move: tuple[Witness, ...] = ()

@@ -4,9 +4,9 @@ The hop is the switch port that faces the target: its egress for packets towards
 from it. nftables selects the packets, so that one grammar of filters serves every packet fault, and so that packets
 that are not selected keep their usual path.
 
-What nftables cannot do (delay, duplicate, drop in bursts, limit a rate) is done on a *detour*: an ifb device of the
-fault's own, with the queue that does it. Selected packets take the detour and come back to the port; the port's own
-queue stays as it is (ifb: drivers/net/ifb.c).
+What nftables cannot do (delay, duplicate, drop in bursts, limit a rate) is done on a *detour*: an ifb device that
+belongs to the fault, with a queue discipline that does it. Selected packets take the detour and come back to the port;
+the port's own queue stays as it is (ifb: drivers/net/ifb.c).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from inject.mechanisms.mechanism import (
     rnic_counters,
 )
 from inject.node.inside import inside, ip
-from inject.node.network.detour import GUEST, OWN, REDIRECTION
+from inject.node.network.detour import OWN_CLSACT_PRIO, REDIRECTION, SHARED_CLSACT_PRIO
 from inject.selection import Selection, by_share
 from testbed.errors import UsageError
 from testbed.model.topology import Port, Target
@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 MARK = 0xFB000001
+"""Firewall mark of packets that tc redirects to a detour; `heal` recognises it."""
 
 # Base transport header behind the UDP header: opcode in byte 0, destination QP in bytes 5-7, PSN in bytes 9-11
 # (InfiniBand 9.2); AETH syndrome in the byte after it (9.3.4): 000xxxxx ACK, 001xxxxx RNR NAK, 011xxxxx NAK.
@@ -77,7 +78,7 @@ CORRUPTED_ID = 0xBEEF
 """The IP identification that `packet.corrupt` writes."""
 
 PASSED = 'counter name "passed"'
-"""Counts the packets from which a share, or every n-th, is taken."""
+"""nftables expression that counts the packets from which a share, or every n-th, is taken."""
 
 _LONG_SET = re.compile(r"\{ ((?:\d+, ){7}\d+)(?:, \d+){8,} \}")
 
@@ -92,7 +93,7 @@ ACTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """A switch port, its nftables hook, and the far end of the packets that pass there (None: any)."""
+    """A switch port, its nftables hook, and the node that the packets passing there go to (None: any node)."""
 
     place: Place
     port: Port
@@ -124,7 +125,7 @@ def matches(request: Request) -> tuple[list[str], LateBinding | None]:
     if qp is not None:
         match.append(f"{_QP} {'@qp@' if qp == 'any' else qp}")
     if psn is not None:
-        # Counted from 0: this transmission only, until 2^31 of them have passed.
+        # numgen counts the transmissions of this packet from 0 and wraps after 2^31: only the requested one matches.
         match += [f"{_PSN} {'@psn@' if ahead is not None else psn}", f"numgen inc mod {1 << 31} {params['round'] - 1}"]
     elif every is not None:
         match += [PASSED, f"numgen inc mod {every} {every - 1}"]
@@ -165,7 +166,7 @@ def one_packet(request: Request) -> int | None:
 
 
 def selection_of(request: Request) -> Selection | None:
-    """Return which packets a share takes; None without a share, or if it takes all."""
+    """Return which packets the parameter `share` takes; None without a share, or if it is 1 (all packets)."""
     share = request.params.get("share")
     return by_share(share, request.seed) if share is not None and share < 1 else None
 
@@ -174,7 +175,7 @@ def ends_of(request: Request) -> dict[str, Target]:
     """Return the RNICs that `src` and `dst` name, if they are set.
 
     Raises:
-        UsageError: a name is no RNIC of this lab, or no such packet passes the hop.
+        UsageError: a name is no RNIC of this lab, or no packet between these RNICs passes the hop.
     """
     params, where, link = request.params, request.where, request.target.link
     ends: dict[str, Target] = {}
@@ -187,8 +188,8 @@ def ends_of(request: Request) -> dict[str, Target]:
             raise UsageError(f"{where}.{name}: {error}") from None
         if end.rnic is None:
             raise UsageError(f'{where}.{name}: "{text}" is a {end.kind}, not an RNIC; name one, such as host1:rxe0')
-        alone = "dst" if params.get("direction", "to") == "to" else "src"
-        if link is not None and link.rnic is not None and name == alone and end.link != link:
+        end_at_link = "dst" if params.get("direction", "to") == "to" else "src"
+        if link is not None and link.rnic is not None and name == end_at_link and end.link != link:
             raise UsageError(
                 f"{where}.{name}: no packet {'to' if name == 'dst' else 'of'} {text} passes the link of "
                 f"{link.b.node}:{link.rnic}; remove it or change the target"
@@ -210,7 +211,7 @@ def counters_of_ends(request: Request, *names: str) -> tuple[str, ...]:
     """Return counters of the RNICs whose packets may pass the hop; known ends of these packets come first.
 
     Known ends are the RNIC at the link, `src` and `dst`. If both ends are known, no other RNIC can count the packets.
-    If one is known, the other RNICs of its host cannot: soft RoCE does not talk to itself over the fabric.
+    If one is known, the other RNICs of its host cannot either: soft RoCE sends nothing to its own host over the fabric.
     """
     link = request.target.link
     known = [f"{end.node}/{end.rnic.name}" for end in ends_of(request).values() if end.rnic is not None]
@@ -245,7 +246,7 @@ def ruleset(request: Request, hop: Hop, match: list[str], act: str) -> str:
 
 
 def hop_request(request: Request, hop: Hop, rules: str) -> dict[str, Any]:
-    """Return the holder request of a fault that needs nothing but nftables."""
+    """Return the holder request of a fault that only needs an nftables table."""
     table = table_of(request)
     args = {
         "netns": hop.place.netns,
@@ -258,7 +259,7 @@ def hop_request(request: Request, hop: Hop, rules: str) -> dict[str, Any]:
 
 
 def hop_steps(request: Request, hop: Hop, rules: str) -> tuple[Step, ...]:
-    """Return the commands for people; a long set of positions is shortened, the request has all of it."""
+    """Return the commands for people. A long set of positions is abbreviated here; the request has all of them."""
     nft = f"{inside(hop.place.netns)}nft"
     rules = _LONG_SET.sub(r"{ \1, ... }", rules)
     return (
@@ -270,13 +271,16 @@ def hop_steps(request: Request, hop: Hop, rules: str) -> tuple[Step, ...]:
 
 
 def detour_act(request: Request, hop: Hop) -> str:
-    """Return what the rule does with a packet that takes the detour.
+    """Return the nftables statements that send a packet on the detour.
 
-    It marks the packet with ECT(1), which nothing else uses here and rxe ignores. The receiver's IP layer counts it,
-    which proves that packets took the detour and arrived. Egress: a mark, by which tc redirects; ingress: fwd.
+    They mark the packet with ECT(1), which nothing else uses here and rxe ignores. The receiver's IP layer counts that
+    mark, which proves that packets took the detour and arrived. On egress they also set a firewall mark, by which tc
+    redirects the packet. On ingress they forward the packet to the detour's device themselves.
     """
-    dye = 'ip ecn set ect1 counter name "hits"'
-    return f"{dye} meta mark set {MARK:#x}" if hop.hook == "egress" else f'{dye} fwd to "{device_of(request)}"'
+    set_ect1 = 'ip ecn set ect1 counter name "hits"'
+    if hop.hook == "egress":
+        return f"{set_ect1} meta mark set {MARK:#x}"
+    return f'{set_ect1} fwd to "{device_of(request)}"'
 
 
 def detour_request(
@@ -284,8 +288,8 @@ def detour_request(
 ) -> dict[str, Any]:
     """Return the holder request of a fault on a detour with the queue discipline `queue`.
 
-    `count` is what counts its hits: `hits` (packets sent there), or `drops` or `overlimits` of the queue; `drain_ms` is
-    how long the last packet may stay inside.
+    `count` names what counts as a hit: `hits` (packets sent on the detour), or `drops` or `overlimits` of the queue.
+    `drain_ms` is how long the last packet may stay in the queue.
     """
     args = {
         **hop_request(request, hop, rules)["args"],
@@ -303,7 +307,7 @@ def detour_request(
 
 
 def detour_steps(request: Request, hop: Hop, rules: str, *, queue: str) -> tuple[Step, ...]:
-    """Return the commands for people."""
+    """Return the commands for people: device, queue, redirection (on egress only) and rules."""
     netns, via, port = hop.place.netns, device_of(request), hop.port.netdev
     tc = f"tc -n {netns}" if netns else "tc"
     steps = [
@@ -312,12 +316,14 @@ def detour_steps(request: Request, hop: Hop, rules: str, *, queue: str) -> tuple
     ]
     if hop.hook == "egress":
         if netns:  # a port of a soft switch has a clsact
-            prio, undo = GUEST, f"{tc} filter del dev {port} egress protocol ip prio {GUEST}"
+            prio = SHARED_CLSACT_PRIO
+            undo = f"{tc} filter del dev {port} egress protocol ip prio {prio}"
         else:
-            prio, undo = OWN, "# removed with clsact"
-            making = f"{tc} qdisc add dev {port} clsact"
-            losing = "# unless it exists already: to add one loses packets in transit"
-            steps.append(Step(do=f"{making}   {losing}", undo=f"{tc} qdisc del dev {port} clsact"))
+            prio, undo = OWN_CLSACT_PRIO, "# removed with clsact"
+            condition = "# unless it exists already: adding a clsact drops the packets that are passing the port"
+            steps.append(
+                Step(do=f"{tc} qdisc add dev {port} clsact   {condition}", undo=f"{tc} qdisc del dev {port} clsact")
+            )
         redirection = REDIRECTION.format(prio=prio, mark=MARK, via=via)
         steps.append(Step(do=f"{tc} filter add dev {port} egress {redirection}", undo=undo))
     return (*steps, *hop_steps(request, hop, rules))

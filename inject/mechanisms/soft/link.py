@@ -36,7 +36,7 @@ _RATE_LATENCY = "latency 500ms"
 
 
 def _flap(request: Request) -> Mechanism:
-    """Take a link down: once, or at each edge of a train."""
+    """Return the mechanism that takes a link down, once or as a train of flaps."""
     edges = flap_edges(request)
     target, (link, port) = request.target, link_of(request)
     send_err = rnic_counters(request.topology, "send_err")
@@ -50,14 +50,14 @@ def _flap(request: Request) -> Mechanism:
             ),
             steps=(Step(do=_set_link(carrier, up=False), undo=_set_link(carrier, up=True)),),
             must_move=(Witness(any_of=(f"{carrier}.carrier_changes",), at_least=flaps),),
-            # Its own counter may move: a packet in flight when the carrier goes down has no route any more.
+            # The target's own `send_err` may move: a packet in flight when the carrier goes down loses its route.
             must_not_move=tuple(key for key in send_err if key != f"{target.node}/{link.rnic}.send_err"),
             restored=((f"{carrier}.carrier", 1),),
             shows={"device": carrier},
         )
     place, far = on_switch(request, target.node), link.other(target.node)
     if link.is_uplink:
-        # A veth end that goes down takes its peer's carrier (drivers/net/veth.c, veth_close): another port's counter.
+        # When one end of a veth goes down, its peer loses the carrier and counts that (drivers/net/veth.c, veth_close).
         witness = Witness(any_of=(f"{far.node}/{far.netdev}.carrier_down_count",), at_least=flaps)
     else:
         # Over a dgram socket the host's carrier stays up: only the traffic's counters show the fault.

@@ -54,7 +54,7 @@ def _in_hop(request: Request, act: str, witness: Witness) -> Mechanism:
 def _on_detour(
     request: Request, queue: str, witness: Witness, *, count: str = "hits", drain_ms: float = 0.0, draws: bool = False
 ) -> Mechanism:
-    """Resolve a fault on a detour; `draws` says that its queue draws at random for each packet."""
+    """Return the mechanism of a fault on a detour; `draws`: its queue draws at random for each packet."""
     match, late_binding = matches(request)
     selection, shows = selection_of(request), dict[str, Any](queue=queue.partition(" ")[0])
     if draws:

@@ -18,7 +18,7 @@ def signalled(
     while_on: tuple[tuple[str, int | None], ...] = (),
     restored: tuple[tuple[str, int | None], ...] = (),
 ) -> Mechanism:
-    """Send the signal `signal` to every process that has `argument` in its command line."""
+    """Return the mechanism that sends a signal (STOP or KILL) to every process with `argument` in its command line."""
     undo = f"pkill -CONT -f {argument}" if signal == "STOP" else "# nothing: the job has to start it again"
     return Mechanism(
         place=on_host(request),
@@ -40,13 +40,16 @@ def signalled(
 
 
 def stopped(request: Request, argument: str) -> Mechanism:
-    """Stop the processes (SIGSTOP); the counters show a stopped process while the fault is on and none afterwards."""
+    """Return the mechanism that stops the processes (SIGSTOP).
+
+    Counters must show one stopped process while the fault is on, and none afterwards.
+    """
     state = f"{request.target.node}/processes.stopped"
     return signalled(request, argument, "STOP", while_on=((state, 1),), restored=((state, 0),))
 
 
 def limited(request: Request, argument: str, cgroup: str, percent: float) -> Mechanism:
-    """Limit the processes to `percent` of a CPU, in a control group of their own."""
+    """Return the mechanism that limits the processes to `percent` of a CPU, in a control group of their own."""
     group = f"{request.target.node}/{_group_name(cgroup)}"
     quota_us = max(1000, round(_PERIOD_US * percent / 100))
     value = f"{quota_us} {round(quota_us * 100 / percent)}"

@@ -15,11 +15,12 @@ HOLD_S = 3.0
 _FRR = "/usr/lib/frr"
 # In start order.
 _DAEMONS = ["mgmtd", "zebra", "bgpd"]
-# Real traffic: keepalives alone send only a few packets a second on an uplink.
+# More packets than BGP's keepalives, which are only a few a second: the witness must be real traffic.
 _PACKETS = 100
 
 
 def _sessions(request: Request) -> Witness:
+    """Return the witness that BGP sessions of the target reconnect: new TCP connections at its neighbours or itself."""
     switch = request.target.node
     ends = {link.other(switch).node for link in request.topology.links_of(switch) if link.is_uplink}
     if not ends:

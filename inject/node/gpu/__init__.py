@@ -1,1 +1,1 @@
-"""Actuators of GPUs: programs beside the victim, events in the kernel's log, and the synthetic health of soft GPUs."""
+"""Actuators of GPUs: processes on the same GPU, events in the kernel's log, and the synthetic health of soft GPUs."""

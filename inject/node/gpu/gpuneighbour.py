@@ -1,7 +1,7 @@
 """Other processes on a GPU, which give it work without pause. Not yet run on hardware.
 
-The driver divides a GPU's time into slices between processes (CUDA C programming guide, compute modes). Each process
-has the name of all busy processes of faults, and NVML lists it among the GPU's compute processes.
+The driver divides a GPU's time into slices between processes (CUDA C programming guide, compute modes). Each process is
+renamed like the busy processes of other faults, and NVML lists it among the GPU's compute processes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GpuNeighbourActuator(Actuator):
         self._neighbours = [Child() for _ in range(count)]
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse a missing GPU, one that allows a single process only, and neighbours of an earlier fault."""
+        """Refuse a missing GPU, a GPU that allows only one process, and busy processes of an earlier fault."""
         try:
             mode = nvml.compute_mode(self._pcie)
         except nvml.NoNvml as error:

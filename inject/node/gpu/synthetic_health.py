@@ -52,7 +52,7 @@ class _Register(Actuator):
 
 
 class GpuMemoryActuator(_Register):
-    """Counts memory errors: `count` at the onset, and `rate` more each second.
+    """Adds memory errors to the counters: `count` at the onset, and `rate` more each second.
 
     `error` is `corrected`, `high-rate` (corrected, and so many that the driver reports them), `contained` or
     `uncontained`.
@@ -70,15 +70,15 @@ class GpuMemoryActuator(_Register):
 
     def on(self) -> None:
         self._began_ns = time.monotonic_ns()
-        self._happen(self._count)
+        self._add_errors(self._count)
 
     def tick(self, now_ns: int) -> None:
         if self._began_ns is not None:
             due = self._count + int(self._rate * (now_ns - self._began_ns) / 1e9)
             if due > self._errors:
-                self._happen(due - self._errors)
+                self._add_errors(due - self._errors)
 
-    def _happen(self, more: int) -> None:
+    def _add_errors(self, more: int) -> None:
         is_first, self._errors = self._errors == 0, self._errors + more
         self._health.count(self.part, **{f"{self._name}_total": more})
         self._health.set(self.part, **{self._name: self._errors, "error": self._error})
@@ -102,7 +102,7 @@ class GpuRowsActuator(_Register):
 
     def on(self) -> None:
         if self._remap == "pending":
-            # The number is that of InfoROM entries, which is written at once, not at the reset.
+            # This register counts InfoROM entries, and the driver writes an entry at once, not at the reset.
             self._health.count(self.part, remapped_rows=1)
         self._health.set(self.part, **{f"remap_{self._remap}": 1})
         write_event(self._gpu, XIDS[self._remap])

@@ -18,7 +18,11 @@ _ERROR = 3
 
 
 def require_log() -> None:
-    """Raise OSError if the kernel's log cannot be written."""
+    """Check that the kernel's log can be written.
+
+    Raises:
+        OSError: it cannot.
+    """
     os.close(os.open("/dev/kmsg", os.O_WRONLY))
 
 

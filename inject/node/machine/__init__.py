@@ -1,1 +1,1 @@
-"""Actuators of processes, CPU, memory, disk, GPU and the whole machine."""
+"""Actuators of processes, services, CPU, memory, disk, clock and the whole machine."""

@@ -1,7 +1,7 @@
 """The wall clock stepped forwards or back, as by a wrong time server: CLOCK_REALTIME only.
 
-The offset of the wall clock to the machine's uptime (CLOCK_BOOTTIME) is stored, so that the revert is exact however
-long the fault lasted and however often it runs.
+The offset of the wall clock to the machine's uptime (CLOCK_BOOTTIME) is stored. The revert is therefore exact however
+long the fault lasted, and may run any number of times.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ClockStepActuator(Actuator):
         self._set(self._ahead_s)
 
     def read(self) -> dict[str, Any]:
-        """Report the difference to the stored offset."""
+        """Report how far the wall clock is from the stored offset; `applied` if that is over half of the step."""
         stepped_s = round(_ahead_s() - self._ahead_s, 3)
         return {"applied": abs(stepped_s) > abs(self._step_s) / 2, "stepped_s": round(stepped_s)}
 

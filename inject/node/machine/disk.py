@@ -14,7 +14,7 @@ from inject.node.actuator import Actuator, Refused
 __all__ = ["FOLDER", "DiskActuator"]
 
 FOLDER = "/var/lib"
-"""A folder of the file system that is filled."""
+"""A folder on the file system that the fault fills."""
 
 _LEFT_BYTES = 64 << 10
 
@@ -65,7 +65,7 @@ class DiskActuator(Actuator):
         }
 
     def is_lost(self) -> bool:
-        """Return whether the file system has free space again, because something else was deleted."""
+        """Return whether the file is closed, or the file system has free space because something else was deleted."""
         from testbed.node.counts import is_full  # noqa: PLC0415 - start-up time
 
         return self._file < 0 or not is_full(self._folder)

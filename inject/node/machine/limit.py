@@ -19,7 +19,7 @@ __all__ = ["CGROUPS", "RANKS_CGROUP", "STORAGE_CGROUP", "LimitActuator"]
 RANKS_CGROUP = "/sys/fs/cgroup/faultbed.slice/faultbed-ranks.service"
 STORAGE_CGROUP = "/sys/fs/cgroup/faultbed.slice/faultbed-storage.service"
 CGROUPS = (RANKS_CGROUP, STORAGE_CGROUP)
-"""All such groups, which `heal` removes."""
+"""All cgroups that `LimitActuator` may create; `heal` removes them."""
 
 ROOT = "/sys/fs/cgroup"
 _EMPTY_S = 2.0
@@ -50,7 +50,7 @@ class LimitActuator(Actuator):
     def revert_script(self) -> str:
         """Return a script that moves all processes back (to the root if their group is gone) and removes the group.
 
-        It moves only what is in the group: the number of a process that has ended may be another program's by now.
+        It moves only processes that are in the group, because the pid of an ended process may be in use again.
         """
         homes = "".join(f"{pid}) h={home} ;; " for pid, home in self._homes.items())
         return (
@@ -95,7 +95,7 @@ class LimitActuator(Actuator):
     def is_lost(self) -> bool:
         """Return whether the limit was changed, or a process that still runs was moved out of the group.
 
-        Processes that have ended took their limit along: a job ends them.
+        A process that has ended is no loss: a job ends its processes.
         """
         if not self._cgroup.exists() or (self._cgroup / "cpu.max").read_text(encoding="ascii").strip() != self._limit:
             return True

@@ -27,7 +27,7 @@ _START_S = 30.0
 
 
 class ProcessActuator(Actuator):
-    """Sends `how` (STOP or KILL) to the processes that `find` names; with `again`, killed ones are restarted.
+    """Sends the signal `how` (STOP or KILL) to the processes that `find` names; with `again`, restarts killed daemons.
 
     `find` is {"daemons": [...]} (of the switch `netns`, by their pid files), {"argument": text} (a whole argument of a
     command line) or {"pid": number, "comm": name}.
@@ -66,7 +66,7 @@ class ProcessActuator(Actuator):
         return self.read()
 
     def revert_script(self) -> str:
-        """Return a script that continues stopped processes and starts killed daemons; a rank's death is final."""
+        """Return a script that continues stopped processes and restarts killed daemons; a killed rank stays dead."""
         if self._how == "STOP":
             parts = [
                 f"if [ \"$(sed 's/.*) //' /proc/{pid}/stat 2>/dev/null | cut -d' ' -f20)\" = {started} ]; "
@@ -134,10 +134,10 @@ class ProcessActuator(Actuator):
         return {"applied": applied, "netns": self._netns, "host": self._host, "states": states, "what": self._names()}
 
     def is_lost(self) -> bool:
-        """Return whether a stopped process runs again, or a killed daemon does. A stopped one that was killed does not.
+        """Return whether at least one stopped process or killed daemon runs again.
 
-        A job ends a rank that hangs: that is an effect of the fault. A stopped daemon that is killed is another fault:
-        its sessions end at once, and a new one may run in its place. One daemon that runs again is enough.
+        A stopped rank that is killed is no loss: ending a rank that hangs is the job's reaction to the fault. A stopped
+        daemon that is killed is a loss: its sessions end at once, which is another fault.
         """
         if self._how == "STOP":
             stopped = ("T",) if "daemons" in self._find else ("T", "gone")
@@ -145,7 +145,7 @@ class ProcessActuator(Actuator):
         return any(_alive(path) for path, _ in self._commands) if self._again else super().is_lost()
 
     def _find_again(self) -> None:
-        """Find the daemons that run now: an earlier fault of the run may have replaced those of `prepare`."""
+        """Find the daemons again: an earlier fault of the run may have replaced those that `prepare` found."""
         stats = {pid: _stat(pid) for pid in self._pids()}
         self._started = {pid: stat[1] for pid, stat in stats.items() if stat is not None}
         if not self._started:
@@ -211,7 +211,7 @@ def _name_of(pidfile: str) -> str:
 
 
 def _alive(path: str) -> bool:
-    """Return whether the daemon of a pid file runs, and not another program that has got its number since."""
+    """Return whether the daemon of a pid file runs; False if another program has its pid by now."""
     number = _read(path)
     return bool(number) and _stat(int(number)) is not None and _comm(int(number)) == _name_of(path)
 

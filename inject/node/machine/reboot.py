@@ -24,7 +24,7 @@ class RebootActuator(Actuator):
         self.patience_s = len(daemons) * self._daemons.patience_s
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse a switch if any daemon or port is not as it must be."""
+        """Refuse a switch with a daemon that does not run, or a port that is down."""
         for part in self._parts:
             part.prepare()
         return self.read()

@@ -1,8 +1,8 @@
 """A host that reboots: QEMU resets its VM (QMP `system_reset`, qapi/machine.json), like a reset button.
 
-Nothing restores the programs that ran on the host. This actuator starts `inject.reprovision` on the controller. The
-fault is over when that program has provisioned the host again. This may take minutes, during which the actuator sends
-heartbeats.
+Nothing restores the programs that ran on the host. After the reset this actuator runs `inject.reprovision` on the
+controller's machine; the fault is over when that program has provisioned the host again. This may take minutes, during
+which the actuator sends heartbeats.
 """
 
 from __future__ import annotations

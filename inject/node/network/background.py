@@ -1,7 +1,6 @@
 """Background load: UDP datagrams through the fabric, paced or in bursts, marked with ECT(1), without a receiver.
 
-A child of the holder sends them, so that pacing and the holder's work do not delay each other. It ends with its parent,
-and with the unit.
+A child of the holder sends them, so that pacing and the holder's work do not delay each other. It ends with the holder.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """A detour for selected packets: an ifb device whose queue delays, duplicates, drops or limits them.
 
-The hop's rules select the packets. On egress they mark them and tc redirects marked packets (clsact, u32); on ingress
-nftables forwards them itself. ifb returns them to where they came from, behind the hooks that they have passed
-(drivers/net/ifb.c, ifb_ri_tasklet), so that the port's own queue and all other packets are unaffected. This process
-owns the rules: when it dies, packets keep their usual path at once, and only an unused filter and device remain to be
-reverted.
+The hop's rules select the packets. On egress the rules mark them, and tc redirects marked packets (clsact, u32). On
+ingress nftables itself forwards them to the device. ifb returns packets to where they came from, behind the hooks that
+they have passed (drivers/net/ifb.c, ifb_ri_tasklet), so that the port's own queue and all other packets are unaffected.
+This process owns the rules: when it dies, packets take their usual path again at once, and only an unused filter and
+device remain to be reverted.
 
-A port of a soft lab always has a clsact, and a port of a Linux switch may have one. To add or remove a clsact makes the
-kernel drop all packets that are passing the port (net/sched/sch_api.c, qdisc_graft).
+A port of a soft lab always has a clsact, and a port of a Linux switch may have one. Adding or removing a clsact makes
+the kernel drop all packets that are passing the port (net/sched/sch_api.c, qdisc_graft).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inject.node.inside import inside, ip, unless_gone
 from inject.node.network.packet_rules import HopActuator
 from testbed.node.netlink import ECHO, REQUEST, Netlink, attributes
 
-__all__ = ["GUEST", "OWN", "REDIRECTION", "DetourActuator"]
+__all__ = ["OWN_CLSACT_PRIO", "REDIRECTION", "SHARED_CLSACT_PRIO", "DetourActuator"]
 
 # linux/rtnetlink.h, linux/gen_stats.h, linux/pkt_sched.h
 _RTM_GETQDISC = 38
@@ -38,13 +38,20 @@ _STATS_BASIC, _STATS_QUEUE = 1, 3
 REDIRECTION = (
     "protocol ip prio {prio} u32 match u32 0 0 match mark {mark:#x} 0xffffffff action mirred egress redirect dev {via}"
 )
-"""The filter in tc's syntax."""
-OWN, GUEST = 1, 2
-"""The filter's priority in our own clsact, and in an existing one; `heal` removes the clsact or only the filter."""
+"""The filter that redirects packets with our mark to the detour's device, in tc's syntax."""
+OWN_CLSACT_PRIO, SHARED_CLSACT_PRIO = 1, 2
+"""Priorities of the filter in a clsact of our own, and in an existing one.
+
+`heal` recognises them: it removes an own clsact as a whole, and only the filter from an existing one.
+"""
 
 
 class DetourActuator(HopActuator):
-    """A hop whose packets pass the device `via` with the queue `queue`; `count` of queue or rule are its hits."""
+    """A hop whose selected packets pass the ifb device `via` with the queue discipline `queue`.
+
+    `count` names what counts as a hit: `hits` of the rule, or `drops` or `overlimits` of the queue. `drain_s` is how
+    long the last packet may stay in the queue.
+    """
 
     uses_set_up = True
 
@@ -52,7 +59,7 @@ class DetourActuator(HopActuator):
         super().__init__(**hop)
         self._via, self._mark, self._queue, self._counted, self._drain_s = via, mark, queue, count, drain_s
         self._route: Netlink | None = None
-        self._is_set_up = self._is_guest = False
+        self._is_set_up = self._shares_clsact = False
         self._past: dict[str, int] = {}
         self._options = b""
 
@@ -60,8 +67,8 @@ class DetourActuator(HopActuator):
         """Refuse what the hop refuses, a port with a foreign filter, and a leftover device."""
         if " seed " in self._queue and _kernel() < _SEED_SINCE:
             raise Refused(
-                f"netem of Linux {os.uname().release} has no seed (6.6 has), so that its draw cannot be repeated; "
-                "remove burst and jitter"
+                f"netem of Linux {os.uname().release} has no seed, so its draws cannot be repeated; use Linux 6.6 "
+                "or later, or remove burst and jitter"
             )
         # Without this the module would create two more devices (drivers/net/ifb.c, numifbs).
         run(["modprobe", "ifb", "numifbs=0"])
@@ -70,8 +77,8 @@ class DetourActuator(HopActuator):
         if self._via in (name for _, name in socket.if_nameindex()):
             raise Refused(f"a device {self._via} already exists, a leftover of a fault; run `faultbed heal`")
         if self._hook == "egress":
-            self._is_guest = "clsact" in run(["tc", "qdisc", "show", "dev", self._device])
-            if self._is_guest and run(["tc", "filter", "show", "dev", self._device, "egress"]).strip():
+            self._shares_clsact = "clsact" in run(["tc", "qdisc", "show", "dev", self._device])
+            if self._shares_clsact and run(["tc", "filter", "show", "dev", self._device, "egress"]).strip():
                 raise Refused(
                     f"{self._device} has an egress filter, perhaps another fault's detour; end that fault, or run "
                     "`faultbed heal`"
@@ -94,8 +101,8 @@ class DetourActuator(HopActuator):
         run(["ip", "link", "add", self._via, "up", "type", "ifb"])
         lines = [f"qdisc add dev {self._via} root {self._queue}"]
         if self._hook == "egress":
-            prio = GUEST if self._is_guest else OWN
-            lines += [] if self._is_guest else [f"qdisc add dev {self._device} clsact"]
+            prio = SHARED_CLSACT_PRIO if self._shares_clsact else OWN_CLSACT_PRIO
+            lines += [] if self._shares_clsact else [f"qdisc add dev {self._device} clsact"]
             redirection = REDIRECTION.format(prio=prio, mark=self._mark, via=self._via)
             lines += [f"filter add dev {self._device} egress {redirection}"]
         run(["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
@@ -108,7 +115,7 @@ class DetourActuator(HopActuator):
         super().on()
 
     def off(self) -> None:
-        """Remove the rule first; packets on the detour arrive before it is removed."""
+        """Remove the rule, wait until the queue is empty (`drain_s` at most), then remove redirection and device."""
         super().off()
         if not self._is_set_up:
             return
@@ -148,14 +155,14 @@ class DetourActuator(HopActuator):
         return self._hook == "egress" and self._via not in run(["tc", "filter", "show", "dev", self._device, "egress"])
 
     def hits(self) -> int:
-        """Return the packets sent on the detour, or what its queue did to them."""
+        """Return the number of packets sent on the detour, or of the queue's drops or overlimits (`count`)."""
         if self._counted == "hits":
             return super().hits()
         now = self._stats().get(self._counted, 0) if self._is_set_up else 0
         return self._past.get(self._counted, 0) + now
 
     def passed(self) -> int | None:
-        """Return the hop's `passed` if the hits are those of the rule."""
+        """Return the hop's `passed` if the rule counts the hits; None if the queue does."""
         return super().passed() if self._counted == "hits" else None
 
     def close(self) -> None:
@@ -165,8 +172,8 @@ class DetourActuator(HopActuator):
 
     def _without_redirection(self) -> str:
         """Return the arguments of tc that remove the redirection."""
-        if self._is_guest:
-            return f"filter del dev {self._device} egress protocol ip prio {GUEST}"
+        if self._shares_clsact:
+            return f"filter del dev {self._device} egress protocol ip prio {SHARED_CLSACT_PRIO}"
         return f"qdisc del dev {self._device} clsact"
 
     def _stats(self) -> dict[str, int]:

@@ -16,9 +16,9 @@ from typing import Any
 from inject.node.actuator import Actuator, Refused, enter_netns
 from inject.node.child import Child
 
-__all__ = ["WHATS", "ForgeActuator", "changed", "forge", "icrc", "request_after"]
+__all__ = ["KINDS", "ForgeActuator", "forge", "icrc", "request_after", "with_flipped_bit"]
 
-WHATS = ("cnp", "nak", "ack", "replay", "stray", "malformed")
+KINDS = ("cnp", "nak", "ack", "replay", "stray", "malformed")
 _ETH_P_ALL, _PACKET_OUTGOING = 3, 4
 _ETHERNET, _IP, _UDP, _BTH, _AETH, _ICRC = 14, 20, 8, 12, 4, 4
 _ROCE_PORT, _ECT1 = 4791, 1
@@ -28,7 +28,7 @@ _PSN_ERROR = 0x60
 _PSN_MASK = (1 << 24) - 1
 # More requests than can be in flight: rxe allows 128 (rxe_param.h, RXE_MAX_UNACKED_PSNS).
 _WINDOW = 1 << 12
-# QP numbers are assigned from the bottom (drivers/infiniband/sw/rxe/rxe_param.h): this one is free.
+# rxe assigns QP numbers in ascending order (drivers/infiniband/sw/rxe/rxe_param.h): no QP has this one.
 _NO_QP = 0xFFFFF0
 _BAD_TVER = 0x0F
 _BECN = 0x40
@@ -44,7 +44,7 @@ _BIT = 0x40
 class ForgeActuator(Actuator):
     """Sends up to `count` packets of the kind `what` out of `device` of the switch `netns` (None: this machine).
 
-    They go to the queue pair `qp`, or to any.
+    The packets go to the queue pair `qp`; None: to the queue pair of whichever packet passes.
     """
 
     poll_s = 0.02
@@ -87,7 +87,7 @@ class ForgeActuator(Actuator):
         return wire
 
     def _work(self) -> None:
-        """Send one packet after the other, each made from one that passed just before; then wait for the end."""
+        """Send `count` packets, each made from a packet that has just passed; then wait until the holder ends."""
         while self._child.is_wanted():
             if self._child.count >= self._count:
                 time.sleep(_PAUSE_S)
@@ -101,11 +101,12 @@ class ForgeActuator(Actuator):
             time.sleep(_PAUSE_S)
 
     def _passing(self, wire: socket.socket) -> tuple[bytes, str, int | None] | None:
-        """Return the arguments of `forge`: for a NAK, an acknowledgement and the PSN of a request without one.
+        """Wait for a packet to forge from; return the arguments of `forge`, or None if none passes in time.
 
-        The PSN after an acknowledgement is mostly acknowledged by the time that a forged NAK arrives, and a NAK for an
-        acknowledged PSN is ignored (rxe_comp.c, check_psn). A request that has just passed this port is still on its
-        way to its receiver.
+        For a NAK they are an acknowledgement and the PSN of a request that is not acknowledged yet. The PSN after an
+        acknowledgement would not do: it is mostly acknowledged by the time that the forged NAK arrives, and a NAK for
+        an acknowledged PSN is ignored (rxe_comp.c, check_psn). A request that has just passed this port is still on
+        its way to its receiver.
         """
         template: bytes | None = None
         source: tuple[bytes, str, int | None] | None = None
@@ -164,7 +165,7 @@ def forge(frame: bytes, kind: str, psn: int | None = None) -> bytes:
     return _finished(head, rest)
 
 
-def changed(frame: bytes) -> bytes | None:
+def with_flipped_bit(frame: bytes) -> bytes | None:
     """Return a data packet with one bit of its last element of 4 bytes flipped; None if it has no such element."""
     head, rest = bytearray(frame[: _ETHERNET + _IP + _UDP + _BTH]), bytearray(_payload(frame))
     bth = _ETHERNET + _IP + _UDP
@@ -205,7 +206,7 @@ def icrc(packet: bytes) -> int:
 
 
 def _fits(frame: bytes, kind: str, qp: int | None) -> bool:
-    """Return whether a packet can be made from this frame: RoCEv2 over IPv4, to the queue pair, of the class needed."""
+    """Return whether `kind` can be forged from this frame: RoCEv2 over IPv4, a suitable class, to `qp` (None: any)."""
     bth = _ETHERNET + _IP + _UDP
     if len(frame) < bth + _BTH + _ICRC or frame[12:15] != b"\x08\x00\x45" or frame[23] != socket.IPPROTO_UDP:
         return False

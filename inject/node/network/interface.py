@@ -54,7 +54,7 @@ class LinkActuator(Actuator):
         return state
 
     def revert_script(self) -> str:
-        """Return a script that brings it up; a namespace that is gone took its interfaces with it."""
+        """Return a script that brings the interface up. If the namespace is gone, so is the interface."""
         link = f"{ip(self._netns)} link"
         return unless_gone(
             self._netns, f"{link} set dev {self._device} up && {link} show dev {self._device} up | grep -q ."
@@ -101,7 +101,7 @@ class LinkActuator(Actuator):
 
 
 class MtuActuator(LinkActuator):
-    """Gives one interface the MTU `mtu`."""
+    """Reduces the MTU of one interface to `mtu`."""
 
     def __init__(self, *, netns: str | None, device: str, mtu: int) -> None:
         super().__init__(netns=netns, device=device)

@@ -64,7 +64,7 @@ class LateReceivesActuator(Actuator):
         return {"applied": content == str(self._late_ms), "file": FILE, "late_ms": content}
 
     def hits(self) -> int | None:
-        """Return the RNR NAKs sent by this host's RNICs since the first `on`; None: they do not count them."""
+        """Return the RNR NAKs sent by this host's RNICs since the first `on`; None before it, or without a counter."""
         sent = _sent()
         return None if sent is None or self._before is None else sent - self._before
 

@@ -55,9 +55,9 @@ def psn_of(frame: bytes, qp: int) -> int | None:
 
 
 class HopActuator(Actuator):
-    """Owns one table with one chain `hop` at `hook` of `device`, and one counter `hits`.
+    """Owns one nftables table with a chain `hop` at `hook` of `device`, and a counter `hits`.
 
-    A rule that takes a share has a second counter, `passed`: the packets of which it takes the share.
+    If the rule takes a share of packets, a second counter, `passed`, counts the packets from which it takes them.
     """
 
     poll_s = 0.02
@@ -65,7 +65,7 @@ class HopActuator(Actuator):
     def __init__(self, *, netns: str | None, device: str, hook: str, table: str, ruleset: str) -> None:
         self._netns, self._device, self._hook, self._table = netns, device, hook, table
         self._ruleset = ruleset
-        # It observes passing packets twice for each attempt.
+        # `on` waits for a passing packet twice in each attempt.
         self.patience_s = 2 * _PASSING_S if "@psn@" in ruleset else 0.0
         self._before = self._passed_before = 0
         self._has_passed = "counter passed " in ruleset
@@ -102,7 +102,7 @@ class HopActuator(Actuator):
         return self.read()
 
     def bind(self, *, qp: int | None, psn: int | None, ahead: int | None) -> None:
-        """Fill in QP and PSN; a PSN `ahead` of the current one is determined in `on`."""
+        """Fill in QP and PSN. A PSN that is `ahead` of the current one is determined in `on`."""
         for name, value in (("@qp@", qp), ("@psn@", psn)):
             if name not in self._ruleset or (name == "@psn@" and ahead is not None and qp is not None):
                 continue
@@ -112,7 +112,7 @@ class HopActuator(Actuator):
         self._qp, self._ahead = qp, ahead
 
     def revert_script(self) -> str:
-        """Return a script that removes the table, in case that the socket's end has not removed it already."""
+        """Return a script that removes the table, if closing the socket has not removed it already."""
         nft, table = f"{inside(self._netns)}nft", f"netdev {self._table}"
         return unless_gone(
             self._netns, f"{nft} delete table {table} 2>/dev/null; ! {nft} list table {table} >/dev/null 2>&1"
@@ -170,7 +170,7 @@ class HopActuator(Actuator):
         self._command(f"delete table netdev {self._table}")
 
     def read(self) -> dict[str, Any]:
-        """Report whether the table exists, is owned, and where it is hooked."""
+        """Report whether the table exists, whether this process owns it, and where its chain is hooked."""
         own = [table for table in self._tables() if table["name"] == self._table]
         state: dict[str, Any] = {"applied": bool(own), "table": self._table}
         if self._psn is not None:

@@ -51,7 +51,7 @@ class SchemeActuator(Actuator):
 
     @property
     def poll_s(self) -> float | None:  # type: ignore[override]
-        """How soon a comparison that was put off is tried again; None: none is, so that an idle holder is not woken."""
+        """Seconds until a postponed comparison is tried again; None: none is postponed, so an idle holder sleeps."""
         return _RETRY_S if any(agent.is_due for agent in self._agents) else None
 
     @property
@@ -60,7 +60,7 @@ class SchemeActuator(Actuator):
         return [file for agent in self._agents for file in agent.files]
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse switches with rules, tables or next hops in the ranges of schemes, and ports that are not there."""
+        """Refuse missing ports, and switches that already use the rules, tables or next hops reserved for schemes."""
         for wanted in self._switches:
             try:
                 agent = SwitchAgent(wanted)
@@ -72,7 +72,7 @@ class SchemeActuator(Actuator):
         return self.read()
 
     def revert_script(self) -> str:
-        """Sweep every switch; one whose namespace is gone took its rules along."""
+        """Return a script that removes the scheme from every switch whose namespace still exists."""
         lines = ["failed="]
         for wanted in self._switches:
             netns = wanted["netns"]
@@ -88,7 +88,7 @@ class SchemeActuator(Actuator):
             agent.begin_watch()
 
     def tick(self, now_ns: int) -> None:
-        """On switches whose kernel has reported a change, copy what BGP has changed, and compare with the scheme."""
+        """Copy BGP's changes to switches whose kernel has reported one, and compare these switches with the scheme."""
         for agent in self._agents:
             self._copied += agent.watch(now_ns)
 

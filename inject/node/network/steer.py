@@ -64,7 +64,7 @@ class SteerActuator(Actuator):
         return self.read()
 
     def revert_script(self) -> str:
-        """Return a script that removes the rule first, so that the main table decides again."""
+        """Return a script that removes the rule first (the main table decides again), then the routes."""
         at = ip(self._netns)
         return unless_gone(
             self._netns,
@@ -79,7 +79,7 @@ class SteerActuator(Actuator):
         run(["ip", "-batch", "-"], stdin="\n".join(lines) + "\n")
 
     def off(self) -> None:
-        """Remove the rule first, then the routes; those of a port that went down are gone already."""
+        """Remove the rule first, then the routes. The kernel has already removed those of a port that went down."""
         if self._rules():
             run(["ip", "rule", "del", "priority", PRIORITY])
         # The kernel returns an error if an empty table is flushed.

@@ -1,4 +1,4 @@
-"""A kernel setting of one network namespace: a file below /proc/sys/net, which shows the namespace of its reader."""
+"""A kernel setting of one network namespace: a file below /proc/sys/net, where each process sees its own namespace."""
 
 from __future__ import annotations
 

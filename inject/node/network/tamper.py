@@ -1,9 +1,9 @@
 """Corrupted data: one bit of each selected packet is flipped, its ICRC is recomputed, and the packet is sent on.
 
 The hop's rule forwards the packets to a dummy device, which would drop them. A child of the holder reads them there and
-sends the changed packets out of the port. This takes a moment, in which later packets overtake the changed one, and the
-receiver sees a gap. It accepts the packet that closes the gap first: the changed one or its retransmission. If the
-retransmission came second, `duplicate_request` counts it.
+sends the changed packets out of the port. Meanwhile later packets overtake the changed one, and the receiver sees a
+gap. It accepts whichever packet closes the gap first: the changed one or its retransmission. If the retransmission
+comes second, `duplicate_request` counts it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inject.node.actuator import Refused
 from inject.node.child import Child
 from inject.node.command import run
 from inject.node.inside import ip, unless_gone
-from inject.node.network.forge import changed
+from inject.node.network.forge import with_flipped_bit
 from inject.node.network.packet_rules import HopActuator
 
 __all__ = ["TamperActuator"]
@@ -96,7 +96,7 @@ class TamperActuator(HopActuator):
         return self._via in (name for _, name in socket.if_nameindex())
 
     def _change(self, detoured: socket.socket, out: socket.socket) -> None:
-        """Change packets and send them on, at the holder's priority, because the retransmission is on its way."""
+        """Change packets and send them on, at the holder's priority: they must arrive before their retransmission."""
         detoured.settimeout(_POLL_S)
         while self._child.is_wanted():
             try:
@@ -105,7 +105,7 @@ class TamperActuator(HopActuator):
                 continue
             except OSError:  # the device is gone
                 return
-            copy = changed(frame)
+            copy = with_flipped_bit(frame)
             out.send(copy if copy is not None else frame)
             if copy is not None:
                 self._child.add()

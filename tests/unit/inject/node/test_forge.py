@@ -8,7 +8,7 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
 from inject.kinds.catalogue import CATALOGUE
-from inject.node.network.forge import WHATS, _fits, changed, forge, request_after
+from inject.node.network.forge import KINDS, _fits, forge, request_after, with_flipped_bit
 from testbed.packets.layers import AETH, BTH
 
 ETHER = Ether(src="02:fb:02:01:01:00", dst="02:fb:01:01:01:00")
@@ -29,7 +29,7 @@ def icrc_is_right(frame):
     return Ether(bytes(again))[BTH].icrc == output
 
 
-@pytest.mark.parametrize("kind", WHATS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("template", [ACK, DATA], ids=["ack", "data"])
 def test_forge_recomputes_lengths_checksums_and_the_icrc(kind, template):
     """A receiver must not drop forged packets for a bad checksum; each one carries the fault's mark."""
@@ -90,12 +90,12 @@ def test_forged_nak_names_a_request_still_in_flight():
 
 
 def test_forge_choices_match_the_catalogue():
-    assert CATALOGUE["packet.forge"].param("what").choices == WHATS
+    assert CATALOGUE["packet.forge"].param("what").choices == KINDS
 
 
 def test_payload_change_flips_one_bit_under_a_valid_icrc():
     """An fp32 at the end of the packet becomes another number, and the ICRC is recomputed."""
-    before, after = Ether(DATA), Ether(changed(DATA))
+    before, after = Ether(DATA), Ether(with_flipped_bit(DATA))
     assert icrc_is_right(after)
     assert after[IP].tos & 3 == 1
     ours, theirs = (bytes(frame[BTH].payload)[:64] for frame in (before, after))
@@ -107,8 +107,8 @@ def test_payload_change_flips_one_bit_under_a_valid_icrc():
 def test_payload_change_spares_headers_and_padding():
     """An empty write with immediate has no data to change, and padding is not changed."""
     empty = NETWORK / BTH(opcode="RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE", dqpn=17, psn=3) / Raw(bytes(20))
-    assert changed(bytes(empty)) is None
-    assert changed(ACK) is not None  # never happens: the rules match data packets only
+    assert with_flipped_bit(bytes(empty)) is None
+    assert with_flipped_bit(ACK) is not None  # never happens: the rules match data packets only
     padded = bytes(NETWORK / BTH(opcode="RC_SEND_ONLY", dqpn=17, psn=3, padcount=2) / Raw(bytes(8)))
-    after = Ether(changed(padded))
+    after = Ether(with_flipped_bit(padded))
     assert bytes(after[BTH].payload)[:8] == bytes([0, 0, 0, 0, 0x40, 0, 0, 0])
