@@ -1,4 +1,4 @@
 """Faults: from the catalogue and the plan to the holder and the receipt.
 
-Middle floor: imports `testbed`, never `traffic` or `harness`. What runs on the target is in `inject.node`.
+Middle layer: imports `testbed`, never `traffic` or `harness`. What runs on the target is in `inject.node`.
 """

@@ -95,6 +95,6 @@ def forward_changes(on_change: Callable[[Change], None], probing: Probing | None
     def forward(change: Change) -> None:
         on_change(change)
         if probing is not None and change.subject != "kernel":
-            probing.changed()
+            probing.report_change()
 
     return forward

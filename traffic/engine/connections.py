@@ -4,7 +4,7 @@ A connection takes three rounds with both of its ends. `qp`: each end creates a 
 moves its QP to RTS. `go`: both ends may send. Every attempt has its own generation number. A message about an older
 generation is recorded and otherwise ignored.
 
-A connection with substitutes fails only if none of them is up: until then it is rebuilt again and again, with pauses.
+A connection with substitutes fails only if none of them is up. While one is up, it is rebuilt repeatedly, with pauses.
 
 An episode begins with the first error of a connection. Errors during an episode count as further attempts. The episode
 ends when data has completed on the new QPs. It is a failure if that takes longer than the plan's `peer_deadline_s`.
@@ -25,7 +25,8 @@ __all__ = ["ConnectionManager", "first_psn"]
 
 RETRY_PAUSE_NS = 250_000_000
 _GOLDEN = 5_184_445
-"""2**23 divided by the golden ratio, rounded to an odd number. Being odd, its multiples repeat only after 2**23."""
+"""2**23 divided by the golden ratio, rounded to an odd number: only then do its multiples repeat after 2**23 and not
+sooner."""
 
 
 class _ConnectionState:
@@ -220,7 +221,7 @@ class ConnectionManager:
             )
         state.is_up = False
         if state.episode.attempts and self._has_substitute(state):
-            state.retry_ns = now_ns + RETRY_PAUSE_NS  # nothing waits for it
+            state.retry_ns = now_ns + RETRY_PAUSE_NS  # no data waits for it: its substitutes carry it meanwhile
             return
         self._rebuild(state, now_ns)
 

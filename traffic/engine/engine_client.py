@@ -70,7 +70,7 @@ class TrafficLab(Fabric, Protocol):
         """Close the connection to a machine; the next use opens a new one."""
 
     def down_links(self, nodes: Iterable[str], *, timeout_s: float) -> frozenset[str]:
-        """Return the names of the links that are down by what some nodes report; silent ones are left out."""
+        """Return the names of the links that some nodes report as down. Nodes that do not answer are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Engines:
         self.heard_ns: dict[str, int] = {}
         """When the last message of each host arrived, in controller ns."""
         self.answered: dict[str, int] = {}
-        """The number of the last ping that each host has answered. A message that was on its way is no answer."""
+        """Number of the last ping that each host has answered. Messages sent before the ping arrived do not count."""
         self._pings = 0
         self._is_closing = False
         self._closed = threading.Event()
@@ -144,7 +144,7 @@ class Engines:
         pump.start()
 
     def drop(self, host: str) -> None:
-        """Give up one host's engine. It ends when its stdin does; this does not wait, as the host may be gone."""
+        """Close the channel to one host's engine, which ends it. This does not wait, because the host may be gone."""
         channel = self._channels.pop(host, None)
         self.offsets.pop(host, None)
         if channel is not None:

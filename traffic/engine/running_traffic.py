@@ -27,6 +27,7 @@ from traffic.engine.task_specs import Plan, TaskPlan, refuse_local
 __all__ = ["BackgroundService", "OnEvent", "Running", "begin"]
 
 OnEvent = Callable[[dict[str, Any]], None]
+"""Called with every event of a run: `event` (its name), `time_ns` (controller), and the fields of that event."""
 Result = TypeVar("Result")
 
 
@@ -38,7 +39,9 @@ class BackgroundService(Protocol):
 
 
 POLL_NS = 250_000_000
+"""Longest wait for an event, so that deadlines and retries are checked in time."""
 STEP_S = 0.5
+"""Longest single wait in `Running.wait`."""
 SETUP_TIMEOUT_S = 120.0
 POSTMORTEM_TIMEOUT_S = 5.0
 ABORT_TIMEOUT_S = 15.0
@@ -177,8 +180,8 @@ class Running(Generic[Result]):
         """Return the result when the run is over.
 
         Raises:
-            LabError: the run is not over by the timeout. It is aborted then, and nothing is left on the nodes once it
-                has ended; the message says whether it has.
+            LabError: the run is not over by the timeout, or its result could not be built. A run that is not over is
+                aborted, and nothing is left on the nodes once it has ended; the message says whether it has.
         """
         deadline = time.monotonic() + timeout_s
         # Wait in small steps: Python runs signal handlers on the main thread, and the kernel may deliver the signal to
@@ -438,10 +441,10 @@ class Running(Generic[Result]):
                 self._begin_task(following)
 
     def _on_stopping(self, message: Mapping[str, Any], _host: str, _now_ns: int) -> None:
-        """Let all ranks end after the furthest round that one of them has begun.
+        """Make all ranks end after the furthest round that any of them has begun.
 
-        Ranks of different groups exchange no data, so that they cannot agree on it. No rank begins another round before
-        it is told.
+        Ranks of different groups exchange no data, so they cannot agree on that round themselves. A rank that is
+        stopping begins no other round until it gets `end_after`.
         """
         self._rounds[message["task"]] = message["round"]
         ranks = [task for task in self.plan.tasks if task.kind == "rank"]

@@ -91,16 +91,16 @@ class FlowResult:
     `goodput_bps` counts acknowledged payload from the start to the last completion, or to the flow's end if it stood
     still before.
 
-    `sent` are the messages that the sender completed, `sent_totals` the same by QP. Over RC these have arrived. Over UC
-    and UD, `messages`, `size_bytes`, `goodput_bps` and `totals` count what arrived. `messages` are whole messages, even
-    if they were split. `last_value` is the value that the last atomic read before it added 1. `rnr` is the outcome of
-    late receives.
+    `sent` are the messages that the sender completed, `sent_totals` the same for each QP. Over RC all of them have
+    arrived. Over UC and UD, `messages`, `size_bytes`, `goodput_bps` and `totals` count what arrived. `messages` are
+    whole messages, even if they were split. `last_value` is the value that the last atomic read before it added 1.
+    `rnr` is the outcome of late receives.
 
     For a flow with `check`, `checked_bytes` were verified, and `wrong_bytes` of them differed from what was sent. Over
     UC and UD all arriving bytes are verified, and a message that arrives twice counts once. Without `check` a copy
     cannot be told from a message.
 
-    `samples` are of both ends: what the sender completed, and over UC and UD what arrived at the receiver.
+    `samples` are those of both ends: what the sender completed, and over UC and UD what arrived at the receiver.
     """
 
     spec: FlowSpec
@@ -126,8 +126,8 @@ class FlowResult:
     echoes: tuple[Echo, ...] = ()
     latencies_ns: tuple[int, ...] = ()
     latencies_every: int = 1
-    """`latencies_ns` are the times of messages: every `latencies_every`-th one in the order of completion, so that they
-    fit the memory of the engine, and the time so far of those that were never completed. `latency` sums them up."""
+    """`latencies_ns` are the times of every `latencies_every`-th message in the order of completion (so that they fit
+    the engine's memory), and the time so far of messages that never completed. `latency` summarises them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, ready for JSON, without the time of each message."""
@@ -166,12 +166,12 @@ def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, Task
     if src == dst:
         raise UsageError(f"a flow needs two RNICs, got {src.name} twice")
     common = engine_spec(spec)
-    counts = spec.transport != "rc"
+    receiver_counts = spec.transport != "rc"
     verifies = spec.check and spec.verb != "read"
     kinds = {
         "echo": spec.echo,
-        "numbered": counts and spec.check,
-        "unreliable": counts,
+        "numbered": receiver_counts and spec.check,
+        "unreliable": receiver_counts,
         "admitted": spec.admit,
         "checked": spec.check,
         "flow": True,
@@ -181,7 +181,7 @@ def _tasks(lab: TrafficLab, spec: FlowSpec, suffix: str) -> tuple[TaskPlan, Task
     if spec.memory == "cuda":
         tx_spec, rx_spec = ({**common, "gpu": _gpu_of(lab.topology, end)} for end in (src, dst))
     tx = TaskPlan(name=f"tx{suffix}", kind=f"{kind}_tx", endpoint=src, spec=tx_spec, active=True)
-    reports = counts or verifies
+    reports = receiver_counts or verifies
     after = tx.name if reports else None
     rx = TaskPlan(name=f"rx{suffix}", kind=f"{kind}_rx", endpoint=dst, spec=rx_spec, active=reports, stops_after=after)
     return tx, rx
@@ -270,10 +270,10 @@ class FlowsResult:
         return ((),) * len(self.ranks)
 
     def samples_of(self, rank: int) -> tuple[Sample, ...]:
-        """Return the samples of the goodput that one of `ranks` saw in all flows but probes beside them.
+        """Return the samples of the goodput of one of `ranks` over all flows; probes only if there is nothing else.
 
-        That of RC is acknowledged at its sender. Over UC and UD only its receiver knows what has arrived. A probe that
-        goes on would hide that its flow stands still.
+        Over RC the sender counts, because it gets acknowledgements. Over UC and UD only the receiver knows what has
+        arrived. Probes are left out because they would hide that the bulk flows stand still.
         """
         name = self.ranks[rank]
         return tuple(

@@ -5,11 +5,11 @@ iterations of a job. `generation` counts the placements of the job, because a re
 The file begins with one line of JSON (`HEADER`), followed by the data. It is written under a temporary name, flushed to
 the disk and then renamed, so that a host that fails in between leaves no file of that name.
 
-A server that was killed leaves its folder behind. It held a lock on a file beside the folder, so the next server on the
-host can tell, and removes what is left.
+A server that was killed leaves its folder behind. A running server holds a lock on a file beside its folder. The next
+server on the host removes every folder whose lock is free.
 
-A set is complete if it has every rank of its generation after the same number of iterations. `newest` verifies sets
-from the newest one on, and names everything that it had to pass over.
+A set is complete if it has every rank of its generation after the same number of iterations. `newest` verifies sets,
+the newest one first, and lists everything that it rejects.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def name_of(generation: int, rank: int, iterations: int) -> str:
 
 
 class Checkpoints:
-    """The checkpoints of one job in `folder`. The newest `keep` complete sets, and what is newer, are kept."""
+    """The checkpoints of one job in `folder`. The newest `keep` complete sets are kept, and all newer checkpoints."""
 
     def __init__(self, folder: str, keep: int) -> None:
         self.folder, self.keep = folder, keep
@@ -70,12 +70,12 @@ class Checkpoints:
         """Write the next `header["bytes"]` of `file` as a checkpoint, and publish it.
 
         Returns:
-            Why it was not stored, or None.
+            Why the checkpoint was not stored; None: it was.
 
         Raises:
-            EOFError: `file` ended before. Its half-written checkpoint stays, and `newest` names it.
-            ConnectionError: `file` is a connection that broke; otherwise like EOFError.
-            OSError: it cannot be written, for example because the disk is full. Nothing of it stays.
+            EOFError: `file` ended early. The half-written checkpoint stays, and `newest` lists it as rejected.
+            ConnectionError: `file` is a connection that broke. The half-written checkpoint stays, as for EOFError.
+            OSError: the checkpoint cannot be written, for example because the disk is full. Nothing of it stays.
         """
         path = os.path.join(self.folder, name_of(header["generation"], header["rank"], header["iterations"]))
         unfinished = f"{path}{_UNFINISHED}"
@@ -107,7 +107,7 @@ class Checkpoints:
     def _remove_older(self, header: dict[str, int]) -> None:
         """Remove checkpoints, half-written ones too, that are older than the newest `keep` complete sets.
 
-        Ranks do not store at the same time: the newest checkpoints of one may have no counterpart of another one yet.
+        Ranks store at different times, so the newest sets may still be incomplete.
         """
         generation = header["generation"]
         present = self._present()
@@ -126,7 +126,7 @@ class Checkpoints:
                     os.unlink(os.path.join(self.folder, name_of(of_generation, of_rank, iterations) + suffix))
 
     def _present(self, suffix: str = "") -> list[tuple[int, int, int]]:
-        """Return (iterations, generation, rank) of every published checkpoint, or of every one with a suffix."""
+        """Return (iterations, generation, rank) of each published checkpoint, or of each file name with a suffix."""
         present = []
         for name in os.listdir(self.folder):
             match = _NAME.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
@@ -136,11 +136,11 @@ class Checkpoints:
         return present
 
     def newest(self, ranks_of: dict[int, int] | None = None) -> dict[str, Any]:
-        """Return the newest complete and intact set, and what was passed over.
+        """Return the newest complete and intact set, and the checkpoints that were rejected.
 
         Args:
             ranks_of: the number of ranks of each generation of the job. Checkpoints of other generations, or of other
-                numbers of ranks, are not of this job. None: any are.
+                numbers of ranks, do not belong to this job. None: all belong to it.
 
         Returns:
             `iterations`, `generation` and `ranks` of the set, or None for each if there is no such set. `rejected` is a
@@ -220,7 +220,7 @@ class Checkpoints:
         return None if crc == header["crc"] else "corrupt: checksum mismatch"
 
     def open(self, generation: int, rank: int, iterations: int) -> tuple[dict[str, int], BufferedIOBase]:
-        """Open a checkpoint; return its header and a file that stands at its data.
+        """Open a checkpoint; return its header, and the open file positioned at its data.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
@@ -242,8 +242,8 @@ class Checkpoints:
 def _remove_folder(folder: str) -> None:
     """Remove a folder and its lock file.
 
-    The lock file stays if the folder does, for example because a checkpoint is being stored: it leads the next server
-    to the folder.
+    If the folder cannot be removed, for example because a checkpoint is being stored, the lock file stays: by it the
+    next server recognises the folder.
     """
     shutil.rmtree(folder, ignore_errors=True)
     if not os.path.lexists(folder):
@@ -255,7 +255,7 @@ def _write(path: str, header: dict[str, int], file: Readable) -> int:
     """Write a checkpoint with the next `header["bytes"]` of `file`, down to the disk; return the CRC-32 of its data.
 
     Raises:
-        EOFError: `file` ended before.
+        EOFError: `file` ended early.
     """
     with open(path, "wb") as out:
         out.write(json.dumps({field: header[field] for field in HEADER}).encode() + b"\n")
@@ -272,10 +272,12 @@ def _write(path: str, header: dict[str, int], file: Readable) -> int:
 
 
 def _locked(path: str) -> Any:
-    """Return a lock file that is locked and still there: another server may remove one between its making and its lock.
+    """Create and lock a lock file.
+
+    Another server may remove the file between its creation and its lock. It is then created again.
 
     Raises:
-        OSError: another server holds it.
+        OSError: another server holds the lock.
     """
     deadline = time.monotonic() + _LOCK_S
     while True:

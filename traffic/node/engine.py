@@ -1,9 +1,9 @@
 """The traffic engine of one host: `python3 -m traffic.node.engine`, JSON lines on stdin and stdout.
 
 Requests                                                          replies and later events
-    {"do": "clock"}                                               clock {monotonic_ns, pid}
+    {"do": "clock", seq?}                                         clock {monotonic_ns, pid, seq}
     {"do": "task", task, kind, rnic, address, spec}               task {task, rnic, gid_index}
-    {"do": "qp", task, conn, generation, psn}                     qp {task, conn, generation, end}
+    {"do": "qp", task, conn, generation, psn, flow_label}         qp {task, conn, generation, end}
     {"do": "connect", task, conn, generation, peer}               joined | join_failed {task, conn, generation}
     {"do": "go", task, conn, generation}                          (recovered {at_ns} after a rebuild)
     {"do": "start", task, resume?, history?}                      sample, iteration, qp_error, overdue, done

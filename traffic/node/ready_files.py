@@ -12,8 +12,9 @@ __all__ = ["handle_ready"]
 def handle_ready(selector: selectors.BaseSelector, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
     """Call the handlers (`data`) of the files that became ready together.
 
-    A handler may close a file whose event is still to come: a request to forget the tasks closes the sockets of their
-    GPU and their storage. Such an event would look like an error of that socket, in the next placement of the job.
+    A handler may close another file of the list: a request to forget the tasks closes the sockets to their GPU and
+    their storage. The event of a closed file is skipped. It would look like an error of that socket in the job's next
+    placement.
     """
     registered = selector.get_map()
     for key, _ in ready:

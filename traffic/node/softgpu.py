@@ -4,9 +4,9 @@
 
 A client connects and sends lines `{"units": K}`. The answer to each is `{"ns": elapsed, "units": K}` after K numpy
 matrix products of 96 x 96 fp32. Clients share the GPU as kernels share a GPU without MPS: one request at a time, in
-turn. An invalid request is answered with `{"error": ...}`, and so is one that meets an uncorrected memory error, which
-a fault has put into the GPU's synthetic health (`testbed.node.gpu.health`): the program that sent it cannot go on. On
-SIGTERM the process ends and removes its socket.
+turn. An invalid request is answered with `{"error": ...}`. So is a request that meets an uncorrected memory error,
+which a fault has written into the GPU's synthetic health (`testbed.node.gpu.health`): the program that sent it cannot
+continue. On SIGTERM the process ends and removes its socket.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ lines:
 
 Data without a name is verified and discarded: it loads the front end, not a disk.
 
-The controller sends lines on stdin: {"do": "newest", "ranks": [[g, n], ...]} is answered by the newest complete set of
-checkpoints of these generations, which have so many ranks; without "ranks", of any. {"do": "ping"} is answered at
-once. A request with "seq" gets a reply with the same "seq". FOLDER is removed when stdin ends, because the controller
-is gone or the job is over.
+The controller sends lines on stdin. {"do": "newest", "ranks": [[g, n], ...]} is answered by the newest complete set of
+checkpoints of a generation g with n ranks; without "ranks", of any generation. {"do": "ping"} is answered at once. A
+request with "seq" gets a reply with the same "seq". FOLDER is removed when stdin ends, because the controller is gone
+or the job is over.
 """
 
 from __future__ import annotations

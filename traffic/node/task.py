@@ -61,7 +61,7 @@ class Task:
         self.series = Series()
         self.running = False
         self.finished = False
-        self.late_receives = LateReceives()  # replaced by the engine's own object when the task is created there
+        self.late_receives = LateReceives()  # an engine replaces this by the object that all its tasks share
         self.sampled_ns = 0
         self.wake_ns: int | None = None  # when `wake` is to be called, if at all
         self.op_deadline_ns = spec["op_deadline_ms"] * 1_000_000
@@ -105,7 +105,7 @@ class Task:
         """End after a round (`traffic.node.ranks.rank`); other tasks have none."""
 
     def tick(self, now_ns: int) -> None:
-        """Do periodic work; called about every 50 ms."""
+        """Do periodic work; called at the engine's interval (50 ms; 250 ms in an engine of probes)."""
 
     def wake(self, now_ns: int) -> None:
         """Continue after a wait; called when `wake_ns` has passed."""

@@ -9,8 +9,8 @@ Limitations of pyverbs 56 that shape this module:
 - A chain linked by `next_wr` holds C pointers only: the caller must keep all Python objects alive.
 - Each object looks up a logger, also that of a completion. `logging.getLogger` takes a lock and several calls for that,
   so its results are cached.
-- Its constants exist twice, in `enums` and in `libibverbs_enums`, and its own modules import both. To make 445 enum
-  members costs an emulated CPU 0.4 s, so the second module takes the place of the first one.
+- Its constants exist twice, in `enums` and in `libibverbs_enums`, and its own modules import both. Creating 445 enum
+  members costs an emulated CPU 0.4 s, so `libibverbs_enums` is registered under both names.
 """
 # ruff: noqa: E402 (before pyverbs' other modules import it)
 
@@ -155,7 +155,7 @@ class Rnic:
         return DmaBufMR(self.pd, size, ACCESS, dmabuf=fd, offset=0)
 
     def clear_event(self) -> None:
-        """Take the event off the completion channel, after the descriptor became readable."""
+        """Remove the event from the completion channel, after the descriptor became readable."""
         with contextlib.suppress(PyverbsRDMAError):  # EAGAIN: no event; the polls that follow are authoritative
             self.channel.get_cq_event(self.cq)
             self.cq.ack_events(1)

@@ -1,4 +1,7 @@
-"""The path of each probe while paths change: switches are queried repeatedly, and two equal answers bound a period."""
+"""The path of each probe while paths change.
+
+Switches are queried repeatedly. Between two queries with equal answers the path is known; otherwise it is unknown.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathQuery:
-    """Answer of the switches to a query between two times (controller ns): paths there and back by connection.
+    """The switches' answer to a query that ran from `start_ns` to `end_ns` (controller): paths by connection.
 
-    Each entry holds both QPNs and both paths. A connection without a path, or without an answer, has no entry.
+    Each entry holds both QPNs, the path there and the path back. A connection without a path, or without an answer, has
+    no entry.
     """
 
     start_ns: int
@@ -46,19 +50,22 @@ class PathTracker:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="paths of probes", daemon=True)
 
-    def changed(self) -> None:
-        """Report that something changed which paths may depend on. Any thread may call it; it does not block."""
+    def report_change(self) -> None:
+        """Report that paths may have changed, so that they are queried again.
+
+        Any thread may call this; it does not block.
+        """
         self._change_reported.set()
 
     def open(self) -> None:
         """Make the first query, and start to follow changes."""
         self.query()
-        # Probing has just begun, and later changes are reported: the first answer holds from the beginning.
+        # Probing has just begun, and every later change is reported: the first answer is valid from the beginning.
         self.queries[0] = replace(self.queries[0], start_ns=0, end_ns=0)
         self._thread.start()
 
     def close(self) -> None:
-        """Make the last query, unless that is done."""
+        """Make the last query and stop. Safe to call twice."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -87,7 +94,9 @@ class PathTracker:
 
 
 def trips(echoes: Sequence[Echo], queries: Sequence[PathQuery]) -> tuple[tuple[Trip, ...], int]:
-    """Return the probes with a known path, and the number of the others. The answers before and after must agree.
+    """Return the probes with a known path, and the number of the others.
+
+    The path of a probe is known if the queries before and after it have the same answer.
 
     Args:
         echoes: probes, in any order.

@@ -52,8 +52,9 @@ class ProbeResult:
     """Result of probing a lab.
 
     `paths` are the round trips by path there and back, `slow` the places that make them long. `stamps` is the source of
-    the timestamps. `uncovered` are directed links that no probe crossed. `moved` counts probes without a known path,
-    because it changed; they are left out. `moved_lost` of them, or of their answers, were lost, at an unknown place.
+    the timestamps. `uncovered` are directed links that no probe crossed. `moved` counts the probes that are left out,
+    because their path was changing and is not known. Of these, `moved_lost` were lost, or their answers were; where is
+    unknown.
     """
 
     spec: ProbeSpec
@@ -114,12 +115,12 @@ class Probing:
         self._echoes: tuple[Echo, ...] = ()
         self._failure: str | None = None
 
-    def changed(self) -> None:
+    def report_change(self) -> None:
         """Report that links or routes changed, so that paths are queried again.
 
-        Any thread may call it; it does not block.
+        Any thread may call this; it does not block.
         """
-        self._tracker.changed()
+        self._tracker.report_change()
 
     def stop(self) -> None:
         """Stop the probes, and wait for those in flight."""

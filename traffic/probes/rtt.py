@@ -5,15 +5,16 @@ own clock, so no two clocks need to agree:
 
     network RTT = (answer read - probe sent) at the prober - (answer sent - probe read) at the responder
 
-R-Pingmesh uses the times at which an RNIC completed each of the four. `STAMPS` names the source used here. *Software*
-times are taken by the process that posts a send and reads a completion. A network RTT then includes the time that both
-processes waited for a CPU before they read. A busy host makes all its round trips long and is then the place that is
-named. The responder's delay is from its reading of the probe to its sending of the answer.
+R-Pingmesh takes these four times from the RNICs' completions. `STAMPS` names the source used here. *Software* times are
+taken by the process that posts a send and reads a completion. A network RTT then includes the time that both processes
+waited for a CPU before they read. A busy host therefore makes all its round trips long, and is named as the slow place.
+The responder's delay runs from reading the probe to sending the answer.
 
 The usual time of a path is the lower decile of the median network times of all paths with the same number of hops in
-the run. It holds even if one of two spines is slow in both directions. If all paths are equally slow, none is. A round
-trip is *slow* if the network took more than `SLOW` times the usual time. A place is named if most round trips across
-it, in either direction, are slow, and take more than `SLOW` times as long as similar paths that avoid it.
+the run. This stays correct even if one of two spines is slow in both directions. If all paths are equally slow, none
+counts as slow. A round trip is *slow* if the network took more than `SLOW` times the usual time. A place is named if
+most round trips across it, in either direction, are slow, and take more than `SLOW` times as long as similar paths that
+avoid it.
 
 On a busy lab healthy paths differ several times, depending on CPU scheduling. The places are therefore located at each
 of `LEVELS`, and the level at which they stand out most is used. A delay of 200 ms is found among round trips of 10 to
@@ -72,7 +73,7 @@ class Echo:
 
     @property
     def network_ns(self) -> int | None:
-        """Time that the network took. It is at least 0, although the readings of two clocks may give less."""
+        """Time that the network took; None without an answer. A negative difference of the two clocks counts as 0."""
         if self.whole_ns is None or self.responder_ns is None:
             return None
         return max(0, self.whole_ns - self.responder_ns)

@@ -31,10 +31,10 @@ class Shape:
 
 
 AlgorithmMoves = tuple[Moves, int, int]
-"""Moves, their period, and the number of blocks."""
+"""Moves, their period, and the number of blocks into which the buffer is cut."""
 
-_FORTH = {"recursive-halving": "recursive-doubling"}
-"""Algorithm whose all-gather, run backwards, is the reduction by this algorithm."""
+_REVERSE_OF = {"recursive-halving": "recursive-doubling"}
+"""The all-gather or broadcast algorithm that a reduction by this algorithm runs backwards, if it has another name."""
 
 
 def _all_gather(algorithm: str, shape: Shape) -> AlgorithmMoves:
@@ -42,8 +42,8 @@ def _all_gather(algorithm: str, shape: Shape) -> AlgorithmMoves:
 
 
 def _reduce_scatter(algorithm: str, shape: Shape) -> AlgorithmMoves:
-    """Transpose the mirrored all-gather. It then sends to higher ranks, over the connections of the all-gather."""
-    gathered, period = gather.all_gather(_FORTH.get(algorithm, algorithm), shape.ranks, shape.group)
+    """Return the transpose of the mirrored all-gather. It sends to higher ranks, on the all-gather's connections."""
+    gathered, period = gather.all_gather(_REVERSE_OF.get(algorithm, algorithm), shape.ranks, shape.group)
     gathered = mirrored(gathered, ranks=shape.ranks, period=period)
     return transposed(gathered, ranks=shape.ranks, chunks=shape.ranks, period=period), period, shape.ranks
 
@@ -54,7 +54,7 @@ def _all_reduce(algorithm: str, shape: Shape) -> AlgorithmMoves:
     if algorithm == "double-binary-tree":
         return rooted.tree_all_reduce(shape.ranks, shape.pieces), shape.ranks, 2 * shape.pieces
     scatter, period, chunks = _reduce_scatter(algorithm, shape)
-    return after(scatter, _all_gather(_FORTH.get(algorithm, algorithm), shape)[0]), period, chunks
+    return after(scatter, _all_gather(_REVERSE_OF.get(algorithm, algorithm), shape)[0]), period, chunks
 
 
 def _broadcast(algorithm: str, shape: Shape) -> AlgorithmMoves:
@@ -63,7 +63,7 @@ def _broadcast(algorithm: str, shape: Shape) -> AlgorithmMoves:
 
 
 def _reduce(algorithm: str, shape: Shape) -> AlgorithmMoves:
-    moves, period, chunks = _broadcast(_FORTH.get(algorithm, algorithm), shape)
+    moves, period, chunks = _broadcast(_REVERSE_OF.get(algorithm, algorithm), shape)
     return transposed(moves, ranks=shape.ranks, chunks=chunks, period=period), period, chunks
 
 

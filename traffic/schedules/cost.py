@@ -1,4 +1,4 @@
-"""Predict the duration of a schedule by the alpha-beta model: the third reader of schedules.
+"""Predict the duration of a schedule by the alpha-beta model.
 
 A step lasts as long as its slowest rank needs: alpha + o (m - 1) + beta b. Here b is the larger of the bytes that the
 rank sends and receives in the step, and m is the number of its messages. A rank's near and far links work in parallel,
@@ -67,23 +67,23 @@ def predict_ns(schedule: Schedule, size_bytes: float, network: Network, *, group
         return float(_step_times(listed, schedule.steps, period, block_bytes, network.far).sum())
     near = listed["src"] // group == listed["dst"] // group
     times = np.zeros(schedule.steps)
-    for link, some in ((network.near, listed[near]), (network.far, listed[~near])):
-        np.maximum(times, _step_times(some, schedule.steps, period, block_bytes, link), out=times)
+    for link, rows in ((network.near, listed[near]), (network.far, listed[~near])):
+        np.maximum(times, _step_times(rows, schedule.steps, period, block_bytes, link), out=times)
     return float(times.sum())
 
 
-def _step_times(of: Moves, steps: int, period: int, block_bytes: float, link: Link) -> npt.NDArray[np.float64]:
+def _step_times(rows: Moves, steps: int, period: int, block_bytes: float, link: Link) -> npt.NDArray[np.float64]:
     times = np.zeros(steps)
     for end in ("src", "dst"):
         # Only the first `period` ranks are listed. A message to any other rank counts for the same position in its
         # period.
-        key = of["step"].astype(np.int64) * period + of[end] % period
+        key = rows["step"].astype(np.int64) * period + rows[end] % period
         order = np.argsort(key, kind="stable")
         key = key[order]
         starts = np.flatnonzero(np.diff(key, prepend=-1))
         if not starts.size:
             continue
-        blocks = np.add.reduceat(of["span"][order].astype(np.int64), starts)
+        blocks = np.add.reduceat(rows["span"][order].astype(np.int64), starts)
         messages = np.diff(starts, append=len(key))
         needed = link.alpha_ns + link.overhead_ns * (messages - 1) + link.ns_per_byte * block_bytes * blocks
         np.maximum.at(times, key[starts] // period, needed)

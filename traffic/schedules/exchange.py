@@ -1,7 +1,7 @@
-"""All-to-all, all-to-allv, send-recv and barrier: each rank has different data for each other rank.
+"""All-to-all and all-to-allv, where each rank has different data for each other rank; and send-recv.
 
 All-to-all by recursive doubling is the algorithm of Bruck et al. (1997): ceil(log2 n) steps that each move half of the
-blocks, for short messages. A barrier is the all-gather by doubling of one element per rank, so its data can be checked.
+blocks, for short messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def all_to_all(algorithm: str, ranks: int, group: int) -> tuple[Moves, int]:
 
 
 def _doubling(ranks: int) -> Moves:
-    """Move a block with d ranks to go in step k if bit k of d is set; rank r keeps that block in place r - d."""
+    """Return moves by which a block with d ranks to go moves in step k if bit k of d is set.
+
+    Rank r keeps that block in place r - d.
+    """
     to_go = np.arange(ranks)
     parts = [moves(step=-1, src=0, dst=0, source=to_go, target=-to_go % ranks, from_input=True)]
     for step in range((ranks - 1).bit_length()):
@@ -40,7 +43,7 @@ def _doubling(ranks: int) -> Moves:
 
 
 def _hierarchical(ranks: int, group: int) -> Moves:
-    """Move within the group to the rank with the destination's local index, then across groups to the destination."""
+    """Return moves to the rank of the own group with the destination's local index, then across groups to it."""
     groups = ranks // group
     src, dst, place = (
         axis.ravel() for axis in np.meshgrid(np.arange(group), np.arange(group), np.arange(groups), indexing="ij")

@@ -4,7 +4,8 @@ Ring: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters o
 2(n-1)/n of the buffer. Recursive doubling and halving for any number of ranks is the concatenation of Bruck, Ho,
 Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications" (1997), and its transpose; ceil(log2
 n) steps each. Reduce-scatter by halving followed by all-gather by doubling is the all-reduce of Rabenseifner,
-"Optimization of collective reduction operations" (2004).
+"Optimization of collective reduction operations" (2004). A barrier is the all-gather by doubling of one element per
+rank, so its data can be checked.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ def all_gather(algorithm: str, ranks: int, group: int) -> tuple[Moves, int]:
 
 
 def _ring(ranks: int) -> Moves:
-    """In step s rank r forwards block r - s, which it received in the previous step."""
+    """Return the moves of a ring: in step s rank r forwards block r - s, which it received in the previous step."""
     step = np.arange(ranks - 1)
     return moves(step=step, src=0, dst=1, source=-step % ranks)
 
 
 def _doubling(ranks: int) -> Moves:
-    """In step k rank r sends the 2^k blocks that end with its own to rank r + 2^k; the last step sends the rest."""
+    """Return moves by which rank r sends, in step k, the 2^k blocks that end with its own to rank r + 2^k.
+
+    The last step sends the rest.
+    """
     step = np.arange((ranks - 1).bit_length())
     reach = 1 << step
     span = np.minimum(reach, ranks - reach)
@@ -44,7 +48,7 @@ def _doubling(ranks: int) -> Moves:
 
 
 def _hierarchical(ranks: int, group: int) -> Moves:
-    """A ring across the groups for each local index, then a full mesh within each group."""
+    """Return the moves of a ring across the groups for each local index, then of a full mesh within each group."""
     groups = ranks // group
     step, local = (axis.ravel() for axis in np.meshgrid(np.arange(groups - 1), np.arange(group), indexing="ij"))
     across = moves(step=step, src=local, dst=(local + group) % ranks, source=(local - step * group) % ranks)
@@ -57,9 +61,10 @@ def _hierarchical(ranks: int, group: int) -> Moves:
 
 
 def all_reduce_by_doubling(ranks: int) -> Moves:
-    """Exchange whole buffers with the rank whose number differs in one bit; one block, for short messages.
+    """Return moves that exchange whole buffers (one block) with the rank whose number differs in one bit.
 
-    Ranks beyond the largest power of two send their data to a partner first, and receive the result at the end.
+    It suits short messages. Ranks beyond the largest power of two send their data to a partner first, and receive the
+    result at the end.
     """
     power = 1 << (ranks.bit_length() - 1)
     extra = np.arange(power, ranks)

@@ -54,7 +54,7 @@ def writes_by_queue_pair(
     """Return the elements of each write, by (src, dst) and queue pair; pairs are in order of their first use.
 
     A pair whose messages have fewer elements, or segments, than there are queue pairs uses fewer of them. With
-    `OUT_OF_ORDER` queue pairs are chosen while the job runs: the rows are those of taking turns.
+    `OUT_OF_ORDER` queue pairs are chosen while the job runs; here they take turns.
     """
     writes: dict[tuple[int, int], list[list[int]]] = {pair: [] for pair in peers_of(programs)}
     for program in programs:

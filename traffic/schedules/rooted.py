@@ -40,13 +40,13 @@ def broadcast(algorithm: str, ranks: int, group: int, pieces: int, root: int) ->
 
 
 def _chain(ranks: int, pieces: int) -> Moves:
-    """Each rank forwards to the next rank what it received in the previous step."""
+    """Return moves by which each rank forwards to the next rank what it received in the previous step."""
     rank, piece = (axis.ravel() for axis in np.meshgrid(np.arange(ranks - 1), np.arange(pieces), indexing="ij"))
     return joined(moves(step=rank + piece, src=rank, dst=rank + 1, source=piece))
 
 
 def _binomial(ranks: Ints) -> Moves:
-    """In step k each of the first 2^k of `ranks` sends to the rank 2^k positions further on."""
+    """Return moves by which, in step k, each of the first 2^k of `ranks` sends to the rank 2^k positions further on."""
     parts = []
     for step in range((len(ranks) - 1).bit_length()):
         dst = np.arange(1 << step, min(2 << step, len(ranks)))
@@ -55,7 +55,7 @@ def _binomial(ranks: Ints) -> Moves:
 
 
 def _hierarchical(ranks: int, group: int, root: int) -> Moves:
-    """Broadcast to the ranks with the root's local index in every group, then within all groups at once."""
+    """Return moves to the ranks with the root's local index in every group, then within all groups at once."""
     home, local = divmod(root, group)
     groups = ranks // group
     heads = (np.arange(groups) + home) % groups * group + local
@@ -108,7 +108,7 @@ def _down(tree: int, edges: tuple[Ints, Ints, Ints, int], pieces: int, *, later:
 
 
 def _from_root(ranks: int, pieces: int) -> Moves:
-    """Rank 0 feeds the roots of two trees over the other ranks."""
+    """Return moves by which rank 0 feeds the roots of two trees over the other ranks, and the trees broadcast."""
     parts = []
     for number, tree in enumerate(_trees(ranks - 1)):
         piece = np.arange(pieces)
@@ -118,7 +118,10 @@ def _from_root(ranks: int, pieces: int) -> Moves:
 
 
 def tree_all_reduce(ranks: int, pieces: int) -> Moves:
-    """Reduce up both trees to their roots, then broadcast down; a piece turns around as soon as it is complete."""
+    """Return moves that reduce up both trees to their roots, then broadcast down.
+
+    A piece turns around as soon as it is complete.
+    """
     down = [_down(number, tree, pieces, later=0, offset=0) for number, tree in enumerate(_trees(ranks))]
     up = transposed(joined(*down), ranks=ranks, chunks=2 * pieces, period=ranks)
     # Transposed, the pieces arrive last one first. Renumber them, so that the first one arrives first.

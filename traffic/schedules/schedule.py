@@ -11,7 +11,7 @@ copies (`src` = `dst`) that a rank makes first.
 
 Most algorithms look the same from every rank. Such a schedule lists the moves of the first `period` ranks only. The
 next `period` ranks make the same moves, with ranks and blocks shifted by `period` (modulo their number). A ring of
-24,576 ranks therefore needs two rows per step, not 24,576; `expanded` returns all of them.
+24,576 ranks therefore needs one row per step, not 24,576; `expanded` returns all of them.
 """
 
 from __future__ import annotations

@@ -31,14 +31,14 @@ def _by_step(every: Moves) -> list[Moves]:
 
 def _run(every: Moves, inputs: Numbers, work: Numbers) -> None:
     """Execute all moves on arrays of shape (ranks, chunks, ...). `work` becomes the result."""
-    for some in _by_step(every):
-        _step(some, inputs, work)
+    for rows in _by_step(every):
+        _step(rows, inputs, work)
 
 
-def _step(of: Moves, inputs: Numbers, work: Numbers) -> None:
-    row, place = _spread(of["span"])
-    src, dst, reduce, from_input = (of[name][row] for name in ("src", "dst", "reduce", "from_input"))
-    source, target = of["source"][row] + place, of["target"][row] + place
+def _step(rows: Moves, inputs: Numbers, work: Numbers) -> None:
+    row, place = _spread(rows["span"])
+    src, dst, reduce, from_input = (rows[name][row] for name in ("src", "dst", "reduce", "from_input"))
+    source, target = rows["source"][row] + place, rows["target"][row] + place
     if from_input.all():
         data = inputs[src, source]
     else:
@@ -59,7 +59,7 @@ def _spread(spans: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _inputs_like(schedule: Schedule, full: Numbers) -> Numbers:
-    """Keep only the blocks that ranks hold. All others become different numbers, so that their use is detected."""
+    """Return the inputs with only the blocks that ranks hold; all others are other numbers, to detect their use."""
     other = np.random.default_rng(2).integers(0, 2**64, full.shape, dtype=np.uint64)
     for rank in range(schedule.ranks):
         first, span = input_blocks(schedule, rank)

@@ -29,8 +29,9 @@ COMM_TYPES = (
     "all-reduce", "reduce", "all-gather", "gather", "scatter", "broadcast", "all-to-all", "reduce-scatter",
     "reduce-scatter", "barrier",
 )  # fmt: skip
+"""Collectives by the number of `comm_type`; the second reduce-scatter is REDUCE_SCATTER_BLOCK."""
 UNSUPPORTED = ("gather", "scatter")
-PASSED_OVER = {0: "an invalid node", 2: "a memory load", 3: "a memory store"}
+SKIPPED = {0: "an invalid node", 2: "a memory load", 3: "a memory store"}
 BLOCKING = {8: "a storage node", 9: "a batch node", 10: "a checkpoint node"}
 BARRIER_BYTES = 4
 
@@ -63,7 +64,7 @@ def read(file: str, content: bytes, *, rank: int, world: int, groups: Groups) ->
         if isinstance(converted, tuple):
             notes.append(Note(file=file, record=number, what=converted[0], blocks=converted[1]))
         else:
-            parts.append(_begun(converted, node, max(0, ready_ns - passed_ns)))
+            parts.append(_with_times(converted, node, max(0, ready_ns - passed_ns)))
             passed_ns = max(passed_ns, ready_ns)
     return RankTrace(file=file, rank=rank, world=world, parts=tuple(parts), notes=tuple(notes))
 
@@ -74,14 +75,14 @@ def _left_out(where: str, node: Any) -> tuple[str, bool]:
     Raises:
         ConfigError: the type of the node is unknown.
     """
-    if node.type in PASSED_OVER:
-        return f"{PASSED_OVER[node.type]}, {node.name}: skipped", False
+    if node.type in SKIPPED:
+        return f"{SKIPPED[node.type]}, {node.name}: skipped", False
     if node.type in BLOCKING:
         return f"{BLOCKING[node.type]}, {node.name}: not supported", True
     raise ConfigError(f"{where}: unknown node type {node.type}")
 
 
-def _begun(part: Part, node: Any, pause_ns: int) -> Part:
+def _with_times(part: Part, node: Any, pause_ns: int) -> Part:
     return dataclasses.replace(part, pause_ns=pause_ns, duration_ns=node.duration_micros * 1000)
 
 

@@ -81,7 +81,7 @@ def _one_per_message(parts: Sequence[Part]) -> list[Part]:
 
 
 def _other_end(part: Part) -> int:
-    """Return the end of a message whose trace does not contain this part."""
+    """Return the rank at the other end of a message, whose trace does not contain this part."""
     return part.members[1] if part.root == part.members[0] else part.members[0]
 
 

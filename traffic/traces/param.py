@@ -65,7 +65,7 @@ NOTHING_TO_DO = ("wait", "init", "batchisendirecv")
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a record that are used."""
+    """The fields of a record that this module uses."""
 
     comms: str | None = None
     compute: str | None = None
@@ -152,7 +152,7 @@ def _records(file: str, content: bytes) -> list[_Record]:
 def _part(
     number: int, record: _Record, groups: Mapping[int | None, tuple[int, ...]], rank: int | None
 ) -> Part | tuple[str, bool] | None:
-    """Return the part; or why it is not replayed, and whether that changes the replay; or None if it needs no work."""
+    """Return a record's part; or (why it is not replayed, whether that blocks the replay); or None: nothing to do."""
     if record.compute is not None:
         return f"compute {record.compute}: it has no duration in a trace; skipped", False
     if record.comms is None:

@@ -16,7 +16,7 @@ from testbed.errors import UsageError
 __all__ = ["MOST_RANKS", "Note", "Operation", "Part", "RankTrace", "Trace", "fitted", "group_of"]
 
 MOST_RANKS = 1 << 17
-"""Ranks of a trace, at most. A damaged number of ranks must not take all memory."""
+"""Highest number of ranks in a trace. A damaged number of ranks must not take all memory."""
 _LISTED = 8
 _MOST_BYTES = 1 << 62
 
@@ -126,7 +126,7 @@ def fitted(trace: Trace, *, ranks: int, scale: float = 1.0) -> Trace:
     0.
 
     Raises:
-        UsageError: nothing is left, or a size is too large for a number of bytes.
+        UsageError: the scale is not above 0, nothing is left, or a scaled size is no number of bytes.
     """
     if scale <= 0:
         raise UsageError(f"the scale of a trace must be above 0, got {scale:g}")

@@ -73,10 +73,10 @@ class CollectiveResult(RanksResult):
 
     `algorithm` is the one that ran, also for "auto". `ends[r]` is how the job ended for rank r. `flights` are the
     flight recorders of a failed run. `iterations[r]` are those of rank r. `time_ns` is the median time of an operation
-    (`metrics.operation_times_ns`); `time_p95_ns` and so on are its tail. algbw and busbw are those of nccl-tests for
-    the median, in GB/s (10^9 bytes). `wrong_elements` is the sum over all ranks and iterations, including changed
-    inputs; `checked_elements` is the number of elements that were verified. `latency_split` is None if no operation was
-    completed by all ranks.
+    (`traffic.engine.traffic_metrics.operation_times_ns`); `time_p95_ns` and so on are its tail. algbw and busbw are
+    those of nccl-tests for the median, in GB/s (10^9 bytes). `wrong_elements` is the sum over all ranks and iterations,
+    including changed inputs; `checked_elements` is the number of elements that were verified. `latency_split` is None
+    if no operation was completed by all ranks.
     """
 
     spec: CollectiveSpec

@@ -1,8 +1,8 @@
 """How much the groups of a job slow each other down: the same collectives, all at once and each group alone.
 
-The groups of a phase run beside each other without any agreement. What they share is RNICs, links and switches, and on
-a soft lab the CPUs of the machine. The interference ratio is the time of a group's collective in the whole job over its
-time alone; 1 means that the groups do not notice each other.
+The groups of a phase run at the same time and are not synchronised. They share RNICs, links and switches, and on a soft
+lab the CPUs of the machine. The interference ratio is the time of a group's collective in the whole job over its time
+alone; 1 means that the groups do not slow each other down.
 """
 
 from __future__ import annotations

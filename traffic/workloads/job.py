@@ -293,10 +293,10 @@ def _group_times(spec: JobSpec, per_rank: Sequence[Sequence[Iteration]]) -> list
             rows = zip(*(per_rank[rank] for rank in members), strict=False)
             times = [min(_phase_ns(item, number) for item in row) for row in rows]
             time_ns = traffic_metrics.percentile(times, 50) if times else 0.0
-            factor = 0.0
+            busbw = 0.0
             if phase.collective != "all-to-allv":
-                factor = traffic_metrics.busbw_gbytes_per_s(phase.collective, len(members), phase.size_bytes, time_ns)
-            group_times.append(GroupTime(phase=number, members=members, time_ns=time_ns, busbw_gbytes_per_s=factor))
+                busbw = traffic_metrics.busbw_gbytes_per_s(phase.collective, len(members), phase.size_bytes, time_ns)
+            group_times.append(GroupTime(phase=number, members=members, time_ns=time_ns, busbw_gbytes_per_s=busbw))
     return group_times
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from testbed.errors import UsageError
 from testbed.model.selectors import select
@@ -121,10 +121,11 @@ def place(lab: Fabric, spec: RanksSpec) -> tuple[Endpoint, ...]:
     """Return the RNICs of a job's ranks.
 
     Raises:
-        UsageError: an RNIC does not exist, is named twice, or has no GPU for the compute phase.
+        UsageError: an RNIC does not exist, is named twice, or has no GPU for the compute phase; or the number of ranks
+            or of warm-up iterations is out of range.
     """
-    written = spec.ranks or tuple(host.name for host in lab.topology.hosts)
-    ranks = tuple(endpoint(lab.topology, name) for text in written for name in select(lab.topology, text))
+    names = spec.ranks or tuple(host.name for host in lab.topology.hosts)
+    ranks = tuple(endpoint(lab.topology, name) for text in names for name in select(lab.topology, text))
     twice = {rank.name for rank in ranks if ranks.count(rank) > 1}
     if twice:
         raise UsageError(
@@ -187,9 +188,9 @@ def _run_length(places: Sequence[str]) -> int:
 
 
 def _lanes_of_busiest(spec: RanksSpec, programs: Sequence[schedules.Program]) -> float:
-    """Return half the lanes of the rank that has most: the mean of those it sends on and those it receives on.
+    """Return the lanes per direction of the rank that has most lanes: half of its sending and receiving ones.
 
-    Each queue pair is a lane, but with `spray` and `dqplb` all those to one peer are one lane.
+    Each queue pair is a lane, except with `spray` and `dqplb`: then all queue pairs to one peer are one lane.
     """
     pairs = schedules.peers_of(programs)
     lanes_per_pair = 1 if spec.has_substitutes else spec.qps_per_peer
@@ -298,7 +299,6 @@ def rank_plan(
     `gpus` are those of ranks that compute (`gpus_of`). `storage` is the storage client's configuration
     (`traffic.workloads.storage_service.StorageServer.client_spec`).
     """
-    segment_bytes = _segment_bytes(spec, programs)
     queue_pairs = [
         (src, dst, number)
         for (src, dst), by_queue_pair in writes_of(spec, programs).items()
@@ -314,33 +314,17 @@ def rank_plan(
         )
         for index, (src, dst, _) in enumerate(queue_pairs)
     )
-    lanes: list[list[list[int | str]]] = [[] for _ in ranks]
-    for index, (src, dst, number) in enumerate(queue_pairs):
-        lanes[src].append([index, "out", dst, number])
-        lanes[dst].append([index, "in", src, number])
+    lanes = _lanes_by_rank(len(ranks), queue_pairs)
+    common = {
+        **_engine_spec(spec, programs),
+        "iterations": iterations,
+        "duration_ms": None if duration_s is None else round(duration_s * 1000),
+        "storage": storage,
+    }
     tasks = []
     for rank, place in enumerate(ranks):
-        job = {
-            "program": programs[rank],
-            "lanes": lanes[rank],
-            "qps_per_peer": spec.qps_per_peer,
-            "spread": spec.spread,
-            "dtype": spec.dtype,
-            "redop": spec.redop,
-            "segment_bytes": segment_bytes,
-            "slots": _ring_slots(spec, programs),
-            "window": _window(spec, programs),
-            "iterations": iterations,
-            "warmup": spec.warmup,
-            "duration_ms": None if duration_s is None else round(duration_s * 1000),
-            "compute_units": spec.compute_units,
-            "gpu": None if gpus is None else gpus[rank],
-            "deadline_ms": round(spec.deadline_s * 1000),
-            "op_deadline_ms": round(spec.op_deadline_s * 1000),
-            "storage": storage,
-            "qp": spec.qp.to_dict(),
-        }
-        tasks.append(TaskPlan(name=task_name(rank), kind="rank", endpoint=place, spec=job, active=True))
+        own = {"program": programs[rank], "lanes": lanes[rank], "gpu": None if gpus is None else gpus[rank]}
+        tasks.append(TaskPlan(name=task_name(rank), kind="rank", endpoint=place, spec={**common, **own}, active=True))
     return Plan(
         what=title,
         tasks=tuple(tasks),
@@ -348,6 +332,38 @@ def rank_plan(
         peer_deadline_s=spec.peer_deadline_s,
         stall_deadline_s=spec.stall_deadline_s,
     )
+
+
+def _lanes_by_rank(
+    ranks: int, queue_pairs: Sequence[tuple[int, int, int]]
+) -> list[list[tuple[int, Literal["out", "in"], int, int]]]:
+    """Return the queue pairs of each rank, as (connection, direction, peer, number among those to this peer).
+
+    `queue_pairs` are (sending rank, receiving rank, number), by the index of their connection.
+    """
+    lanes: list[list[tuple[int, Literal["out", "in"], int, int]]] = [[] for _ in range(ranks)]
+    for index, (src, dst, number) in enumerate(queue_pairs):
+        lanes[src].append((index, "out", dst, number))
+        lanes[dst].append((index, "in", src, number))
+    return lanes
+
+
+def _engine_spec(spec: RanksSpec, programs: Sequence[schedules.Program]) -> dict[str, Any]:
+    """Return the part of a task's configuration (`traffic.node.ranks.rank.RankTask`) that all ranks share."""
+    return {
+        "qps_per_peer": spec.qps_per_peer,
+        "spread": spec.spread,
+        "dtype": spec.dtype,
+        "redop": spec.redop,
+        "segment_bytes": _segment_bytes(spec, programs),
+        "slots": _ring_slots(spec, programs),
+        "window": _window(spec, programs),
+        "warmup": spec.warmup,
+        "compute_units": spec.compute_units,
+        "deadline_ms": round(spec.deadline_s * 1000),
+        "op_deadline_ms": round(spec.op_deadline_s * 1000),
+        "qp": spec.qp.to_dict(),
+    }
 
 
 def task_name(rank: int) -> str:

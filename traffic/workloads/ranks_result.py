@@ -36,7 +36,7 @@ class RanksResult:
     clock_error_ns: Mapping[str, int]
 
     def samples_of(self, rank: int) -> tuple[Sample, ...]:
-        """Return the samples of what a rank sent; one that was stored without a task is of the rank on its RNIC."""
+        """Return the samples of what arrived at a rank. A sample stored without a task belongs to its RNIC's rank."""
         name, task = self.ranks[rank], task_name(rank)
         return tuple(
             sample for sample in self.samples if (sample.task == task if sample.task else sample.endpoint == name)

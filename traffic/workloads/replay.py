@@ -134,7 +134,7 @@ def _start_whole(
 
 
 def timeout_s(running: Running[Any], rounds: int) -> float:
-    """Return a timeout for `rounds` rounds of a replay that `start_trace` has started."""
+    """Return a timeout for `rounds` rounds of a running replay."""
     each_s: float = max(task.spec["deadline_ms"] for task in running.plan.tasks) / 1000
     return SPARE_S + running.plan.stall_deadline_s + rounds * each_s
 
@@ -148,8 +148,8 @@ def _unchanged(running: Running[Any]) -> Running[Any]:
     return running
 
 
-def _plan(spec: ReplaySpec, ranks: Sequence[Endpoint], batch: Batch, number: int, of: int) -> Plan:
-    """Return the plan of one batch of `of`.
+def _plan(spec: ReplaySpec, ranks: Sequence[Endpoint], batch: Batch, number: int, count: int) -> Plan:
+    """Return the plan of batch `number` (from 0) of `count`.
 
     Raises:
         UsageError: its queue pairs can overrun the completion queue of an RNIC.
@@ -161,9 +161,9 @@ def _plan(spec: ReplaySpec, ranks: Sequence[Endpoint], batch: Batch, number: int
         stall_deadline_s=spec.stall_deadline_s + batch.pauses_ns / 1e9,
     )
     return rank_plan(
-        f"replay of {len(batch.operations)} operations" + (f" (batch {number + 1} of {of})" if of > 1 else ""),
+        f"replay of {len(batch.operations)} operations" + (f" (batch {number + 1} of {count})" if count > 1 else ""),
         patient,
         ranks,
         batch.programs,
-        iterations=spec.repeat if of == 1 else 1,
+        iterations=spec.repeat if count == 1 else 1,
     )

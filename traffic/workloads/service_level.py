@@ -1,4 +1,4 @@
-"""How many requests of an inference job kept their service level objectives, and how many the clocks leave open. Pure.
+"""How many requests of an inference job met their service level objectives, given the errors of the clocks. Pure.
 
 A time to first token begins on one host and ends on another one: a request whose time is within the clocks' error of
 its objective may or may not have kept it. A time per output token begins and ends on one host.

@@ -49,7 +49,7 @@ class StorageReaders:
 
     def _send(self, request: Mapping[str, Any]) -> None:
         for host in self._hosts:
-            with contextlib.suppress(FaultbedError):  # one that is gone is reported by `results`
+            with contextlib.suppress(FaultbedError):  # `results` reports a reader that is gone
                 self._engines.send(host, request)
 
     def results(self, window: Window) -> tuple[ReaderResult, ...]:
@@ -90,7 +90,7 @@ def reader_hosts(topology: Topology, storage: Storage, rank_hosts: Collection[st
     """Return the hosts of the readers, with selectors resolved.
 
     Raises:
-        UsageError: a reader cannot be where it is: the lab has no such host, or the host has a part in the job.
+        UsageError: the lab has no such host, the host has a part in the job, or it is named twice.
     """
     hosts: list[str] = []
     for host in (name for text in storage.readers for name in select(topology, text)):
@@ -110,8 +110,8 @@ def start(lab: TrafficLab, storage: Storage, server: StorageServer, rank_hosts: 
     """Start the readers of a job's storage. They read nothing before `begin`.
 
     Raises:
-        UsageError: a reader cannot be where it is.
-        LabError: one does not start; none is left running.
+        UsageError: as `reader_hosts`.
+        LabError: a reader does not start; none is left running.
     """
     hosts = reader_hosts(lab.topology, storage, rank_hosts)
     return StorageReaders(

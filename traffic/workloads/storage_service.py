@@ -45,7 +45,7 @@ VERIFIED_BYTES_PER_S = 5_000_000
 """Lowest rate at which an emulated host reads and verifies checkpoints."""
 MODES = ("sync", "staggered", "async")
 LEAST_READ_EVERY_NS = 10_000_000
-"""A reader that plans reads more often than it can begin them measures itself."""
+"""Lower limit of the interval. A reader that plans reads more often than it can begin them would measure itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

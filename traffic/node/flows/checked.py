@@ -39,12 +39,12 @@ class CheckedReceiver(FlowReceiver):
         self.started_ns = self.last_ns = 0
         self.stopping_ns: int | None = None
         if spec["verb"] == "write-imm":
-            self.credit_at = 1  # its sender has no slot to spare
+            self.credit_at = 1  # the sender has no spare slot, so every credit counts
         if spec["verb"] == "read":
             self.buffer.write(0, self.content.of(0, 0))
 
     def slots(self) -> int:
-        """Number of slots per QP: one per receive, or one per write in flight."""
+        """Return the number of slots per QP: one per receive, or one per write in flight."""
         return self.receives if self.spec["verb"] == "send" else int(self.spec["depth"])
 
     def memory_bytes(self) -> int:
@@ -118,7 +118,7 @@ class CheckedReceiver(FlowReceiver):
 
 
 class CheckedSender(FlowSender):
-    """The active end. Its chains consist of one message."""
+    """The active end: fills each message with its content, or verifies it with `read`. A chain is one message."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
@@ -138,11 +138,11 @@ class CheckedSender(FlowSender):
     def joined(self, conn: Conn) -> None:
         self.posted_messages.setdefault(conn.number, 0)
         super().joined(conn)
-        for slot, (receive, sge) in enumerate(self.lanes[conn.number].keep):
+        for slot, (work_request, sge) in enumerate(self.lanes[conn.number].keep):
             sge.addr = self.buffer.address + self._offset(conn, slot)
             if self.verb == "write-imm":
-                receive.set_wr_rdma(conn.peer["rkey"], conn.peer["base"] + slot * self.size)
-                receive.imm_data = slot
+                work_request.set_wr_rdma(conn.peer["rkey"], conn.peer["base"] + slot * self.size)
+                work_request.imm_data = slot
 
     def before_post(self, conn: Conn, index: int) -> None:
         if self.verb == "read":

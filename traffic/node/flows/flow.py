@@ -144,7 +144,7 @@ class FlowReceiver(Task):
 
 
 class FlowSender(Task):
-    """The active end."""
+    """The active end: keeps its connections filled with requests, and reports what was completed."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
@@ -181,11 +181,11 @@ class FlowSender(Task):
         if lane is None:
             lane = self.lanes[conn.number] = self._make_lane(len(self.lanes))
         lane.uncredited = 0
-        for work_requests, _ in lane.keep:
+        for work_request, _ in lane.keep:
             if self.verb == "atomic":
-                work_requests.set_wr_atomic(conn.peer["rkey"], conn.peer["base"], 1, 0)
+                work_request.set_wr_atomic(conn.peer["rkey"], conn.peer["base"], 1, 0)
             elif self.verb not in ("send", "send-imm"):
-                work_requests.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
+                work_request.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
         if self.window is not None:
             for _ in range(2 * CREDITS_IN_FLIGHT):
                 conn.qp.post_recv(self.receive)
@@ -202,7 +202,7 @@ class FlowSender(Task):
         for index in range(max(1, self.spec["depth"] // lane.batch)):
             following = None
             for position in range(lane.batch):
-                work_requests = request(
+                built = request(
                     self.verb,
                     wr_id=index,
                     mr=self.buffer.mr,
@@ -211,9 +211,9 @@ class FlowSender(Task):
                     signalled=position == 0,  # built from the tail: the first one built is the last of the chain
                 )
                 if following is not None:
-                    work_requests[0].next_wr = following
-                following = work_requests[0]
-                lane.keep.append(work_requests)
+                    built[0].next_wr = following
+                following = built[0]
+                lane.keep.append(built)
             lane.heads.append(following)
             lane.idle.append(index)
         return lane

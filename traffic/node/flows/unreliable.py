@@ -86,8 +86,8 @@ class UnreliableSender(FlowSender):
     def joined(self, conn: Conn) -> None:
         super().joined(conn)
         if isinstance(conn.qp, UdQp):
-            for work_requests, _ in self.lanes[conn.number].keep:
-                work_requests.set_wr_ud(conn.qp.ah, conn.peer["qpn"], QKEY)
+            for work_request, _ in self.lanes[conn.number].keep:
+                work_request.set_wr_ud(conn.qp.ah, conn.peer["qpn"], QKEY)
 
 
 class UnreliableReceiver(FlowReceiver):

@@ -1,4 +1,4 @@
-"""Reads of a storage host beside a job: `python3 -m traffic.node.front_end.storage_reader`, JSON lines on its channel.
+"""Read from a storage host beside a job: `python3 -m traffic.node.front_end.storage_reader`, JSON lines on its channel.
 
 Requests                                                          replies
     {"do": "clock"}                                               clock {monotonic_ns, pid}
@@ -8,7 +8,8 @@ Requests                                                          replies
 
 A read of `size_bytes` is planned every `every_ns`, whether or not the reads before it are over (an open loop), until
 `end`. It begins on a connection that is free; if all `CONNECTIONS` are busy it waits, and its time still counts from
-when it was planned. A slow read thus hides no other one (coordinated omission, G. Tene, "How NOT to Measure Latency").
+when it was planned. A slow read therefore does not hide the delay of later ones (coordinated omission, G. Tene, "How
+NOT to Measure Latency").
 
 `rows` holds [planned, begin, end] of each read. The first `error` ends the reading. The rows are sent at the end,
 because each write would take CPU time of an emulated host. The end of stdin means that the controller is gone.

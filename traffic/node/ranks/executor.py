@@ -64,7 +64,7 @@ class Executor:
         self._unsent: dict[SendLane, None] = {}  # lanes with segments to post in this round, or to repeat
         self._unapplied: dict[RecvLane, None] = {}  # lanes with segments that have arrived
         self.phases = self._make_lanes(rnic, spec, conns)
-        self._met = 0  # conditions of the open phase that are met: once met, they stay so in this round
+        self._met = 0  # conditions of the open phase that are met; they stay met until the round ends
         self.round = -1
         self.last_round: int | None = None
         """The last round, once it is known. A peer's flag may name a later round than this one."""
@@ -72,6 +72,7 @@ class Executor:
         self.phases_ns: list[int] = []
         """End of each phase, relative to the start of the round."""
         self.parts_ns: list[int] = []
+        """How long each part of the last round took (`traffic.node.ranks.parts_clock`)."""
         self.wake_ns: int | None = None
         """When `advance` must be called at the latest, because a pause of the program ends."""
 
@@ -172,7 +173,7 @@ class Executor:
                 moved = True
         if len(self.phases_ns) < len(self.phases):
             return False
-        # After the last round the queue pairs are destroyed, and with them what is under way.
+        # The queue pairs are destroyed after the last round, so all its segments must be acknowledged first.
         return self.round != self.last_round or all(out.acked == out.posted for out in self.send_lanes.values())
 
     def arrive(self, lane: RecvLane, conn: Conn, sequence: int) -> int | None:
@@ -186,7 +187,7 @@ class Executor:
         return out.resume(conn)
 
     def repeat_lost(self, now_ns: int) -> None:
-        """Post the segments that were lost with their connection. Between two rounds, only eager lanes have some."""
+        """Post the segments that were lost with their connection; between two rounds only eager lanes have any."""
         for out in self._unsent:
             if out.to_repeat:
                 self._repeat(out, now_ns)

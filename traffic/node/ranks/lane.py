@@ -9,9 +9,9 @@ the receiver's staging ring of `slots` slots; segment s goes to slot s mod `slot
     bits 0-23   towards the receiver: the segment's number mod 2^24
                 towards the sender (a credit): the number of applied segments mod 2^24
 
-A sender never has more than `slots` segments that are not known to be applied, nor more than `window` that are not
-acknowledged. A slow receiver is therefore never overrun, and a receive is always posted. A receiver sends a credit when
-half of the ring is applied, or a quarter if half a ring is less than the window.
+A sender never has more than `slots` segments that the receiver has not reported as applied, nor more than `window` that
+are not acknowledged. A slow receiver is therefore never overrun, and a receive is always posted. A receiver sends a
+credit when half of the ring is applied, or a quarter if half a ring is less than the window.
 
 On one connection, segments arrive in order. A lane with several connections has at most two unacknowledged segments on
 each. The sender takes the connections in turn (`spray`), or the one with the fewest segments in flight (`dqplb`);
@@ -37,7 +37,7 @@ LAST = 1 << 31
 PROBE = 1 << 30
 PROBE_CONFIRMED = PROBE | 1 << 29
 MASK = (1 << 24) - 1
-"""Modulus of segment numbers, credits and PSNs, less 1."""
+"""Bit mask of segment numbers, credits and PSNs, which have 24 bits."""
 
 
 def packets(size_bytes: int, mtu: int) -> int:
@@ -59,7 +59,7 @@ class LaneSetup(NamedTuple):
 
 
 class Lane:
-    """Common part of both ends of a lane. `limit` is the load from which on a connection gets no more."""
+    """Common part of both ends of a lane. A connection whose load has reached `limit` gets no more requests."""
 
     direction = ""
 
@@ -95,7 +95,7 @@ class Lane:
         raise NotImplementedError
 
     def done(self) -> int:
-        """Return the number of segments, over all rounds, that are applied, or whose memory may change again."""
+        """Return how many segments, over all rounds, are applied (receiver) or may be overwritten (sender)."""
         raise NotImplementedError
 
     def free_connection(self) -> Conn | None:

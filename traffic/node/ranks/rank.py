@@ -8,13 +8,13 @@ Without a number of iterations, rank 0 alone decides which iteration is the last
 Every result depends on rank 0's data (or a closing barrier follows the collective), so every rank has the flag before
 its iteration ends.
 
-A rank that does one of these for longer than `deadline_ms` is reported as overdue, except `compute`.
+A rank that spends longer than `deadline_ms` on one of these, other than `compute`, is reported as overdue.
 
 The first `warmup` iterations run like the others but are not reported: caches, translators and routes are cold in them.
 
-A rank with `resume` begins after the iterations of a checkpoint, without warm-up. It first restores the state. `blank`
-skips that, for the test that such a job is detected. With `history` the rank compares its state at the end with the
-closed form (`traffic.node.ranks.rank_state`).
+A rank with `resume` first restores the state of a checkpoint, and continues after its iterations, without warm-up. With
+`blank` it restores nothing: tests verify that such a job is detected. With `history` the rank compares its state at the
+end with the closed form (`traffic.node.ranks.rank_state`).
 """
 
 from __future__ import annotations

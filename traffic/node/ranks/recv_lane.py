@@ -61,7 +61,7 @@ class RecvLane(Lane):
         }
 
     def joined(self, conn: Conn) -> None:
-        """Note what the sender knows now, from `endpoint`, and its first PSN."""
+        """Record what the sender has learnt from `endpoint`, and its first PSN."""
         self.credited = self._reported[conn.number]
         self.psns[conn.number] = conn.peer["psn"]
 

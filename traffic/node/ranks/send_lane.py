@@ -148,7 +148,7 @@ class SendLane(Lane):
         self._post_probe(conn, PROBE_ID, PROBE, now_ns)
 
     def confirm_probe(self, conn: Conn, now_ns: int) -> None:
-        """Tell the receiver that the probe was acknowledged, with a second one."""
+        """Inform the receiver that the probe was acknowledged, by a second probe."""
         self._post_probe(conn, CONFIRM_ID, PROBE_CONFIRMED, now_ns)
 
     def _post_probe(self, conn: Conn, wr_id: int, imm: int, now_ns: int) -> None:

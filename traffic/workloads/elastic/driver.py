@@ -341,7 +341,8 @@ class ElasticRunning(Running[ElasticResult]):
             return late - self._dead_hosts
 
         while silent() and time.monotonic_ns() < deadline_ns and not self._is_ending:
-            # An error of a connection is answered at both of its ends. That one is gone is what the pings show, too.
+            # Handling a connection's error sends requests to both of its ends, which fails if one is gone. The pings
+            # show that as well.
             with contextlib.suppress(LabError):
                 self._handle_next_event(deadline_ns)
         if self._is_ending:

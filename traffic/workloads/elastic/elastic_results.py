@@ -65,8 +65,8 @@ class ElasticResult(JobResult):
 
     `iterations[r]` holds the last execution of each iteration, and the same ones for every rank. Iterations, samples
     and checkpoints of a rank are those of the ranks whose state it continued, wherever they ran. `window` begins with
-    the first placement, `groups` are those of the last one. `initialised_ns` is how long it took
-    to start the engines and to connect the first placement. `longest_ingest_ns` and `longest_checkpoint_ns` are the
+    the first placement, `groups` are those of the last one. `initialised_ns` is how long it took to start the storage
+    server and the engines, and to connect the first placement. `longest_ingest_ns` and `longest_checkpoint_ns` are the
     longest waits for data and for a checkpoint in any execution of an iteration, repeated ones included.
     """
 
@@ -83,8 +83,8 @@ def iterations_by_rank(
 ) -> tuple[tuple[Iteration, ...], ...]:
     """Return the last execution of each iteration by rank, in order; `executions[r][g]` are those of a generation.
 
-    An engine that is killed takes the record of its last iteration along, although the state after it may have been
-    stored. Such an iteration is left out for all ranks, so that the n-th ones of all ranks are the same.
+    When an engine is killed, the record of its last iteration may be lost although the state after it was stored. Such
+    an iteration is left out for all ranks, so that the n-th entry of every rank is the same iteration.
 
     `resumed[g]` is the number of iterations after which generation g continued; None: it restored nothing. Iterations
     that an earlier generation had finished beyond that are lost, even if the job ends before it repeats them.

@@ -104,7 +104,7 @@ class JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """All ranks have finished so many iterations."""
+    """All ranks have finished `finished` iterations."""
 
     finished: int
 
@@ -118,7 +118,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosed:
-    """Which hosts were lost, and what of them; no hosts: the job can restart where it was."""
+    """The cause of the loss and the lost hosts; no hosts: the job can restart where it was."""
 
     cause: Cause
     hosts: tuple[str, ...]
@@ -148,7 +148,7 @@ class Initialised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """All ranks have the state after so many iterations; 0: there was no checkpoint."""
+    """All ranks have restored the state after `iterations` iterations; 0: there was no checkpoint."""
 
     iterations: int
 
@@ -233,7 +233,7 @@ def _lost(state: JobState, event: Lost, policy: Policy) -> JobState:
 
 
 def _progress(state: JobState, event: Progress) -> JobState:
-    """Take in the iterations that all ranks have finished. The job has caught up when it is where it was."""
+    """Record the iterations that all ranks have finished. A job has caught up once it has finished `furthest` again."""
     finished = max(state.finished, event.finished)
     phase = "running" if finished >= state.furthest else state.phase
     return replace(state, phase=phase, finished=finished, furthest=max(state.furthest, finished))

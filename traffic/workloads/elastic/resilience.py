@@ -28,7 +28,7 @@ class Resilience:
     """How a job restarts (`traffic.workloads.elastic.machine.Policy`), and on which `spares` (RNIC names).
 
     With `restart = same`, a restart waits `rejoin_s` for all lost hosts together. Without `restores`, a restart
-    begins with an empty state instead of a checkpoint: tests must see that this is noticed.
+    begins with an empty state instead of a checkpoint: tests verify that this is detected.
     """
 
     policy: Policy
@@ -38,7 +38,7 @@ class Resilience:
 
 
 def check(spec: JobSpec, resilience: Resilience) -> None:
-    """Reject a job that could not be restarted as demanded, on every lab.
+    """Reject a job that could not be restarted as requested, whatever the lab.
 
     Raises:
         UsageError: it has no checkpoints, no use for its spares, or a grid that cannot shrink.
@@ -66,8 +66,8 @@ def check_on_lab(lab: Fabric, spec: JobSpec, resilience: Resilience) -> None:
     """Reject a job that could not be restarted on this lab.
 
     Raises:
-        UsageError: ranks or spares cannot be where they are, the checkpoints are too small, or the state does not fit a
-            smaller grid.
+        UsageError: ranks or spares cannot use the RNICs that are named for them, the checkpoints are too small, or the
+            state would have another size on a smaller grid.
     """
     check(spec, resilience)
     ranks, programs, _ = job.fit(lab, spec)

@@ -112,7 +112,7 @@ def test_path_tracker_queries_at_start_at_changes_and_at_end(monkeypatch):
     following.open()
     for _ in range(2):
         assert output.acquire(timeout=10)
-        following.changed()
+        following.report_change()
     assert output.acquire(timeout=10)
     following.close()
     following.close()
@@ -191,7 +191,7 @@ def test_probe_section_with_invalid_values_is_rejected_with_its_path(text, messa
 
 def test_path_tracker_queries_after_route_changes_but_not_after_log_lines():
     heard, asked_again = [], []
-    reported = forward_changes(heard.append, SimpleNamespace(changed=lambda: asked_again.append(1)))
+    reported = forward_changes(heard.append, SimpleNamespace(report_change=lambda: asked_again.append(1)))
     for subject in ("route 10.0.0.0/24", "kernel", "link ctsw1"):
         reported(Change(at_ns=1, node="rtsw1", subject=subject, text=None))
     assert (len(heard), len(asked_again)) == (3, 2)
