@@ -1,8 +1,8 @@
 """Measure the numbers of docs/numbers.md: `make bench`, or `python -m bench [--cold] [PART ...]`.
 
-Throughput is a ratio against perftest within one run, with its spread; times of the lab are wall-clock seconds of this
-machine, printed with what they were measured on and never asserted by a test. `--cold` also boots and provisions from
-nothing.
+Throughput is a ratio to perftest within one run, with its spread. Times of the lab are wall-clock seconds of this
+machine; the first line of the output says on what machine they were measured, and no test asserts them. With `--cold`,
+the part `lab` also boots and provisions the lab from nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ from traffic.workloads.elastic.machine import Mode
 __all__ = ["main"]
 
 COLUMNS = ("what", "median", "spread", "goal", "")
-RESETS, RESUMES, REPEATS = 5, 3, 3
+RESETS, RESUMES = 5, 3
+"""Repetitions in the part `lab`."""
 PARTS = (
     "packets",
     "soft-errors",
@@ -92,14 +93,16 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 
 
 @click.command()
-@click.option("--cold", is_flag=True, help="Also boot and provision the lab from nothing, and report the time.")
+@click.option("--cold", is_flag=True, help="In `lab`, also boot and provision the lab from nothing.")
 @click.option("--drops", default=bench_faults.DROPS, show_default=True, help="Single packets to drop in `faults`.")
 @click.option("--losses", default=bench_restarts.LOSSES, show_default=True, help="Jobs with losses in `restart-*`.")
 @click.option("--pairs", default=bench_fault_free.PAIRS, show_default=True, help="Fault-free runs in `a-a`.")
 @lab_option
 @click.argument("parts", nargs=-1, type=click.Choice([*PARTS, *SLOW]))
 def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, parts: tuple[str, ...]) -> None:
-    """Measure PARTS of the bench. The default is all but those of ten minutes: memory, report, taper, a-a, restart-*.
+    """Measure PARTS of the bench.
+
+    The default is all but those that take ten minutes or more: memory, report, taper, a-a, restart-*.
 
     `taper` needs a lab with zones and rates: `--lab soft-zones`, or a copy of that inventory with another taper
     and name.
@@ -122,12 +125,12 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
     options = _Options(cold=cold, drops=drops, losses=losses, pairs=pairs)
     failed = [part for part in chosen if not _measure_part(session, inventory, part, options)]
     if failed:
-        raise SystemExit(f"not measured to their end: {', '.join(failed)}")
+        raise SystemExit(f"ended early by an error: {', '.join(failed)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """The options of the command, named as there."""
+    """The command line's options of the same names."""
 
     cold: bool
     drops: int
@@ -148,9 +151,9 @@ def _lab_that_is_up(session: Session) -> Inventory:
 
 
 def _measure_part(session: Session, inventory: Inventory, part: str, options: _Options) -> bool:
-    """Measure a part and print its rows; return whether it was measured to its end."""
+    """Measure a part and print its rows; return False if an error ended the measurement early."""
     rows: list[Row] = []
-    is_whole = True
+    is_complete = True
     try:
         with session.progress() as progress:
             progress(f"measuring {part}")
@@ -158,10 +161,10 @@ def _measure_part(session: Session, inventory: Inventory, part: str, options: _O
                 rows.append(row)
                 progress(": ".join(row[:2]))
     except FaultbedError as error:
-        is_whole = False
+        is_complete = False
         session.err.print(f"{part}: {error}", soft_wrap=True)
     _show(session, rows)
-    return is_whole
+    return is_complete
 
 
 def _measures(
@@ -197,7 +200,7 @@ def _measures(
 
 
 def _on_lab(inventory: Inventory, measure: Callable[[Lab], Iterator[Row]]) -> Iterator[Row]:
-    """Yield what is measured on a lab that was reset before."""
+    """Reset the lab, then yield the rows that `measure` yields on it."""
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
         yield from measure(lab)
@@ -231,6 +234,8 @@ def _calibration(session: Session) -> None:
 
 
 def _schedule() -> Iterator[Row]:
+    """Yield the longest CPU time, over all collectives and algorithms, to check a schedule and to predict its time."""
+
     def checked(collective: str, algorithm: str) -> None:
         if faults := schedule_check.faults(
             schedules.build(collective, algorithm, schedules.Shape(ranks=1024, group=8))
@@ -335,12 +340,14 @@ def _computed(work: Callable[..., object], *arguments: object) -> float:
 
 
 def _timed(work: Callable[..., object], *arguments: object) -> float:
+    """Return the wall-clock time of a call in s."""
     started = time.monotonic()
     work(*arguments)
     return time.monotonic() - started
 
 
 def _row(title: str, seconds: Sequence[float], goal: str, most: float) -> Row:
+    """Return a row about times in s whose median must be at most `most`; `goal` is the same in words."""
     middle = statistics.median(seconds)
     spread = f"{min(seconds):.1f}..{max(seconds):.1f} s, n={len(seconds)}"
     return title, f"{middle:.1f} s", spread, goal, mark(reached=middle <= most)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "LENGTHS",
-    "MEMORIES",
     "METRICS",
+    "PHIS",
     "SHAPES",
     "Cell",
     "cell",
@@ -50,17 +50,19 @@ __all__ = [
 
 Shape = Literal["normal", "heavy tail", "lognormal", "shift"]
 SHAPES: tuple[Shape, ...] = ("normal", "heavy tail", "lognormal", "shift")
-MEMORIES = (0.0, 0.5, 0.8, 0.9, 0.95)
+PHIS = (0.0, 0.5, 0.8, 0.9, 0.95)
 LENGTHS = (8, 16, 30, 100, 300)
 SERIES = 1000
 """Number of series in one cell."""
 ALLOWED = 0.005
-COLUMNS = ("metric, noise", "n", *(f"φ = {memory:g}" for memory in MEMORIES))
+COLUMNS = ("metric, noise", "n", *(f"φ = {phi:g}" for phi in PHIS))
 
 _SPREAD = 0.1
-"""Deviation of normal and heavy-tailed noise around a mean of 1."""
+"""Scale of normal and heavy-tailed noise around a mean of 1."""
 _LOG_SPREAD = 0.5
+"""Deviation of the logarithm of lognormal noise."""
 _SHIFT = 2.0
+"""Change of the level in deviations."""
 _CHANCE = 1e-4
 """Significance level: an interval is not calibrated if at least as many errors are less probable than this."""
 
@@ -84,13 +86,13 @@ class Cell:
         return f"{above:.2f} / {below:.2f} ({refused:.0f})"
 
 
-def noise(shape: Shape, rng: np.random.Generator, series: int, count: int, memory: float) -> Floats:
+def noise(shape: Shape, rng: np.random.Generator, series: int, count: int, phi: float) -> Floats:
     """Return AR(1) noise around 1, array of (series, count), whose true mean is 1."""
     values = np.empty((series, count))
     value = rng.normal(size=series)
     for index in range(count):
         values[:, index] = value
-        value = memory * value + math.sqrt(1 - memory**2) * rng.normal(size=series)
+        value = phi * value + math.sqrt(1 - phi**2) * rng.normal(size=series)
     if shape == "heavy tail":
         return 1 + _SPREAD * _heavy(values)
     if shape == "lognormal":
@@ -103,12 +105,12 @@ def noise(shape: Shape, rng: np.random.Generator, series: int, count: int, memor
     return shifted
 
 
-def cell(metric: str, shape: Shape, count: int, memory: float, *, series: int = SERIES, seed: int = 1) -> Cell:
+def cell(metric: str, shape: Shape, count: int, phi: float, *, series: int = SERIES, seed: int = 1) -> Cell:
     """Compute the intervals of one metric for one kind of noise."""
-    key = (seed, list(METRICS).index(metric), SHAPES.index(shape), count, round(100 * memory))
+    key = (seed, list(METRICS).index(metric), SHAPES.index(shape), count, round(100 * phi))
     rng = np.random.default_rng(key)
     above = below = refused = 0
-    for interval, truth in METRICS[metric](rng, shape, count, memory, series):
+    for interval, truth in METRICS[metric](rng, shape, count, phi, series):
         if interval is None:
             refused += 1
         else:
@@ -122,10 +124,9 @@ def measure(progress: Callable[[str], None] = lambda _: None) -> Iterator[tuple[
     for metric in METRICS:
         for shape in SHAPES:
             progress(f"{metric}, {shape}")
-            cells = {(count, memory): cell(metric, shape, count, memory) for count in LENGTHS for memory in MEMORIES}
+            cells = {(count, phi): cell(metric, shape, count, phi) for count in LENGTHS for phi in PHIS}
             rows: list[Row] = [
-                (f"{metric}, {shape}", str(count), *(str(cells[count, memory]) for memory in MEMORIES))
-                for count in LENGTHS
+                (f"{metric}, {shape}", str(count), *(str(cells[count, phi]) for phi in PHIS)) for count in LENGTHS
             ]
             yield rows, worst(f"{metric}, {shape}", list(cells.values()))
 
@@ -147,15 +148,15 @@ def worst(title: str, cells: list[Cell]) -> Row:
 _Pairs = Iterator[tuple[Interval | None, float]]
 
 
-def _mean(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
-    for values in noise(shape, rng, series, count, memory):
+def _mean(rng: np.random.Generator, shape: Shape, count: int, phi: float, series: int) -> _Pairs:
+    for values in noise(shape, rng, series, count, phi):
         yield confidence.mean_interval(values), 1.0
 
 
-def _mean_ratio(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
+def _mean_ratio(rng: np.random.Generator, shape: Shape, count: int, phi: float, series: int) -> _Pairs:
     """Yield (interval, true ratio) of a fault that leaves 60 % of goodput, with equally many bins before and during."""
-    under = noise(shape, rng, series, count, memory)
-    for before, values in zip(noise(shape, rng, series, count, memory), 0.6 * under, strict=True):
+    under = noise(shape, rng, series, count, phi)
+    for before, values in zip(noise(shape, rng, series, count, phi), 0.6 * under, strict=True):
         clean, impaired = confidence.mean_interval(before), confidence.mean_interval(values)
         if clean is None or impaired is None:
             yield None, 0.6
@@ -163,14 +164,14 @@ def _mean_ratio(rng: np.random.Generator, shape: Shape, count: int, memory: floa
             yield confidence.ratio_interval(impaired, clean, (float(values.mean()), float(before.mean()))), 0.6
 
 
-def _jct(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
+def _jct(rng: np.random.Generator, shape: Shape, count: int, phi: float, series: int) -> _Pairs:
     """Yield (interval, true ratio 1.1): a fault in one iteration of ten adds a tenth of the job's time."""
     hit = slice(count // 2, count // 2 + max(1, count // 10))
     quiet = np.ones(count, dtype=np.bool_)
     quiet[hit] = False
-    runs, twins = noise(shape, rng, series, count, memory), noise("normal", rng, series, count, memory)
+    runs, twins = noise(shape, rng, series, count, phi), noise("normal", rng, series, count, phi)
     if shape != "shift":
-        twins = noise(shape, rng, series, count, memory)
+        twins = noise(shape, rng, series, count, phi)
     runs[:, hit] += 0.1 * count / (hit.stop - hit.start)
     for run, twin in zip(runs, twins, strict=True):
         yield confidence.total_ratio(run, twin, quiet=quiet, before=count // 2), 1.1
@@ -182,9 +183,9 @@ def _lowest(dip: float) -> Callable[[np.random.Generator, Shape, int, float, int
     `dip` is a share of the baseline, which has `count` bins.
     """
 
-    def pairs(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
+    def pairs(rng: np.random.Generator, shape: Shape, count: int, phi: float, series: int) -> _Pairs:
         width, after = 10, 120
-        for values in noise(shape, rng, series, count + after, memory):
+        for values in noise(shape, rng, series, count + after, phi):
             bins = np.maximum(values, 0.0)  # goodput is never negative
             if shape == "shift":  # in the baseline, with which the fault is compared
                 bins[: count // 2] += _SPREAD * _SHIFT * rng.choice([-1.0, 1.0])
@@ -198,9 +199,9 @@ def _lowest(dip: float) -> Callable[[np.random.Generator, Shape, int, float, int
 
 
 def _percentile(percent: float) -> Callable[[np.random.Generator, Shape, int, float, int], _Pairs]:
-    def pairs(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
+    def pairs(rng: np.random.Generator, shape: Shape, count: int, phi: float, series: int) -> _Pairs:
         truth = _quantile(shape, percent / 100)
-        for values in noise(shape, rng, series, count, memory):
+        for values in noise(shape, rng, series, count, phi):
             independent = confidence.independent_of(values)
             if independent is None:
                 yield None, truth
@@ -210,10 +211,10 @@ def _percentile(percent: float) -> Callable[[np.random.Generator, Shape, int, fl
     return pairs
 
 
-def _share(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
+def _share(rng: np.random.Generator, shape: Shape, count: int, phi: float, series: int) -> _Pairs:
     """Yield (interval, true share 0.9) of values that are below their 90th percentile."""
     most = _quantile(shape, 0.9)
-    for values in noise(shape, rng, series, count, memory):
+    for values in noise(shape, rng, series, count, phi):
         independent = confidence.independent_of(values)
         if independent is None:
             yield None, 0.9
@@ -222,17 +223,19 @@ def _share(rng: np.random.Generator, shape: Shape, count: int, memory: float, se
 
 
 def _heavy(normal: Floats) -> Floats:
+    """Turn normal values into those of Student's t with 3 degrees of freedom, at the same quantiles."""
     heavy: Floats = special.stdtrit(3, special.ndtr(normal))
     return heavy
 
 
 def _lognormal(normal: Floats) -> Floats:
+    """Turn normal values into lognormal ones with mean 1."""
     skewed: Floats = np.exp(_LOG_SPREAD * normal - _LOG_SPREAD**2 / 2)
     return skewed
 
 
 def _quantile(shape: Shape, share: float) -> float:
-    """Return the true quantile of one value."""
+    """Return the true quantile of the values of `noise`."""
     normal = np.array([special.ndtri(share)])
     if shape == "heavy tail":
         return float(1 + _SPREAD * _heavy(normal)[0])
@@ -324,11 +327,11 @@ def measure_a_a() -> Iterator[Row]:
 def measure_limits() -> Iterator[Row]:
     """Yield rows about noise that violates the assumptions of the intervals. These rows have no goal."""
     count, often, rng = 100, 0.02, np.random.default_rng(2)
-    white, slow = (noise("normal", rng, _POOLS, count, memory) - 1 for memory in (0.0, 0.98))
+    white, slow = (noise("normal", rng, _POOLS, count, phi) - 1 for phi in (0.0, 0.98))
     rare = np.where(rng.random((_POOLS, count)) < often, 0.5, 0.0) + noise("normal", rng, _POOLS, count, 0.0) / 5 + 0.8
     for noise_name, series, truth in (
-        ("white noise that hides a slow one as large (φ = 0.98)", 1 + (white + slow) / math.sqrt(2), 1.0),
-        ("one iteration in fifty takes half as long again", rare, 1 + 0.5 * often),
+        ("white noise that hides equally large slow noise (φ = 0.98)", 1 + (white + slow) / math.sqrt(2), 1.0),
+        ("one iteration in fifty takes 1.5 times as long", rare, 1 + 0.5 * often),
     ):
         intervals = [confidence.mean_interval(values) for values in series]
         decided = [interval for interval in intervals if interval is not None]
@@ -343,7 +346,7 @@ def _until_decided(truth: float, spread: float, seed: int) -> tuple[Verdict, int
     """Return the verdict of one pool, and the number of runs that it took."""
     values = truth * np.exp(spread * np.random.default_rng(seed).normal(size=_MOST))
     expected = [Expectation(metric=TABLE["jct_ratio"], maximum=1.05)]
-    trials = [_made_up_run(number, float(value)) for number, value in enumerate(values)]
+    trials = [_synthetic_run(number, float(value)) for number, value in enumerate(values)]
     for runs in range(FIRST, _MOST + 1):
         pooled_file = pooled.pool(trials[:runs], expected, most=_MOST)
         if not pooled.undecided(pooled_file):
@@ -351,7 +354,7 @@ def _until_decided(truth: float, spread: float, seed: int) -> tuple[Verdict, int
     return pooled_file.verdict, _MOST
 
 
-def _made_up_run(number: int, ratio: float) -> pooled.Trial:
+def _synthetic_run(number: int, ratio: float) -> pooled.Trial:
     verdict = VerdictFile(
         experiment="x",
         seed=number,

@@ -20,9 +20,10 @@ from harness.confidence import Interval, percentile_bounds, share_interval
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["NOISES", "Noise", "false_alarms", "made_up", "measure"]
+__all__ = ["NOISES", "Noise", "false_alarms", "healthy_times", "measure"]
 
-JOBS, FAULT_FREE, HEALTHY, SLOW, AFTER = 10, 2000, 24, 400, 200
+JOBS, FAULT_FREE, SLOW_JOBS, SLOW_FROM, AFTER = 10, 2000, 24, 400, 200
+"""Jobs without a slow rank and their iterations; jobs with one, its first slow iteration, and iterations from there."""
 SHARES = (0.5, 0.05, 0.02, 0.01)
 _DAY = 2000
 """Iterations of the daily curve, of some 40 s each."""
@@ -34,12 +35,12 @@ _APART = 200
 class Noise:
     """Noise of a job's steps.
 
-    `deviation` is that of a step, `memory` its lag-1 correlation, `long` the share of long iterations. The job has
-    `ranks` ranks in `racks` racks.
+    `deviation` is that of a step's time, `correlation` its lag-1 correlation, `long` the share of long
+    iterations. The job has `ranks` ranks in `racks` racks.
     """
 
     deviation: float
-    memory: float
+    correlation: float
     long: float
     ranks: int
     racks: int = 1
@@ -50,29 +51,29 @@ class Noise:
         return [f"rack{1 + rank * self.racks // self.ranks}" for rank in range(self.ranks)]
 
     def __str__(self) -> str:
-        words = f"noise {100 * self.deviation:g} %, memory {self.memory:g}, {100 * self.long:g} % long"
+        words = f"noise {100 * self.deviation:g} %, correlation {self.correlation:g}, {100 * self.long:g} % long"
         return f"{words}, {self.ranks} ranks" + (f" in {self.racks} racks" if self.racks > 1 else "")
 
 
 NOISES = (
-    Noise(deviation=0.01, memory=0.0, long=0.0, ranks=8),
-    Noise(deviation=0.02, memory=0.0, long=0.01, ranks=8),
-    Noise(deviation=0.02, memory=0.0, long=0.01, ranks=4),
-    Noise(deviation=0.02, memory=0.5, long=0.02, ranks=8),
-    Noise(deviation=0.03, memory=0.0, long=0.02, ranks=8),
-    Noise(deviation=0.03, memory=0.3, long=0.02, ranks=16),
-    Noise(deviation=0.01, memory=0.0, long=0.0, ranks=8, racks=2),
-    Noise(deviation=0.02, memory=0.0, long=0.01, ranks=8, racks=2),
-    Noise(deviation=0.02, memory=0.0, long=0.01, ranks=4, racks=2),
+    Noise(deviation=0.01, correlation=0.0, long=0.0, ranks=8),
+    Noise(deviation=0.02, correlation=0.0, long=0.01, ranks=8),
+    Noise(deviation=0.02, correlation=0.0, long=0.01, ranks=4),
+    Noise(deviation=0.02, correlation=0.5, long=0.02, ranks=8),
+    Noise(deviation=0.03, correlation=0.0, long=0.02, ranks=8),
+    Noise(deviation=0.03, correlation=0.3, long=0.02, ranks=16),
+    Noise(deviation=0.01, correlation=0.0, long=0.0, ranks=8, racks=2),
+    Noise(deviation=0.02, correlation=0.0, long=0.01, ranks=8, racks=2),
+    Noise(deviation=0.02, correlation=0.0, long=0.01, ranks=4, racks=2),
 )
 
 
-def made_up(noise: Noise, iterations: int, rng: np.random.Generator, *, day: float = 0.02) -> NDArray[np.float64]:
+def healthy_times(noise: Noise, iterations: int, rng: np.random.Generator, *, day: float = 0.02) -> NDArray[np.float64]:
     """Return step times of healthy ranks, an array of (iterations, ranks)."""
     own = np.empty((iterations, noise.ranks))
     value = rng.normal(size=noise.ranks)
     for index in range(iterations):
-        value = noise.memory * value + np.sqrt(1 - noise.memory**2) * rng.normal(size=noise.ranks)
+        value = noise.correlation * value + np.sqrt(1 - noise.correlation**2) * rng.normal(size=noise.ranks)
         own[index] = value
     times = np.exp(noise.deviation * own + 0.05 * rng.normal(size=noise.ranks))
     long = rng.random((iterations, noise.ranks)) < noise.long
@@ -88,20 +89,20 @@ def measure() -> Iterator[Row]:
     """Yield the rows of `python -m bench soft-errors`."""
     for noise in NOISES:
         rng = np.random.default_rng(3)
-        false = sum(len(detect(made_up(noise, FAULT_FREE, rng), racks=noise.rack_of)) for _ in range(JOBS))
+        false = sum(len(detect(healthy_times(noise, FAULT_FREE, rng), racks=noise.rack_of)) for _ in range(JOBS))
         yield false_alarms(false, JOBS * FAULT_FREE, str(noise))
         for share in SHARES:
-            delays = np.array([_delay(noise, share, rng) for _ in range(HEALTHY)])
+            delays = np.array([_delay(noise, share, rng) for _ in range(SLOW_JOBS)])
             in_time = float(np.mean(delays <= 60))  # noqa: PLR2004 (the goal)
             middle = np.median(delays)
-            between = percentile_bounds(delays, 50, independent=HEALTHY, level=0.95)
+            between = percentile_bounds(delays, 50, independent=SLOW_JOBS, level=0.95)
             spread = (
                 f", median {between.low:.0f}..{between.high:.0f} (95 %)" if between and between.high < np.inf else ""
             )
             yield (
                 f"  {100 * share:g} % slower: iterations until the rank is named",
                 f"{middle:.0f}" if middle < np.inf else f"> {AFTER}",
-                f"{100 * in_time:.0f} % within 60{spread}, n={HEALTHY}",
+                f"{100 * in_time:.0f} % within 60{spread}, n={SLOW_JOBS}",
                 "<= 60" if share >= 0.02 else "",  # noqa: PLR2004 (the goal)
                 "" if share < 0.02 else decided(between, most=60) if between else OPEN,  # noqa: PLR2004
             )
@@ -122,12 +123,12 @@ def false_alarms(count: int, iterations: int, noise: str) -> Row:
 
 def _delay(noise: Noise, share: float, rng: np.random.Generator) -> float:
     """Return the iterations from the slow-down of rank 1 until it is detected; infinity: not within `AFTER`."""
-    times = made_up(noise, SLOW + AFTER, rng)
-    times[SLOW:, 1] *= 1 + share
+    times = healthy_times(noise, SLOW_FROM + AFTER, rng)
+    times[SLOW_FROM:, 1] *= 1 + share
     detector = Detector(noise.ranks, racks=noise.rack_of)
-    for row in times[:SLOW]:
+    for row in times[:SLOW_FROM]:
         detector.add(row)
-    for index, row in enumerate(times[SLOW:]):
+    for index, row in enumerate(times[SLOW_FROM:]):
         detector.add(row)
         if 1 in detector.slow:
             return index + 1.0

@@ -1,7 +1,7 @@
-"""Part `faults` of the bench: precision of faults: single lost packets, time from command to effect, period of flaps.
+"""Part `faults` of the bench: precision of faults: single lost packets, time from command to effect, edges of flaps.
 
-The workload is one flow between racks, whose queue pairs survive all faults. Times include those of this machine and of
-emulated VMs, so look at their spread. Every lost packet must be exactly one gap.
+The workload is one flow between racks, whose queue pairs survive all faults. All times include delays of this machine
+and of emulated VMs, so look at their spread. Every lost packet must be exactly one gap.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _TOGETHER = 10
 _AHEAD, _APART = 2000, 300
 """Distance in PSNs from the current packet to the first selected one, and between selected ones."""
 _PERIOD_S, _DUTY = 1.0, 0.3
-_GONE_S = 120.0
-"""Deadline for a selected packet to pass."""
+_HIT_TIMEOUT_S = 120.0
+"""Longest wait until a selected packet has passed the hop."""
 SHARE, PACKETS = 0.01, 100_000
 _SHARE_S = 240.0
 
@@ -48,6 +48,9 @@ def measure(lab: Lab, progress: Callable[[str], None], *, drops: int = DROPS) ->
     """Yield one row for each measurement: name, median, spread, goal, and whether the goal is reached.
 
     `progress` receives a line now and then, because the measurements take minutes.
+
+    Raises:
+        LabError: a fault did not fire, or the flow beside the faults ended.
     """
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl") as journal, _work(lab):
         yield _exactness(lab, journal, drops, progress)
@@ -65,6 +68,7 @@ def ends(topology: Topology) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _work(lab: Lab) -> Iterator[None]:
+    """Run the flow that the faults hit, while the block runs."""
     src, dst = ends(lab.topology)
     spec = FlowSpec(
         src=src,
@@ -109,7 +113,7 @@ def _exactness(lab: Lab, journal: Journal, drops: int, progress: Callable[[str],
             before = _gaps(lab, host, rnic)
             for prepared in ready:
                 prepared.arm()
-            receipts = [_when_hit(prepared) for prepared in ready]
+            receipts = [_clear_after_hit(prepared) for prepared in ready]
             gaps += _gaps(lab, host, rnic) - before
             hits += sum(receipt.fired.count for receipt in receipts)
             # Faults that are armed together share the counter of gaps, so their sum is compared.
@@ -146,8 +150,9 @@ def _gaps(lab: Lab, host: str, rnic: str) -> int:
     return counters.read(lab, [host])[host][f"{rnic}.out_of_seq_request"]
 
 
-def _when_hit(prepared: PreparedFault) -> FaultReceipt:
-    deadline = time.monotonic() + _GONE_S
+def _clear_after_hit(prepared: PreparedFault) -> FaultReceipt:
+    """Clear a fault once it has hit a packet, or after `_HIT_TIMEOUT_S`."""
+    deadline = time.monotonic() + _HIT_TIMEOUT_S
     while not prepared.observe()["count"] and time.monotonic() < deadline:
         threading.Event().wait(0.1)
     return prepared.clear()
@@ -170,11 +175,11 @@ def _onsets(lab: Lab, journal: Journal) -> Iterator[Row]:
             onset_ms.append((receipt.fired.first_ns - armed_ns) / 1e6)
             clear_ms.append((receipt.cleared.at_ns - cleared_ns) / 1e6)
     yield _row("command to the first packet lost", onset_ms, 100)
-    yield _row("command to the rule read back gone", clear_ms, 100)
+    yield _row("removal command to the readback that the rule is gone", clear_ms, 100)
 
 
 def _period(lab: Lab, journal: Journal) -> Row:
-    """Return how far the flaps of a train are from their planned times."""
+    """Return a row about how far the flaps of a train are from their planned times, counted from the first flap."""
     fault = _fault(lab, 0, {"period": _PERIOD_S, "duty": _DUTY}, kind="link.flap", for_s=FLAPS * _PERIOD_S)
     with Injector(lab, journal) as injector:
         prepared = injector.prepare(fault)
@@ -185,7 +190,7 @@ def _period(lab: Lab, journal: Journal) -> Row:
     if len(downs) != FLAPS or not receipt.proved:
         raise LabError(f"{len(downs)} of {FLAPS} flaps: {'; '.join(receipt.doubts)}")
     late_ms = [abs(at_ns - downs[0] - number * _PERIOD_S * 1e9) / 1e6 for number, at_ns in enumerate(downs)]
-    return _row(f"{FLAPS} flaps of {_PERIOD_S:g} s: off their place", late_ms[1:], 10, worst=True)
+    return _row(f"{FLAPS} flaps of {_PERIOD_S:g} s: deviation from the planned time", late_ms[1:], 10, worst=True)
 
 
 def _row(title: str, values_ms: Sequence[float], most: float, *, worst: bool = False) -> Row:

@@ -23,7 +23,7 @@ from testbed.errors import LabError
 from testbed.packets.bth import ACKNOWLEDGE, NAK_SEQUENCE, PSN_SPACE
 from testbed.packets.capture_file import ETHERNET, Frames, read, write_pcapng
 
-__all__ = ["made_up", "measure"]
+__all__ = ["measure", "synthetic_capture"]
 
 PACKETS, FLOWS, LOSS, REPEATS, SNAP = 1_000_000, 8, 0.001, 3, 128
 _WINDOW, _ACK_EVERY = 64, 16
@@ -38,8 +38,8 @@ _FIELDS = (
 _WRITE_MIDDLE, _HEADERS = 0x07, 14 + 20 + 8 + 12
 
 
-def made_up(packets: int, *, flows: int = FLOWS, loss: float = LOSS, seed: int = 7) -> tuple[Frames, int]:
-    """Return a capture at a receiver's port that breaks no rule, and how many packets were lost before it."""
+def synthetic_capture(packets: int, *, flows: int = FLOWS, loss: float = LOSS, seed: int = 7) -> tuple[Frames, int]:
+    """Return a synthetic capture at a receiver's port that breaks no rule, and the number of packets lost before it."""
     rng = np.random.default_rng(seed)
     parts = [_flow(packets // flows, loss, rng) for _ in range(flows)]
     lost = sum(part[3] for part in parts)
@@ -86,7 +86,7 @@ def _write(rows: np.ndarray, at: int, value: np.ndarray, size: int) -> None:
 
 
 def _flow(count: int, loss: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Return PSNs, AETH syndromes (-1: a request), times and losses of one flow with go-back-N repairs."""
+    """Return PSNs, AETH syndromes (-1: a request), times in ns and number of losses of a flow with go-back-N."""
     first = int(rng.integers(PSN_SPACE))
     psns: list[np.ndarray] = []
     syndromes: list[np.ndarray] = []
@@ -122,7 +122,7 @@ def measure() -> Iterator[Row]:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.pcapng"
-        frames, lost = made_up(PACKETS)
+        frames, lost = synthetic_capture(PACKETS)
         write_pcapng(path, frames)
         count = len(frames)
         rates, seconds = [], []
@@ -151,7 +151,7 @@ def _check_result(analysis: Analysis, lost: int) -> None:
 
 
 def _against_tshark(path: Path, ours_s: float) -> Row:
-    title = "same capture: tshark's time for six fields of each packet / our time for all checks"
+    title = "same capture: tshark's time for six fields of each packet / faultbed's time for all checks"
     if shutil.which("tshark") is None:
         return title, "not measured", "no tshark here", ">= 5", ""
     argv = ["tshark", "-n", "-r", str(path), "-T", "fields", *(word for name in _FIELDS for word in ("-e", name))]

@@ -49,6 +49,7 @@ _FAULTS = (
     ("packet.reorder", "host1:rxe0", "5s", "share = 0.02"),
 )
 _EVERY_S = 60
+"""Time between the starts of two faults; the first one starts after as long."""
 MOST_BYTES, MOST_S, LOADS, WIDTH = 3_000_000, 1.0, 5, 1200
 
 
@@ -63,7 +64,7 @@ def with_faults() -> str:
 
 
 def name_of(resolved: loop.ResolvedRun) -> str:
-    """Return the name of the report in the table."""
+    """Return how the rows of the bench name the report."""
     return f"report of a run of {resolved.plan.workload['duration_ns'] / 1e9:.0f} s with {len(_FAULTS)} faults"
 
 
@@ -71,7 +72,7 @@ def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[R
     """Yield the size of the page, the CPU time to render it again, and the time until Chromium has loaded it.
 
     Raises:
-        LabError: the run ended before its time, or the browser does not answer.
+        LabError: the run ended as ERROR, or the browser does not answer.
     """
     source = with_faults()
     resolved = loop.resolve(decode(source.encode(), source="ten-minutes"), source.encode(), inventory)

@@ -20,7 +20,10 @@ def mark(*, reached: bool) -> str:
 
 
 def decided(interval: Interval, *, least: float = -math.inf, most: float = math.inf) -> str:
-    """Return the last cell of a row with an interval, which decides only if all of it is on one side of the goal."""
+    """Return the last cell of a row with an interval: undecided unless all of it is inside or outside the goal.
+
+    The goal is from `least` to `most`.
+    """
     if least <= interval.low and interval.high <= most:
         return REACHED
     return MISSED if interval.high < least or interval.low > most else OPEN

@@ -55,7 +55,7 @@ def measure(lab: Lab, src: str, dst: str, progress: Callable[[str], None]) -> It
     interval, goal = _interval(ratios), 1 - MOST_COST
     spread = f"{interval.low:.3f}..{interval.high:.3f} ({interval.level:.0%}), n={PAIRS}"
     verdict = decided(interval, least=goal)
-    yield "goodput watched / not watched", f"{np.median(ratios):.3f}", spread, f">= {goal:g}", verdict
+    yield "goodput with telemetry / without it", f"{np.median(ratios):.3f}", spread, f">= {goal:g}", verdict
 
     progress(f"CPU time without traffic: {CPU_PAIRS} pairs of {CPU_WINDOW_S:g} s")
     yield _cpu(lab, "no traffic")
@@ -65,6 +65,7 @@ def measure(lab: Lab, src: str, dst: str, progress: Callable[[str], None]) -> It
 
 
 def _cpu(lab: Lab, load: str) -> Row:
+    """Return a row about the CPU time that telemetry adds, in the VMs and in this process, as a share of all CPUs."""
     pids = [*(lab.vm_pid(name) for name in lab.nodes()), os.getpid()]
     cpus, length_s = len(os.sched_getaffinity(0)), CPU_WINDOW_S - SETTLE_S
     used = [_pair(lab, number, CPU_WINDOW_S, lambda: sum(map(cpu_s, pids))) for number in range(CPU_PAIRS)]
@@ -72,7 +73,7 @@ def _cpu(lab: Lab, load: str) -> Row:
     other_share = float(np.median([off[1] - off[0] for _, off in used])) / length_s / cpus
     interval = _interval(shares)
     spread = f"{interval.low:.2%}..{interval.high:.2%} ({interval.level:.0%}), n={CPU_PAIRS}"
-    title = f"CPU time of watching / all {cpus} CPUs, {load} ({other_share:.1%} used without)"
+    title = f"CPU time of telemetry / all {cpus} CPUs, {load} (VMs and bench used {other_share:.1%} without it)"
     return title, f"{np.median(shares):.2%}", spread, f"<= {MOST_COST:.0%}", decided(interval, most=MOST_COST)
 
 
@@ -123,12 +124,16 @@ def _interval(values: Sequence[float]) -> Interval:
 
 
 def _pair(lab: Lab, number: int, length_s: float, read: Callable[[], Value]) -> tuple[_Span[Value], _Span[Value]]:
-    """Return two readings each of a span with telemetry and of a neighbouring span without it."""
+    """Return the readings at both ends of a span with telemetry, and those of a neighbouring span without it.
+
+    Which of the two spans comes first alternates with `number`.
+    """
     spans = {watched: _window(lab, length_s, read, watched=watched) for watched in (number % 2 == 0, number % 2 == 1)}
     return spans[True], spans[False]
 
 
 def _window(lab: Lab, length_s: float, read: Callable[[], Value], *, watched: bool) -> _Span[Value]:
+    """Return what `read` returns at the begin and the end of a span, whose first `SETTLE_S` are left out."""
     with ExitStack() as stack:
         if watched:
             stack.enter_context(telemetry.start(lab))

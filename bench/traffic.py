@@ -128,28 +128,36 @@ def _time_ns(lab: Lab, spec: CollectiveSpec, engines: Engines) -> float:
 
 
 def measure_mpi(lab: Lab, progress: Callable[[str], None]) -> Iterator[Row]:
-    """Yield the time of Open MPI over ours, by transport; a row says so if a transport does not run here."""
+    """Yield the time of Open MPI over the engine's, by transport, after a row about TCP over RoCE on the same links.
+
+    A transport that does not run here has a row with the reason.
+    """
     folder = cache_dir() / "open-mpi"
     folder.mkdir(parents=True, exist_ok=True)
     hosts = [host.name for host in lab.topology.hosts[:4]]
-    yield _wires(lab, progress)
+    yield _tcp_over_roce(lab, progress)
     progress("fetching Open MPI and unpacking it on the hosts")
     openmpi.install(lab, hosts, openmpi.fetch(folder, mirror=image.MIRROR, suite=image.SUITE))
     for transport in openmpi.TRANSPORTS:
-        progress(f"Open MPI over {transport}, then ours")
+        progress(f"Open MPI over {transport}, then the engine")
         try:
             rows = openmpi.against_open_mpi(lab, hosts, transport=transport, progress=progress)
         except LabError as error:
             yield f"Open MPI over {transport}", "did not run", str(error)[:160], "", ""
             continue
         for row in rows:
-            title = f"time of Open MPI ({transport}) / ours, {row.collective} ({row.algorithm}) of {row.size_bytes} B"
+            title = (
+                f"time of Open MPI ({transport}) / the engine, {row.collective} ({row.algorithm}) of {row.size_bytes} B"
+            )
             yield title, f"{row.ratio:.2f}", row.times, ">= 1", mark(reached=row.ratio >= 1)
 
 
-def _wires(lab: Lab, progress: Callable[[str], None]) -> Row:
-    """Return the goodput of TCP around a ring of all hosts over that of RoCE, which bounds any collective over RoCE."""
-    progress("TCP and RoCE around the same ring, by turns")
+def _tcp_over_roce(lab: Lab, progress: Callable[[str], None]) -> Row:
+    """Return a row about the goodput of TCP around a ring of the hosts, over that of RoCE around the same ring.
+
+    A collective over TCP cannot beat one over RoCE by more than this factor because of the links.
+    """
+    progress("TCP and RoCE around the same ring, in alternation")
     ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4])
     around = pairs("permutation", ends, shift=1)
     specs = [

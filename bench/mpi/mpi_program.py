@@ -1,7 +1,7 @@
 """Benchmark program of an Open MPI rank: measure times of collectives, and print them as JSON on rank 0.
 
 `python3 mpi_program.py '{"collectives": [...], "sizes": [[bytes, iterations], ...]}'`, with mpi4py and numpy. An
-operation's time is the shortest of its ranks, as in our engine: the rank that enters last does not wait.
+operation's time is the shortest of its ranks, as in faultbed's engine: the rank that enters last does not wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WARM_UP = 2
 
 
 def main() -> None:
-    """Time each collective at each size, and print a row of JSON for each of them."""
+    """Time each collective at each size, and print a row of JSON for each collective and size on rank 0."""
     request = json.loads(sys.argv[1])
     world = MPI.COMM_WORLD
     for name in request["collectives"]:

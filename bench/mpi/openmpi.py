@@ -1,4 +1,4 @@
-"""Collectives of the engine against Open MPI's on the same VMs, in alternation. Only the ratio means anything.
+"""Collectives of the engine against Open MPI's on the same VMs, right after each other. Only the ratio means anything.
 
 Open MPI is not part of the guest image. apt downloads its packages to this machine, from the mirror and suite of that
 image, and the bench unpacks them on the nodes. mpirun reaches the other hosts over the front end with an SSH key of its
@@ -64,7 +64,7 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 UNPACK = """
 set -e
 mkdir -p /tmp/debs; cd /tmp/debs; tar xf ../debs.tar
-for one in *.deb; do dpkg-deb -x "$one" /; done
+for package in *.deb; do dpkg-deb -x "$package" /; done
 ldconfig; rm -r /tmp/debs /tmp/debs.tar
 """
 
@@ -73,7 +73,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpiRow:
-    """Times of one collective at one size, and the ratio of their medians (above 1: ours is quicker)."""
+    """Times of one collective at one size, and the ratio of their medians (above 1: the engine is faster)."""
 
     collective: str
     size_bytes: int
@@ -84,12 +84,12 @@ class MpiRow:
 
     @property
     def ratio(self) -> float:
-        """Open MPI's median time over ours."""
+        """Open MPI's median time over the engine's."""
         return _median(self.mpi_ns) / _median(self.ours_ns)
 
     @property
     def times(self) -> str:
-        """Medians in ms, with the quartiles, of Open MPI and of ours."""
+        """Medians in ms, with the quartiles, of Open MPI and of the engine."""
         return f"{_quartiles(self.mpi_ns)} / {_quartiles(self.ours_ns)} ms, n={len(self.ours_ns)}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _quartiles(times_ns: Sequence[int]) -> str:
 
 
 def fetch(folder: Path, *, mirror: str, suite: str) -> tuple[Path, ...]:
-    """Return the packages' files in a folder. apt downloads those that are missing.
+    """Return the packages' files in a folder, after apt has downloaded them if they were not all there.
 
     Raises:
         LabError: there is no apt, or the mirror does not have them.
@@ -172,12 +172,12 @@ def against_open_mpi(
     sizes: Sequence[int] = SIZES,
     progress: Progress = lambda _: None,
 ) -> tuple[MpiRow, ...]:
-    """Measure each collective at each size: Open MPI over one transport first, then ours, in one run.
+    """Measure each collective at each size: all of Open MPI over one transport first, then the engine.
 
     Raises:
         LabError: Open MPI does not run over this transport here, or one of the two gave a wrong result.
     """
-    theirs = _open_mpi(lab, hosts, transport, sizes)
+    mpi_times_ns = _open_mpi(lab, hosts, transport, sizes)
     rows = []
     with Engines.start(lab, hosts) as engines:
         for name in COLLECTIVES:
@@ -200,9 +200,9 @@ def against_open_mpi(
                     transport=transport,
                     algorithm=result.algorithm,
                     ours_ns=traffic_metrics.operation_times_ns(result.iterations),
-                    mpi_ns=tuple(theirs[name, size]),
+                    mpi_ns=tuple(mpi_times_ns[name, size]),
                 )
-                progress(f"{name} of {size} B: Open MPI / ours {row.times}")
+                progress(f"{name} of {size} B: Open MPI / the engine {row.times}")
                 rows.append(row)
     return tuple(rows)
 
@@ -216,6 +216,7 @@ def _first_rnic(topology: Topology, host: str) -> tuple[str, str, str]:
 def _open_mpi(
     lab: TrafficLab, hosts: Sequence[str], transport: str, sizes: Sequence[int]
 ) -> dict[tuple[str, int], list[int]]:
+    """Return Open MPI's times in ns by collective and size."""
     _, rnic, netdev = _first_rnic(lab.topology, hosts[0])
     counts = [(size, ITERATIONS.get(size, LARGE_ITERATIONS)) for size in sizes]
     request = json.dumps({"collectives": COLLECTIVES, "sizes": counts})

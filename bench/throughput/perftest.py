@@ -44,7 +44,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One message size. `engine_bps` and `perftest_bps` are the repeats in order; `ratios` pairs neighbours.
+    """One message size. `engine_bps` and `perftest_bps` have one value for each repetition, in order.
 
     `perftest_failed` counts runs of perftest that ended by an error and were repeated.
     """
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Engine over perftest, one ratio for each pair of consecutive runs."""
+        """Engine over perftest, one ratio for each repetition: its two runs follow each other."""
         return tuple(a / b for a, b in zip(self.engine_bps, self.perftest_bps, strict=True))
 
     @property
@@ -81,7 +81,7 @@ def against_perftest(
     repeats: int = 3,
     progress: Progress = lambda _: None,
 ) -> tuple[Row, ...]:
-    """Measure each size `repeats` times, engine and perftest in alternation; each repetition changes the order.
+    """Measure each size `repeats` times, engine and perftest in turn; every other repetition begins with perftest.
 
     Raises:
         LabError: a run of the engine or of perftest failed.
@@ -190,19 +190,19 @@ def _perftest(lab: TrafficLab, src: Endpoint, dst: Endpoint, command: list[str],
     passive, active = at(receiver, dst), at(sender, src)
     with ThreadPoolExecutor(max_workers=1) as pool:
         listening = pool.submit(receiver.run, passive, timeout_s=limit_s + 5, check=False)
-        _wait_for_listener(receiver, dst.host)
+        _wait_for_listener(receiver, dst.host, command[0])
         output = sender.run([*active, lab.topology.host_by_name[dst.host].front_end_ip], timeout_s=limit_s + 5).stdout
         listening.result()
     return output
 
 
-def _wait_for_listener(node: Node, host: str) -> None:
+def _wait_for_listener(node: Node, host: str, program: str) -> None:
     deadline = time.monotonic() + LISTEN_TIMEOUT_S
     while time.monotonic() < deadline:
         listing = node.run(["ss", "-Hltn", f"sport = :{PORT}"], check=False).stdout
         if listing.strip():
             return
-    raise CommandFailed(f"{host}: ib_write_bw does not listen on port {PORT} after {LISTEN_TIMEOUT_S:.0f} s")
+    raise CommandFailed(f"{host}: {program} does not listen on port {PORT} after {LISTEN_TIMEOUT_S:.0f} s")
 
 
 def _column(output: str, size: int, column: int) -> float:

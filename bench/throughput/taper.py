@@ -1,7 +1,8 @@
 """Part `taper` of the bench: goodput across zones over goodput in zones, which should be 1 / taper.
 
 Each seed draws two permutations of all RNICs, one to other racks of the same zone and one to the other zone, and the
-numbers of the queue pairs, which determine the paths. Both run one after the other, so a slower machine affects both.
+numbers of the queue pairs, which determine the paths. The two permutations run one after the other, so a slower machine
+affects both.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def share_of_taper(inventory: Inventory) -> float:
 
 
 def row_of(ratios: Sequence[float], expected: float) -> Row:
-    """Return the row of one ratio per seed: its mean must be `expected`, to a tenth, with its whole interval."""
+    """Return a row about one ratio per seed: the whole interval of their mean must be within 10 % of `expected`."""
     middle = fmean(ratios)
     reach = student(len(ratios) - 1) * stdev(ratios) / math.sqrt(len(ratios))
     interval = Interval(

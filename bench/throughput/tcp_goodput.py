@@ -1,4 +1,4 @@
-"""Goodput of TCP on the RNICs' interfaces: the factor by which a collective over TCP can beat one over RoCE."""
+"""Goodput of TCP on the RNICs' interfaces, to compare with that of RoCE on the same links."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ WRITE_BYTES = 1 << 20
 GRACE_S = 30.0
 _SINK = """
 import json, socket, sys, time
-here, port, limit_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-listener = socket.create_server((here, port)); listener.settimeout(limit_s)
-one, _ = listener.accept(); one.settimeout(limit_s)
-space, came, first = bytearray(1 << 20), 0, time.monotonic()
-while size := one.recv_into(space):
-    came += size
-print(json.dumps({"bytes": came, "seconds": time.monotonic() - first}))
+address, port, limit_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+listener = socket.create_server((address, port)); listener.settimeout(limit_s)
+connection, _ = listener.accept(); connection.settimeout(limit_s)
+space, received, started = bytearray(1 << 20), 0, time.monotonic()
+while size := connection.recv_into(space):
+    received += size
+print(json.dumps({"bytes": received, "seconds": time.monotonic() - started}))
 """
 _SOURCE = """
 import socket, sys, time
-there, port, here, seconds, size = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), int(sys.argv[5])
+peer, port, own, seconds, size = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), int(sys.argv[5])
 deadline = time.monotonic() + 10
 while True:
     try:
-        one = socket.create_connection((there, port), source_address=(here, 0)); break
+        connection = socket.create_connection((peer, port), source_address=(own, 0)); break
     except ConnectionRefusedError:
         if time.monotonic() > deadline: raise
         time.sleep(0.05)
 data, end = bytes(size), time.monotonic() + seconds
 while time.monotonic() < end:
-    one.sendall(data)
+    connection.sendall(data)
 """
 
 

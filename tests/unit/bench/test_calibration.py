@@ -15,13 +15,13 @@ from bench import calibration
 from harness import confidence
 
 SERIES = 150
-CASES = [(n, memory) for n in (16, 100, 300) for memory in (0.0, 0.8, 0.95)]
+CASES = [(n, phi) for n in (16, 100, 300) for phi in (0.0, 0.8, 0.95)]
 
 
 @pytest.mark.parametrize("shape", some_of(calibration.SHAPES, 2))
 @pytest.mark.parametrize("metric", calibration.METRICS)
 def test_interval_excludes_the_true_value_rarely(metric, shape):
-    cells = [calibration.cell(metric, shape, n, memory, series=SERIES, seed=7) for n, memory in CASES]
+    cells = [calibration.cell(metric, shape, n, phi, series=SERIES, seed=7) for n, phi in CASES]
     series = SERIES * len(CASES)
     for side in ("above", "below"):
         assert sum(getattr(cell, side) for cell in cells) <= most_errors(series, calibration.ALLOWED)
