@@ -31,8 +31,8 @@ has been run on rack hardware yet.** Once a kind has been, its catalogue entry s
 | RoCEv2 transport: PSN, ACK, NAK, RNR, go-back-N | real: the kernel's `rdma_rxe` | real: the RNIC's | not yet |
 | verbs, queue pairs, completions | real: pyverbs | real: pyverbs | not yet |
 | links, carrier | emulated: sockets between VMs, veth between switches | real | not yet |
-| eBGP, ECMP, hash | real: FRR and the Linux kernel | real: the switch's, another hash | not yet |
-| routing schemes (`[fabric]`) | real: the kernel's; E-ECMP emulated: our hash | only planned: FRR's lines | not yet |
+| eBGP, ECMP, hash | real: FRR and the Linux kernel | real: the switch's, with another hash | not yet |
+| routing schemes (`[fabric]`) | real: the kernel's; E-ECMP emulated: faultbed's hash | only planned | not yet |
 | congestion: queues, ECN marks | emulated: tc and nftables in the fabric | real: the ASIC's | not yet |
 | DCQCN | none: rxe does not react to CNPs | real: the RNIC's | not yet |
 | PFC | none | real | not yet |
