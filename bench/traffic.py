@@ -70,7 +70,11 @@ def measure_rates(lab: Lab, src: str, dst: str) -> Iterator[Row]:
 
 
 def measure_rings(lab: Lab) -> Iterator[Row]:
-    """Yield the bus bandwidth of ring all-reduces over the goodput of flows around the same ring, in alternation."""
+    """Yield the bus bandwidth of ring all-reduces over the goodput of flows around the same ring, in alternation.
+
+    Raises:
+        LabError: a flow or a collective failed, or a result was wrong.
+    """
     hosts = lab.topology.hosts[:4]
     ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in hosts)
     around = [
@@ -175,7 +179,11 @@ def _tcp_over_roce(lab: Lab, progress: Callable[[str], None]) -> Row:
 
 
 def measure_memory(lab: Lab, *, seconds: float = MEMORY_S) -> Iterator[Row]:
-    """Yield the growth of the engines' resident sets during an all-reduce of `seconds`."""
+    """Yield the growth of the engines' resident sets during an all-reduce of `seconds`.
+
+    Raises:
+        LabError: the collective failed, its result was wrong, or an engine is gone.
+    """
     hosts = [host.name for host in lab.topology.hosts[:4]]
     spec = CollectiveSpec(
         size_bytes=1 << 18,

@@ -172,8 +172,8 @@ def drop_unmade_edges(
 ) -> list[Sequence[Any]]:
     """Drop the edges after a shortened window, and those in its last 100 ms that the holder did not make any more."""
     onsets_made = sum(1 for _, _, on in changes if on)
-    left = [edge for edge in edges if int(edge[0] * 1e9) < window_ns - _FLOOR_NS]
-    return list(edges) if sum(1 for _, on in left if on) < onsets_made else left
+    kept = [edge for edge in edges if int(edge[0] * 1e9) < window_ns - _FLOOR_NS]
+    return list(edges) if sum(1 for _, on in kept if on) < onsets_made else kept
 
 
 def measured_spans(changes: Sequence[Sequence[Any]]) -> tuple[tuple[Span, ...], int]:

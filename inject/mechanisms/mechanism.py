@@ -159,10 +159,10 @@ def on_switch(request: Request, switch: str) -> Place:
     Raises:
         Unsupported: no machine of the lab carries the switch.
     """
-    known = request.topology.switch_by_name[switch]
-    if known.carrier is not None:
-        return Place(node=known.carrier, netns=switch)
-    if known.is_linux:
+    model = request.topology.switch_by_name[switch]
+    if model.carrier is not None:
+        return Place(node=model.carrier, netns=switch)
+    if model.is_linux:
         return Place(node=switch)
     raise Unsupported(f"{request.where}.target: no machine of this lab carries switch {switch}; choose another one")
 

@@ -41,7 +41,7 @@ def claims_of(planned: PlannedFault, topology: Topology) -> tuple[Claim, ...]:
     """Return everything that a planned fault claims while it is on."""
     kind, target = planned.kind, planned.target
     if has_trait(kind, Trait.WHOLE_TARGET):
-        claims = [Claim(path=path, resource=target.text) for path in _whole(planned)]
+        claims = [Claim(path=path, resource=target.text) for path in _target_paths(planned)]
         if target.kind == "switch":
             claims += [claim for link in topology.links_of(target.node) for claim in _state(link)]
         if not traits_of(planned.lab_kind).is_emulated and has_trait(kind, Trait.BUS_RESCAN):
@@ -50,7 +50,7 @@ def claims_of(planned: PlannedFault, topology: Topology) -> tuple[Claim, ...]:
     if has_trait(kind, Trait.LINK_STATE) and target.link is not None:
         one_way = has_trait(kind, Trait.ONE_HOP)
         return tuple(_state(target.link, sender=_sender(planned, target.link) if one_way else None))
-    return tuple(_own(planned, topology))
+    return tuple(_claimed_part(planned, topology))
 
 
 def both_claim(
@@ -93,7 +93,7 @@ def touches(planned: PlannedFault, topology: Topology) -> tuple[str, ...]:
     return (planned.target.text, *([other] if other else []), *([planned.target.node] if scans else []))
 
 
-def _whole(planned: PlannedFault) -> list[Path]:
+def _target_paths(planned: PlannedFault) -> list[Path]:
     """Return the path of a fault's whole target."""
     target = planned.target
     if target.rnic is not None:
@@ -119,7 +119,7 @@ def _sender(planned: PlannedFault, link: Link) -> str:
     return link.other(end).node if planned.params.get("direction", "to") == "to" else end
 
 
-def _own(planned: PlannedFault, topology: Topology) -> list[Claim]:
+def _claimed_part(planned: PlannedFault, topology: Topology) -> list[Claim]:
     """Return the part that the fault's request names, inside the machine and inside its RNIC or GPU."""
     place, target, named = planned.place, planned.target, str(planned.request["claims"])
     node = place.name

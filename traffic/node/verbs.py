@@ -120,7 +120,10 @@ class Rnic:
     def gid_index(self) -> int:
         """Return the index of the RoCE v2 GID with this RNIC's address.
 
-        A link flap can move it, so it is looked up each time.
+        A link flap can move the GID to another index, so it is looked up each time.
+
+        Raises:
+            GidMissing: the RNIC has no such GID.
         """
         gid_text = gid_of(self.address)
         port = f"{SYSFS}/{self.name}/ports/1"
@@ -137,7 +140,11 @@ class Rnic:
         raise GidMissing(f"{self.name} has no RoCE v2 GID for {self.address}")
 
     def check_mtu(self, mtu: int) -> None:
-        """Reject a path MTU larger than the port's: the packets would be dropped without any error."""
+        """Reject a path MTU larger than the port's: the packets would be dropped without any error.
+
+        Raises:
+            MtuTooLarge: the path MTU is larger than the port's.
+        """
         active = 128 << self.context.query_port(1).active_mtu
         if mtu > active:
             raise MtuTooLarge(

@@ -59,6 +59,9 @@ def results(schedule: Schedule, rank: int) -> npt.NDArray[np.int64]:
     Returns:
         Rows of (first, span, source, block): work blocks [first, first + span) must equal blocks [block, block + span)
         of `source`'s input.
+
+    Raises:
+        UsageError: there is no such collective.
     """
     ranks, chunks = schedule.ranks, schedule.chunks
     every = np.arange(ranks)

@@ -95,11 +95,13 @@ def _explained(schedule: Schedule, wrong_blocks: list[tuple[int, int, int]]) -> 
     counts = contributions(schedule) if schedule.ranks <= EXPLAINED_RANKS else None
     for rank, block, source in wrong_blocks[:MOST_SENTENCES]:
         expected = "the reduction over all ranks" if source == ALL else f"what rank {source} has for it"
-        has = ""
+        actual = ""
         if counts is not None:
-            parts = ", ".join(f"{n} times the input of rank {of}" for of, n in enumerate(counts[rank, block]) if n)
-            has = f"; it has {parts or 'no input'}"
-        yield f"rank {rank} does not end with {expected} in block {block}{has}"
+            parts = ", ".join(
+                f"{n} times the input of rank {other}" for other, n in enumerate(counts[rank, block]) if n
+            )
+            actual = f"; it has {parts or 'no input'}"
+        yield f"rank {rank} does not end with {expected} in block {block}{actual}"
     if len(wrong_blocks) > MOST_SENTENCES:
         yield f"{len(wrong_blocks) - MOST_SENTENCES} more blocks are wrong"
 

@@ -178,7 +178,11 @@ def _message(number: int, node: Any, rank: int, world: int) -> Part | tuple[str,
 
 
 def content_for(trace: Trace, rank: int) -> bytes:
-    """Return the file of one rank: its compute and its communication in sequence."""
+    """Return the content of one rank's file: its compute and its communication in sequence.
+
+    Raises:
+        ConfigError: the format has no such collective.
+    """
     all_ranks = tuple(range(trace.ranks))
     groups = {all_ranks: "0"}
     for operation in trace.operations:

@@ -119,12 +119,14 @@ def check(spec: InferenceSpec, ranks: int) -> None:
 
 def request(spec: InferenceSpec, ranks: int) -> Trace:
     """Return the operations of one request as a trace; the last `tokens` operations are the tokens."""
-    first = tuple(range(spec.prefill_ranks or ranks))
-    then = tuple(range(spec.prefill_ranks, ranks)) if spec.prefill_ranks else first
-    parts: list[tuple[str, tuple[int, ...], int, float]] = [("all-reduce", first, spec.prefill_bytes, spec.prefill_ms)]
+    prefill = tuple(range(spec.prefill_ranks or ranks))
+    decode = tuple(range(spec.prefill_ranks, ranks)) if spec.prefill_ranks else prefill
+    parts: list[tuple[str, tuple[int, ...], int, float]] = [
+        ("all-reduce", prefill, spec.prefill_bytes, spec.prefill_ms)
+    ]
     if spec.prefill_ranks:
-        parts += [("p2p", (src, then[src % len(then)]), spec.kv_bytes, 0.0) for src in first]
-    parts += [("all-reduce", then, spec.decode_bytes, spec.decode_ms)] * spec.tokens
+        parts += [("p2p", (src, decode[src % len(decode)]), spec.kv_bytes, 0.0) for src in prefill]
+    parts += [("all-reduce", decode, spec.decode_bytes, spec.decode_ms)] * spec.tokens
     operations = tuple(
         Operation(
             record=number,

@@ -206,8 +206,8 @@ def _drop(request: Request) -> Mechanism:
         )
     port = front_panel_port(request)
     fields = {"src": "SRC_IP", "dst": "DST_IP"}
-    known = {fields[name]: end.rnic.ip for name, end in ends_of(request).items() if end.rnic is not None}
-    ends = tuple(word for field, address in known.items() for word in (field, f"{address}/32"))
+    addresses = {fields[name]: end.rnic.ip for name, end in ends_of(request).items() if end.rnic is not None}
+    ends = tuple(word for field, address in addresses.items() for word in (field, f"{address}/32"))
     return _acl(request, port, {"L3": ("IP_PROTOCOL", "17", "L4_DST_PORT", ROCE_PORT, *ends)})
 
 

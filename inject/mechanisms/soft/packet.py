@@ -122,13 +122,13 @@ def _gilbert_elliott(request: Request) -> tuple[float, float, float, float]:
             f"{where}.share: {share:g} is not between the loss in the good state ({good:g}) and in the bad state "
             f"({bad:g}); choose a share between them"
         )
-    back = 1 / burst
-    into = back * (share - good) / (bad - share)
-    if into > 1:
+    to_good = 1 / burst
+    to_bad = to_good * (share - good) / (bad - share)
+    if to_bad > 1:
         raise UsageError(
             f"{where}.burst: a share of {share:g} is impossible with bursts of {burst:g} packets; lengthen the burst"
         )
-    return into, back, bad, good
+    return to_bad, to_good, bad, good
 
 
 def _mark(request: Request) -> Mechanism:

@@ -121,12 +121,12 @@ class HopActuator(Actuator):
     def on(self) -> None:
         """Add table, counter, chain and rule in one transaction, for a PSN that has not passed yet."""
         if "@psn@" not in self._ruleset or self._qp is None or self._ahead is None:
-            self._put(self._ruleset)
+            self._load_ruleset(self._ruleset)
             return
         lead, current_psn = self._ahead, self._passing(self._qp)
         for _ in range(_TRIES):
             self._psn = (current_psn + lead) & _PSN_MASK
-            self._put(self._ruleset.replace("@psn@", str(self._psn)))
+            self._load_ruleset(self._ruleset.replace("@psn@", str(self._psn)))
             now = self._passing(self._qp)
             # A packet that the rule drops does not get here (net/core/dev.c, __dev_queue_xmit: egress hooks before
             # taps).
@@ -138,7 +138,7 @@ class HopActuator(Actuator):
             current_psn = self._passing(self._qp)
         raise Refused(f"PSNs of QP {self._qp} pass faster than a rule can be added; use a psn beyond +{self._ahead}")
 
-    def _put(self, ruleset: str) -> None:
+    def _load_ruleset(self, ruleset: str) -> None:
         self._command(ruleset)
         self._has_table = True
 

@@ -65,23 +65,27 @@ class Feed:
         return self._clients[-1]
 
     def restore(self, checkpoint: dict[str, int], on_data: Callable[[bytes], None]) -> None:
-        """Fetch a checkpoint (`rank`, `generation`, `iterations`), and call `on_data` with its verified data."""
+        """Fetch a checkpoint (`rank`, `generation`, `iterations`), and call `on_data` with its verified data.
+
+        Raises:
+            ValueError: the job stores no checkpoints.
+        """
         if self._writer is None:
             raise ValueError("this job stores no checkpoints, so there is none to restore")
         self._writer.restore(checkpoint, on_data)
 
     def begin(self, iterations: int = 0) -> None:
-        """Fetch the data of the first iteration; so many `iterations` are done already."""
+        """Fetch the data of the first iteration to run; `iterations` are already finished."""
         self._copied = (iterations, self.state())
         self._read()
 
-    def batch(self, then: Callable[[], None]) -> None:
-        """Call `then` when the data of this iteration has arrived, and start to fetch the data of the next one."""
+    def batch(self, on_data: Callable[[], None]) -> None:
+        """Call `on_data` when the data of this iteration has arrived, and start to fetch the data of the next one."""
         self.ingest_ns = self.checkpoint_ns = 0
         if self._reader is None:
-            then()
+            on_data()
             return
-        self._on_batch, self._batch_wanted_ns = then, time.monotonic_ns()
+        self._on_batch, self._batch_wanted_ns = on_data, time.monotonic_ns()
         if not self._reader.is_busy:
             self._hand_over()
 
@@ -96,33 +100,33 @@ class Feed:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Let the rank go on with the data that was read, and read those of the next iteration."""
-        then, self._on_batch = self._on_batch, None
-        assert then is not None  # noqa: S101  # both callers have one
+        """Start to read the data of the next iteration, and call the callback of `batch`."""
+        on_data, self._on_batch = self._on_batch, None
+        assert on_data is not None  # noqa: S101  # both callers have one
         self.ingest_ns = time.monotonic_ns() - self._batch_wanted_ns
         self.read_ns = (self._read_begun_ns, self._read_ended_ns)
         self._read()
-        then()
+        on_data()
 
     def _is_due(self, iteration: int) -> bool:
         every = self.spec["every"]
         turn = self.rank * every // self.spec["ranks"] if self.spec["mode"] == "staggered" else 0
         return bool((iteration + 1 + turn) % every == 0)
 
-    def checkpoint(self, iteration: int, then: Callable[[], None]) -> None:
-        """Write a checkpoint if one is due. Call `then` when the rank may continue."""
+    def checkpoint(self, iteration: int, on_done: Callable[[], None]) -> None:
+        """Write a checkpoint if one is due. Call `on_done` when the rank may continue."""
         if self._writer is not None and (iteration + 1) % self.spec["every"] == 0:
             self._copied = (iteration + 1, self.state())
         if self._writer is None or not self._is_due(iteration):
-            then()
+            on_done()
             return
         requested_ns = time.monotonic_ns()
         if self._writer.is_busy:  # the previous checkpoint is not stored yet
-            self._on_writer_idle = lambda: self._put(iteration, requested_ns, then)
+            self._on_writer_idle = lambda: self._put(iteration, requested_ns, on_done)
         else:
-            self._put(iteration, requested_ns, then)
+            self._put(iteration, requested_ns, on_done)
 
-    def _put(self, iteration: int, requested_ns: int, then: Callable[[], None]) -> None:
+    def _put(self, iteration: int, requested_ns: int, on_done: Callable[[], None]) -> None:
         start_ns, waits = time.monotonic_ns(), self.spec["mode"] != "async"
         self.checkpoint_ns = start_ns - requested_ns
         iterations, state = self._copied
@@ -145,7 +149,7 @@ class Feed:
             )
             following, self._on_writer_idle = self._on_writer_idle, None
             if waits:
-                then()
+                on_done()
             elif following is not None:
                 following()
             elif self._on_idle is not None:
@@ -160,14 +164,14 @@ class Feed:
         assert self._writer is not None  # noqa: S101  # `checkpoint` returns early without a writer
         self._writer.put([part for part in parts if part], stored, header)
         if not waits:
-            then()
+            on_done()
 
-    def settle(self, then: Callable[[], None]) -> None:
-        """Call `then` when no write is in progress."""
+    def settle(self, on_done: Callable[[], None]) -> None:
+        """Call `on_done` when no write is in progress."""
         if self._writer is not None and self._writer.is_busy:
-            self._on_idle, self._settling_ns = then, time.monotonic_ns()
+            self._on_idle, self._settling_ns = on_done, time.monotonic_ns()
         else:
-            then()
+            on_done()
 
     def close(self) -> None:
         """Close the connections."""

@@ -116,6 +116,9 @@ class SendLane(Lane):
         """Continue on a rebuilt connection. Return the segments that were lost with it: they are posted again.
 
         The peer reports that it has all segments below `have`, and those of `above`.
+
+        Raises:
+            ValueError: the peer's report contradicts what was posted and acknowledged.
         """
         have, above = conn.peer["have"], conn.peer["above"]
         # Other connections of the lane may have carried more since the peer reported that.
