@@ -1,12 +1,17 @@
 """Find and revert what faults left behind, without a journal and whichever session left it.
 
-`heal` recognises marks. A fault that its target has not reverted has at least a unit or a stored revert: units named
-`faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named `fbvia*` and the redirections to
-them, a rule to the steering table, rules and tables of routing schemes, a file that makes receives late, synthetic
-health of a soft GPU, busy and stopped processes, a CPU limit on a soft GPU, on ranks or on storage, ports of the
-topology that are down, links of VMs without carrier. On a rack a port may be down for maintenance and a process may be
-stopped for debugging. There only ports that were up before the run that left the lab DIRTY are brought up, and only our
-own programs continue; all others are reported as not ours and left alone.
+`heal` recognises marks. A fault that its target has not reverted has at least a unit or a stored revert. The marks are:
+
+- units named `faultbed-fault-*`, and stored reverts;
+- nftables tables named `faultbed_*`, devices named `fbvia*` and the redirections to them;
+- a rule to the steering table, and rules and tables of routing schemes;
+- a file that makes receives late, and synthetic health of a soft GPU;
+- busy and stopped processes, and a CPU limit on a soft GPU, on ranks or on storage;
+- ports of the topology that are down, and links of VMs without carrier.
+
+On a rack a port may be down for maintenance and a process may be stopped for debugging. There only ports that were up
+before the run that left the lab DIRTY are brought up, and only faultbed's own programs are continued. All others are
+reported as not ours and left alone.
 
 Each machine runs one command, all machines at once; one that does not answer does not delay the others. A change
 without a mark (a setting, a line of a configuration, a killed daemon) does not survive a reboot, and neither does its

@@ -1,6 +1,6 @@
 """Journal of intended changes and their outcomes: append-only JSON lines that survive a kill at any byte.
 
-Each record is written whole and fsynced before the caller goes on, so an intent is on disk before its effect is on a
+Each record is written whole and fsynced before the caller continues, so an intent is on disk before its effect is on a
 machine. A record is `invoke` (about to act), `ok` or `fail` (the completion of the invoke whose `seq` is in `of`), or
 `note`. Times: `mono_ns` is this machine's CLOCK_MONOTONIC, `wall_ns` its wall clock, for people only.
 

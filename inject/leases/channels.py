@@ -85,8 +85,8 @@ def patience_s(ttl_s: float) -> float:
 def unit_command(planned: Leased, python: list[str], *, instance: str) -> list[str]:
     """Return the `systemd-run` command that starts a holder whose revert PID 1 guarantees.
 
-    The unit is killed when its holder, once armed, hangs for half a lease (`WatchdogSec`), and in any case
-    long after the window (`RuntimeMaxSec`); whatever ends it, `ExecStopPost` runs the stored revert, if there is one.
+    The unit is killed when its holder, once armed, hangs for half a lease (`WatchdogSec`), and in any case long after
+    the window (`RuntimeMaxSec`). Whatever ends the unit, `ExecStopPost` runs the stored revert, if there is one.
     """
     stored = f"{REVERT_DIR}/{instance}.revert"
     revert = f"{{ [ ! -e {stored} ] || sh {stored}; }} && rm -f {stored} {claim_file(stored)}"

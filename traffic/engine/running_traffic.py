@@ -315,7 +315,7 @@ class Running(Generic[Result]):
             self.failure = str(error)
 
     def _recover(self) -> bool:
-        """Continue a run that has failed; return whether it goes on. Most traffic cannot."""
+        """Continue a run that has failed; return whether it continues. Most traffic cannot."""
         return False
 
     def _release_engines(self) -> None:

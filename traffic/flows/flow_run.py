@@ -98,7 +98,7 @@ class FlowResult:
 
     For a flow with `check`, `checked_bytes` were verified, and `wrong_bytes` of them differed from what was sent. Over
     UC and UD all arriving bytes are verified, and a message that arrives twice counts once. Without `check` a copy
-    cannot be told from a message.
+    cannot be distinguished from a message.
 
     `samples` are those of both ends: what the sender completed, and over UC and UD what arrived at the receiver.
     """

@@ -1,7 +1,7 @@
 """How many requests of an inference job met their service level objectives, given the errors of the clocks. Pure.
 
-A time to first token begins on one host and ends on another one: a request whose time is within the clocks' error of
-its objective may or may not have kept it. A time per output token begins and ends on one host.
+A time to first token begins on one host and ends on another one. If it is within the clocks' error of its objective, it
+is unknown whether the request met the objective. A time per output token begins and ends on one host.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _on_rack(request: Request, keys: tuple[str, ...]) -> tuple[str, ...]:
 def _down(request: Request) -> Mechanism:
     """Take a port with a real cable down: the far end of the cable loses its carrier.
 
-    `ip link set down` does not reach the wire of a ConnectX whose firmware keeps its ports up: RoCE went on in all
+    `ip link set down` does not reach the wire of a ConnectX whose firmware keeps its ports up: RoCE continued in all
     three recorded trials with a ConnectX-6. The holder therefore reads that setting first, as for an RNIC's port.
     """
     edges = flap_edges(request)

@@ -1,4 +1,4 @@
-"""Faults of data: packets are taken out of the hop, one bit changes, the ICRC is recomputed, and they go on."""
+"""Faults of data: one bit of a packet is flipped at the hop, and its ICRC is recomputed."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ waits until the previous message in the slot is settled. The receiver reports th
 arrived and were verified, as the immediate of an empty write. If a message or such a report is lost, the sender stalls.
 After one silent tick it sends a query: an empty write with the number of its next message. Messages before that number
 which have not arrived by then are given up. If there is no reply for `op_deadline_ms`, the queue pair counts as lost
-and is rebuilt. The same happens after the loss of a part of a write of several packets, because rxe accepts nothing
-more on that QP (rxe_resp.c, check_op_seq: it is still in the middle of the write).
+and is rebuilt. The queue pair is also rebuilt if a part of a write of several packets is lost: rxe, still in the
+middle of that write, accepts nothing more on the queue pair (rxe_resp.c, check_op_seq).
 
 A message that arrives after it was given up (a copy, or one delayed by more than a tick) is not verified unless it is
 complete. If such a late write lands between the arrival and the check of the next message in its slot, that message may

@@ -1,9 +1,13 @@
 """A rank's storage traffic: prefetch the data of the next iteration, and write checkpoints.
 
-Checkpoint modes: `sync` (all ranks at the same iteration; they wait until it is stored), `staggered` (each rank at its
-own iteration, also waiting) and `async` (all ranks at the same iteration; a rank continues, and waits only if the
-previous checkpoint is not stored yet, and at the end of the job until its last one is). The receiver verifies every
-byte (CRC-32).
+Checkpoint modes:
+
+- `sync`: all ranks at the same iteration. Each rank waits until its checkpoint is stored.
+- `staggered`: each rank at its own iteration. It waits, too.
+- `async`: all ranks at the same iteration. A rank continues at once. It waits only if its previous checkpoint is not
+  stored yet, and at the end of the job for its last one.
+
+The receiver verifies every byte (CRC-32).
 
 A checkpoint holds the rank's state (`traffic.node.ranks.rank_state`), followed by filler up to the configured size. In
 every mode all ranks store the state after the same iterations. A staggered rank writes at its own turn what it had

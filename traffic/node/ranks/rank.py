@@ -257,7 +257,7 @@ class RankTask(Task):
         self.emit("stopping", task=self.name, round=self.executor.round)
 
     def end_after(self, last_round: int) -> None:
-        """End after a round that is the furthest of all ranks. A rank that is held goes on with the rounds until it."""
+        """End after a round that is the furthest of all ranks. A rank that is held continues until that round."""
         if self.executor.last_round is not None:
             return
         self.executor.last_round = last_round

@@ -166,7 +166,7 @@ class SprayLane(SendLane):
     """Sending end of a lane whose connections take turns (`spray`)."""
 
     def free_connection(self) -> Conn | None:
-        """Return the connection whose turn it is, or None if it is at its limit."""
+        """Return the connection for the next segment, or None if it is at its limit."""
         usable = [conn for number in self.conn_numbers if (conn := self.usable(number)) is not None]
         if not usable:
             return None

@@ -479,7 +479,7 @@ class ElasticRunning(Running[ElasticResult]):
                 raise
 
     def _pause(self, seconds: float) -> bool:
-        """Handle events for some seconds; return whether the job is to go on."""
+        """Handle events for some seconds; return whether the job is to continue."""
         deadline_ns = time.monotonic_ns() + int(seconds * 1e9)
         while time.monotonic_ns() < deadline_ns and not self._is_ending:
             self._handle_next_event(deadline_ns)

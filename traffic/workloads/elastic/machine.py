@@ -52,7 +52,7 @@ WITHOUT_SPARE: tuple[Literal["shrink", "fail"], ...] = ("shrink", "fail")
 class Policy:
     """How a job restarts.
 
-    `restart` is `spare` (a spare takes the place of each lost rank), `shrink` (the job goes on with fewer ranks) or
+    `restart` is `spare` (a spare takes the place of each lost rank), `shrink` (the job continues with fewer ranks) or
     `same` (it waits until the host is back). `without_spare` says what `spare` does when no spare is left.
     """
 
@@ -111,7 +111,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The job cannot go on."""
+    """The job cannot continue."""
 
     reason: str
 

@@ -34,7 +34,7 @@ def start_engine(
         host: the host.
         rnics: those of its RNICs that the job uses.
         patience_s: how long to try; at least one attempt is made.
-        pause: waits for some seconds and returns whether to go on.
+        pause: waits for some seconds and returns whether to continue.
 
     Raises:
         LabError: the engine did not start in time.
