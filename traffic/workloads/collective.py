@@ -155,8 +155,8 @@ def _schedule(lab: Fabric, spec: CollectiveSpec, ranks: Sequence[Endpoint]) -> s
         algorithm = cost.best_algorithm(spec.collective, shape, spec.size_bytes, cost.NETWORKS[lab.kind])
     elif algorithm == "hierarchical" and group == 1:
         raise UsageError(
-            f"hierarchical {spec.collective} needs several hosts (or else racks), each with the same number of ranks, "
-            "more than one, which follow each other; order the ranks so, or take another algorithm"
+            f"hierarchical {spec.collective} needs ranks on several hosts (or racks), with the same number of "
+            "consecutive ranks, at least 2, on each; reorder the ranks, or choose another algorithm"
         )
     return schedules.build(spec.collective, algorithm, shape)
 

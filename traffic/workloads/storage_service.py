@@ -114,9 +114,8 @@ def check(storage: Storage) -> None:
     if storage.readers and not storage.ingest_bytes:
         raise UsageError(f"the readers {', '.join(storage.readers)} have nothing to read; give a size for ingest")
     if storage.read_every_ns < LEAST_READ_EVERY_NS:
-        raise UsageError(
-            f"a reader reads every {LEAST_READ_EVERY_NS / 1e6:g} ms at most, got {storage.read_every_ns / 1e6:g} ms"
-        )
+        least_ms, every_ms = LEAST_READ_EVERY_NS / 1e6, storage.read_every_ns / 1e6
+        raise UsageError(f"a reader reads at most once every {least_ms:g} ms, got {every_ms:g} ms")
 
 
 def newest_timeout_s(storage: Storage, ranks: int) -> float:

@@ -100,7 +100,7 @@ def _clock(request: Request) -> Mechanism:
     state = f"{host}/clock.stepped"
     if abs(step_s) < _LEAST_STEP_S:
         raise UsageError(
-            f"{request.where}.step: {step_s} s is too small to tell from a delayed clock reading; step "
+            f"{request.where}.step: {step_s} s is too small to distinguish from a delayed clock reading; step "
             f"{_LEAST_STEP_S} s or more"
         )
     return Mechanism(

@@ -135,7 +135,9 @@ def _reboot(request: Request) -> Mechanism:
     links = request.topology.links_of(switch)
     far = [link.other(switch) for link in links if link.is_uplink]
     if not far:
-        raise UsageError(f"{request.where}.target: {switch} has no uplink whose far end could show the reboot")
+        raise UsageError(
+            f"{request.where}.target: {switch} has no uplink, whose far end would show the reboot; choose another"
+        )
     ports = [link.end(switch).netdev for link in links]
     link = f"{ip(place.netns)} link set dev"
     pids = " ".join(f"/run/frr/{place.netns}/{daemon}.pid" for daemon in _DAEMONS)

@@ -130,7 +130,7 @@ class GpuHeatActuator(_Register):
     def prepare(self) -> dict[str, Any]:
         if self._celsius <= IDLE_C:
             raise Refused(
-                f"{self._gpu}: {self._celsius} °C is not hot, it has {IDLE_C} °C when idle; choose a higher temperature"
+                f"{self._gpu}: {self._celsius} °C is not above its idle temperature of {IDLE_C} °C; choose more"
             )
         if self._effect is not None:
             self._effect.prepare()

@@ -46,7 +46,9 @@ class LinkActuator(Actuator):
         self._route = Netlink(socket.NETLINK_ROUTE)
         state = self.read()
         if not state["up"]:
-            raise Refused(f"{self._device} is already down, by no known fault; bring it up, or run `faultbed heal`")
+            raise Refused(
+                f"{self._device} is already down, and no fault took it down; bring it up, or run `faultbed heal`"
+            )
         if self._netns is None and self._device in management_interfaces():
             raise Refused(f"{self._device} carries the management connection and is never a target; choose another")
         if self._able:

@@ -23,7 +23,9 @@ class SysctlActuator(Actuator):
         enter_netns(self._netns)
         state = self.read()
         if state["value"] != self._normal:
-            raise Refused(f"{self._file} is {state['value']}, not {self._normal}, by no fault; run `faultbed reset`")
+            raise Refused(
+                f"{self._file} is {state['value']}, not {self._normal}, and no fault set it; run `faultbed reset`"
+            )
         return state
 
     def revert_script(self) -> str:

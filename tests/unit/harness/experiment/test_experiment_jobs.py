@@ -133,7 +133,7 @@ def test_experiment_job_names_its_storage():
         ('checkpoint = "1MiB"\nreaders = ["host3"]', "workload.storage: the readers host3 have nothing to read"),
         ('ingest = "1KiB"\nreaders = "host3"', "workload.storage.readers: expected `array`, got `str`"),
         ('ingest = "1KiB"\nread_every = "1"', 'workload.storage.read_every: "1" is not a duration'),
-        ('ingest = "1KiB"\nread_every = "1ms"', "workload.storage: a reader reads every 10 ms at most, got 1 ms"),
+        ('ingest = "1KiB"\nread_every = "1ms"', "workload.storage: a reader reads at most once every 10 ms, got 1 ms"),
     ],
 )
 def test_experiment_invalid_storage_is_rejected_with_its_path(line, message):

@@ -183,7 +183,7 @@ def test_reader_on_a_host_with_a_part_in_the_job_is_refused(lab, readers, messag
     ("changes", "message"),
     [
         ({"ingest_bytes": 0}, "the readers host5 have nothing to read; give a size for ingest"),
-        ({"read_every_ns": 1}, "every 10 ms at most, got 1e-06 ms"),
+        ({"read_every_ns": 1}, "at most once every 10 ms, got 1e-06 ms"),
     ],
 )
 def test_readers_that_could_not_read_are_refused(changes, message):
