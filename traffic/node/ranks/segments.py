@@ -10,8 +10,9 @@ are one lane, which is planned here like one queue pair (`traffic.node.ranks.lan
 A queue pair that gets no segment has no lane. Dependencies make pipelining safe:
 
 - a send waits for the receives of earlier steps that touch the same elements;
-- a receive waits until the sends of the same or an earlier step that touch the same elements are acknowledged, because
-  the RNIC reads the buffer when it (re)transmits, not when the request is posted;
+- a received segment is applied only when the sends of the same or an earlier step that touch the same elements are done
+  (`traffic.node.ranks.lane.Lane.done`). A send is done when it is acknowledged, because the RNIC reads the buffer when
+  it (re)transmits. An eager lane sends from a copy, so its sends are done when they are posted;
 - receives that touch the same elements on different lanes are applied in step order;
 - a send behind a fence waits for everything before the fence.
 """
@@ -31,7 +32,7 @@ Need = tuple[tuple[LaneKey, int], ...]
 
 
 class Segment(NamedTuple):
-    """Elements [offset, offset + size) on a lane, with the segments that must be done before it is sent or applied."""
+    """Elements [offset, offset + size) on a lane, with the receives and sends to be done before it is sent or applied."""
 
     step: int
     offset: int
@@ -42,7 +43,7 @@ class Segment(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Segments by lane in each direction, and what must be received and acknowledged at each fence."""
+    """Segments by lane in each direction, and for each phase the receives and sends that must be done at its end."""
 
     sends: dict[LaneKey, list[Segment]]
     recvs: dict[LaneKey, list[Segment]]
