@@ -117,7 +117,7 @@ class Task:
         """Handle the completion of a signalled request."""
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
-        """Handle an arrived write with immediate."""
+        """Handle a message that consumed a receive: a send, or a write with immediate `imm`."""
 
     def shows_both_ways(self, wc: Any) -> bool:
         """Return whether a completion on a rebuilt connection shows that it carries packets both ways."""
@@ -179,7 +179,7 @@ class Task:
             self.down(conn, now_ns)
 
     def check_deadlines(self, now_ns: int) -> None:
-        """Report a QP as lost if its oldest request neither completes nor fails in time."""
+        """Report a QP as lost if it has requests in flight and none has completed for `op_deadline_ms`."""
         for conn in self.conns.values():
             if conn.state == "up" and conn.outstanding and now_ns - conn.progress_ns > self.op_deadline_ns:
                 self.lost(conn, "OP_DEADLINE", now_ns)

@@ -113,9 +113,9 @@ class FlowReceiver(Task):
             self.slow.post(conn, self.receive)
             self.wake_ns = self.slow.due_ns
             return
-        again = self.next_receive(conn, imm)
+        receive = self.next_receive(conn, imm)
         if conn.state in ("joined", "up"):
-            self.late_receives.post(conn, again)
+            self.late_receives.post(conn, receive)
         self.uncredited[conn.number] += 1
         self._send_credit(conn, now_ns)
 

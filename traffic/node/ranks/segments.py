@@ -32,7 +32,11 @@ Need = tuple[tuple[LaneKey, int], ...]
 
 
 class Segment(NamedTuple):
-    """Elements [offset, offset + size) on a lane, with the receives and sends to be done before it is sent or applied."""
+    """Elements [offset, offset + size) on a lane, and which receives and sends must be done before it moves.
+
+    `received` and `acked` are these receives and sends. A segment to send moves when it is posted, a received one when
+    it is applied.
+    """
 
     step: int
     offset: int
