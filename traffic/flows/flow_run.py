@@ -71,7 +71,7 @@ class QpTotal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Message times from posting to completion, in ns, over the first 200,000 messages (`count` of them)."""
+    """Times of messages from posting to completion, in ns, over the `count` times in `FlowResult.latencies_ns`."""
 
     count: int
     min_ns: float

@@ -25,9 +25,10 @@ OUT_OF_ORDER = ("spray", "dqplb")
 SPREADS = ("split", "round-robin", *OUT_OF_ORDER)
 """How the data for a peer gets on its queue pairs.
 
-`split` cuts every message into equal parts, one for each queue pair. `round-robin` gives messages to the queue pairs in
-turn. It cuts them only if their number is no multiple of the number of queue pairs, which would otherwise carry unequal
-shares. With these two, each queue pair is a lane, on which segments arrive in order.
+`split` cuts every message into equal parts, one for each queue pair. `round-robin` gives segments to the queue pairs in
+turn. A segment is a whole message, unless messages are longer than a segment may be, or their number is no multiple of
+the number of queue pairs, which would otherwise carry unequal shares. With these two, each queue pair is a lane, on
+which segments arrive in order.
 
 With `OUT_OF_ORDER` all queue pairs are one lane, on which segments arrive in any order. `spray` gives them to the queue
 pairs in turn, `dqplb` (dynamic queue pair load balancing) each to the one that has the fewest in flight.

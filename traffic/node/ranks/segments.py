@@ -5,7 +5,7 @@ travel, so both ends use the same numbers without exchanging them. With `spray` 
 are one lane, which is planned here like one queue pair (`traffic.node.ranks.lane`). Otherwise `spread` is one of
 
     split         every message is cut into equal parts, one for each queue pair (NCCL_IB_SPLIT_DATA_ON_QPS=1)
-    round-robin   segments, as long as messages can be, take the queue pairs in turn (NCCL_IB_SPLIT_DATA_ON_QPS=0)
+    round-robin   segments of at most `segment_elements` take the queue pairs in turn (NCCL_IB_SPLIT_DATA_ON_QPS=0)
 
 A queue pair that gets no segment has no lane. Dependencies make pipelining safe:
 
