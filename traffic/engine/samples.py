@@ -27,7 +27,7 @@ def samples_of(running: Running[Any], tasks: Collection[str] | None = None) -> t
 
 
 def samples_in(message: Mapping[str, Any], task: str, endpoint: str) -> Iterator[Sample]:
-    """Return the samples in one message of an engine, under the names of a task and its RNIC."""
+    """Yield the samples in one message of an engine, under the names of a task and its RNIC."""
     for index, size in enumerate(message["sizes"]):
         start_ns = message["start_ns"] + index * BIN_NS
         yield Sample(endpoint=endpoint, start_ns=start_ns, duration_ns=BIN_NS, size_bytes=size, task=task)

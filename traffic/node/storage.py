@@ -12,7 +12,7 @@ lines:
     {"restore": i, "rank": r, "generation": g}
                                 the answer is a checkpoint as for `get`, or {"error": ...}
 
-Data without a name is verified and discarded: it loads the front end, not a disk.
+A `put` that is no checkpoint is verified and discarded: it loads the front end, not a disk.
 
 The controller sends lines on stdin. {"do": "newest", "ranks": [[g, n], ...]} is answered by the newest complete set of
 checkpoints of a generation g with n ranks; without "ranks", of any generation. {"do": "ping"} is answered at once. A

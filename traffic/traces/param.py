@@ -246,7 +246,7 @@ def _split(split: Sequence[int] | None, size_bytes: int, item: int, count: int) 
 
 
 def content_for(trace: Trace, rank: int) -> bytes:
-    """Return the file of one rank."""
+    """Return the content of one rank's file."""
     groups = {tuple(range(trace.ranks)): 0}
     for operation in trace.operations:
         if operation.collective != "p2p":
