@@ -3,8 +3,8 @@
     python -m inject.node.guardian REVERT_FILE WATCHDOG_S
 
 The guardian starts the holder as its child, which gets its stdin and stdout. When the holder ends for any reason, or is
-silent for WATCHDOG_S (SIGSTOP), the guardian runs the stored revert if there is one. If the guardian is killed, the
-holder reverts. Both are in a session of their own, so that a terminal's Ctrl-C or hang-up reaches neither.
+silent for WATCHDOG_S (as after a SIGSTOP), the guardian runs the stored revert if there is one. If the guardian is
+killed, the holder reverts. Both are in a session of their own, so that a terminal's Ctrl-C or hang-up reaches neither.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def of_vrf(sysfs: str = _SYSFS) -> set[str]:
 
 
 def ssh_addresses() -> set[bytes]:
-    """Return the local addresses, as bytes, of open SSH connections and of $SSH_CONNECTION."""
+    """Return the local addresses, as bytes, of open SSH connections and of this process's own $SSH_CONNECTION."""
     addresses, ports = set(), {_SSH_PORT}
     for is_own, words in _connections():
         ports.add(int(words[3]))

@@ -196,7 +196,7 @@ def _finished(head: bytearray, rest: bytes) -> bytes:
 
 
 def icrc(packet: bytes) -> int:
-    """Return the invariant CRC of an IPv4 RoCEv2 packet without its ICRC; fields that routers change are ones."""
+    """Return the invariant CRC of an IPv4 RoCEv2 packet without its ICRC; fields that routers change count as ones."""
     masked = bytearray(packet)
     masked[1] = masked[8] = 0xFF
     masked[10:12] = masked[_IP + 6 : _IP + 8] = b"\xff\xff"
