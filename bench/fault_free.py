@@ -3,8 +3,8 @@
 One job runs for thousands of iterations without a fault. Each block of them serves as a run, and the block that ended
 at least `APART_S` before it as the run's twin, about as far apart as in practice. The judge assumes a fault in the
 middle third of each run, which has no effect. Without an assumed fault, the whole run would be a measurement of the
-difference between run and twin, and no verdict could be wrong. The truth is 1. If the machine itself becomes slower,
-that counts as an error, too.
+difference between run and twin, and no verdict could be wrong. The true ratio is 1. If the machine itself becomes
+slower, that counts as an error, too.
 """
 
 from __future__ import annotations

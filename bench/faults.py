@@ -1,4 +1,4 @@
-"""Part `faults` of the bench: precision of faults: single lost packets, time from command to effect, edges of flaps.
+"""Part `faults` of the bench: how precise single lost packets, times from command to effect, and edges of flaps are.
 
 The workload is one flow between racks, whose queue pairs survive all faults. All times include delays of this machine
 and of emulated VMs, so look at their spread. Every lost packet must be exactly one gap.

@@ -36,7 +36,8 @@ CHECKPOINT_EVERY, ITERATIONS = 5, 36
 LONG_CHECKPOINT_EVERY, LONG_ITERATIONS = 50, 400
 """For ETTR: such a long job makes the times of the losses matter more than the noise of the iterations."""
 FIRST_LOSS, LAST_LOSS = 6, 26
-"""Range of iterations after which an engine is killed. A checkpoint is complete, and the job has time to catch up."""
+"""Range of iterations after which an engine is killed: late enough that a checkpoint is complete, early enough that the
+job catches up before it ends."""
 PATIENCE_S = 180.0
 _KILL = ("pkill", "-KILL", "-f", "traffic[.]node[.]engine")
 

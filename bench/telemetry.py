@@ -39,7 +39,7 @@ LEVEL = 0.95
 
 Value = TypeVar("Value", int, float)
 _Span: TypeAlias = tuple[Value, Value]
-"""Index of the user time in /proc/PID/stat after the name; the system time follows (proc_pid_stat(5): 14, 15)."""
+"""A value at the begin of a span of time, and the same value at its end."""
 
 
 def measure(lab: Lab, src: str, dst: str, progress: Callable[[str], None]) -> Iterator[Row]:

@@ -159,7 +159,7 @@ def measure_mpi(lab: Lab, progress: Callable[[str], None]) -> Iterator[Row]:
 def _tcp_over_roce(lab: Lab, progress: Callable[[str], None]) -> Row:
     """Return a row about the goodput of TCP around a ring of the hosts, over that of RoCE around the same ring.
 
-    A collective over TCP cannot beat one over RoCE by more than this factor because of the links.
+    The links alone can make a collective over TCP at most this much faster than one over RoCE.
     """
     progress("TCP and RoCE around the same ring, in alternation")
     ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4])
