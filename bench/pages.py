@@ -49,7 +49,7 @@ _FAULTS = (
     ("packet.reorder", "host1:rxe0", "5s", "share = 0.02"),
 )
 _EVERY_S = 60
-"""Time between the starts of two faults; the first one starts after as long."""
+"""Time between the starts of two faults, and from the start of the workload to the first fault."""
 MOST_BYTES, MOST_S, LOADS, WIDTH = 3_000_000, 1.0, 5, 1200
 
 

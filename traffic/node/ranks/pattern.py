@@ -33,7 +33,7 @@ BATCH = 1 << 13
 """Maximum number of elements that are hashed at once, unless one region has more. Larger arrays do not stay in the
 CPU's caches, and malloc maps new pages for each of them."""
 _PLACES = np.tile(np.arange(PERIOD, dtype=np.uint32) * np.uint32(0x9E3779B1), 2)
-"""The hashed positions of two periods. Its slices are therefore one period from any position on."""
+"""The hashed positions of two periods. A slice of one period may therefore begin at any position of the first one."""
 _RANK_FACTOR, _MIX_FACTOR = np.uint32(0x85EBCA6B), np.uint32(0x2C1B3C6D)
 _SHIFTS, _HALF = (np.uint32(15), np.uint32(13)), np.uint32(16)
 
