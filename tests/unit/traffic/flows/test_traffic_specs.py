@@ -106,7 +106,7 @@ def test_flow_spec_rejects_invalid_values(change, message):
         ),
         ({"collective": "all-to-allv", "size_bytes": 8}, "at least one element for each, got 2"),
         ({"collective": "all-to-all", "in_place": True}, "cannot run in place"),
-        ({"algorithm": "hierarchical", "ranks": ("host1", "host2", "host3")}, "the same number of ranks"),
+        ({"algorithm": "hierarchical", "ranks": ("host1", "host2", "host3")}, "the same number of consecutive ranks"),
         ({"skew": -1.0}, "skew cannot be negative"),
         ({"deadline_s": 0.0}, "deadline must be above 0 s"),
     ],
