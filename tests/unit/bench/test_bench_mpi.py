@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from engine_labs import RankLab
@@ -22,17 +23,13 @@ class MpiLab(RankLab):
         self.answer, self.asked = answer, []
 
     def node(self, name):
-        node = super().node(name)
-        lab = self
-
         def run(argv, **_):
-            lab.asked.append(argv)
-            if isinstance(lab.answer, Exception):
-                raise lab.answer
-            return Completed(argv=tuple(argv), rc=0, stdout=lab.answer, stderr="")
+            self.asked.append(argv)
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return Completed(argv=tuple(argv), rc=0, stdout=self.answer, stderr="")
 
-        node.run = run
-        return node
+        return SimpleNamespace(name=name, run=run)
 
 
 def answers(sizes, *, right=True):

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from samples import samples, some_of
 from synthetic_run import synthetic_run
 
-from bench.fail_slow import Noise, made_up
+from bench.fail_slow import Noise, healthy_times
 from harness.analysis.observe import observe
 from harness.analysis.ranks.fail_slow import MEAN_ITERATIONS, Detector, _against_others, detect
 from harness.analysis.ranks.slow_ranks import slow_ranks
 from harness.confidence import share_interval
 from harness.record.measurements import Iteration, Rank, RankSeries
 
-QUIET = Noise(deviation=0.02, memory=0.0, long=0.01, ranks=8)
+QUIET = Noise(deviation=0.02, correlation=0.0, long=0.01, ranks=8)
 RACKED = [(4, 2, 0.02), (8, 4, 0.01), (8, 2, 0.02), (4, 4, 0.02)]
-HARD = Noise(deviation=0.02, memory=0.5, long=0.02, ranks=8)
+HARD = Noise(deviation=0.02, correlation=0.5, long=0.02, ranks=8)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=20))
@@ -99,7 +99,7 @@ def test_slow_ranks_of_one_gpu_are_unknown():
 def test_fail_slow_two_percent_are_detected_within_sixty_iterations():
     collected = []
     for seed in range(12):
-        times = made_up(QUIET, 500, np.random.default_rng(seed))
+        times = healthy_times(QUIET, 500, np.random.default_rng(seed))
         times[400:, 1] *= 1.02
         collected += [one for one in detect(times) if one.rank == 1 and one.iteration >= 400][:1]
     assert len(collected) == 12
@@ -113,7 +113,7 @@ def test_fail_slow_has_at_most_one_false_alarm_in_1000_iterations(noise):
     rng = np.random.default_rng(4)
     false, iterations = 0, 0
     for _ in range(6):
-        false += len(detect(made_up(noise, 1500, rng)))
+        false += len(detect(healthy_times(noise, 1500, rng)))
         iterations += 1500
     assert false <= iterations / MEAN_ITERATIONS
     # The whole interval, not only the count, must be below the limit.
@@ -121,7 +121,7 @@ def test_fail_slow_has_at_most_one_false_alarm_in_1000_iterations(noise):
 
 
 def test_fail_slow_half_speed_is_detected_at_once():
-    times = made_up(QUIET, 230, np.random.default_rng(1))
+    times = healthy_times(QUIET, 230, np.random.default_rng(1))
     times[200:, 3] *= 2
     (alarm,) = detect(times)
     assert (alarm.rank, alarm.iteration - 200 < 5) == (3, True)
@@ -131,15 +131,15 @@ def test_fail_slow_half_speed_is_detected_at_once():
 @pytest.mark.parametrize("day", some_of([0.2, 0.02], 1))
 def test_fail_slow_daily_curve_raises_no_alarm(day):
     rng = np.random.default_rng(2)
-    assert len(detect(made_up(QUIET, 3000, rng, day=day))) <= 3
+    assert len(detect(healthy_times(QUIET, 3000, rng, day=day))) <= 3
 
 
 @pytest.mark.parametrize(("ranks", "racks", "day"), some_of(RACKED, 2))
 def test_fail_slow_shifted_rack_temperatures_raise_no_alarm(ranks, racks, day):
     """Racks are a tenth of a day apart, at 1 % noise. Comparing a rank with those of all racks gave up to sixty
     alarms."""
-    noise = Noise(deviation=0.01, memory=0.0, long=0.0, ranks=ranks, racks=racks)
-    times = made_up(noise, 3000, np.random.default_rng(2), day=day)
+    noise = Noise(deviation=0.01, correlation=0.0, long=0.0, ranks=ranks, racks=racks)
+    times = healthy_times(noise, 3000, np.random.default_rng(2), day=day)
     assert len(detect(times, racks=noise.rack_of)) <= 3
     assert len(detect(times)) > 3
 
@@ -148,18 +148,18 @@ def test_fail_slow_shifted_rack_temperatures_raise_no_alarm(ranks, racks, day):
 def test_fail_slow_two_percent_are_detected_among_drifting_racks(ranks):
     """At 2 % noise, at least half of all jobs detect the slow rank within 60 iterations, in racks of two and of four
     ranks."""
-    noise = Noise(deviation=0.02, memory=0.0, long=0.01, ranks=ranks, racks=2)
+    noise = Noise(deviation=0.02, correlation=0.0, long=0.01, ranks=ranks, racks=2)
     collected = []
     for seed in range(12):
-        times = made_up(noise, 500, np.random.default_rng(seed))
+        times = healthy_times(noise, 500, np.random.default_rng(seed))
         times[400:, 1] *= 1.02
         collected += [one for one in detect(times, racks=noise.rack_of) if one.rank == 1 and one.iteration >= 400][:1]
     assert np.median([one.iteration - 400 for one in collected] + [100] * (12 - len(collected))) < 60
 
 
 def test_fail_slow_rank_alone_in_its_rack_is_compared_with_its_trend():
-    noise = Noise(deviation=0.01, memory=0.0, long=0.0, ranks=4, racks=4)
-    times = made_up(noise, 700, np.random.default_rng(3))
+    noise = Noise(deviation=0.01, correlation=0.0, long=0.0, ranks=4, racks=4)
+    times = healthy_times(noise, 700, np.random.default_rng(3))
     times[600:, 2] *= 1.02
     (alarm,) = (one for one in detect(times, racks=noise.rack_of) if one.iteration >= 600)
     assert (alarm.rank, alarm.iteration - 600 < 60) == (2, True)
@@ -167,20 +167,20 @@ def test_fail_slow_rank_alone_in_its_rack_is_compared_with_its_trend():
 
 
 def test_fail_slow_slower_job_raises_no_alarm():
-    times = made_up(QUIET, 600, np.random.default_rng(3))
+    times = healthy_times(QUIET, 600, np.random.default_rng(3))
     times[300:] *= 1.5
     assert detect(times) == ()
 
 
 def test_fail_slow_one_long_iteration_raises_no_alarm():
-    times = made_up(QUIET, 600, np.random.default_rng(0))
+    times = healthy_times(QUIET, 600, np.random.default_rng(0))
     assert detect(times) == ()
     times[300, 2] *= 20
     assert detect(times) == ()
 
 
 def test_fail_slow_recovered_rank_can_raise_a_second_alarm():
-    times = made_up(QUIET, 700, np.random.default_rng(5))
+    times = healthy_times(QUIET, 700, np.random.default_rng(5))
     times[300:350, 2] *= 1.3
     times[500:, 2] *= 1.3
     alarms = [one for one in detect(times) if one.rank == 2]
@@ -190,7 +190,7 @@ def test_fail_slow_recovered_rank_can_raise_a_second_alarm():
 def test_fail_slow_while_learning_reports_none():
     detector = Detector(4)
     assert detector.smallest is None
-    for row in made_up(Noise(deviation=0.03, memory=0.0, long=0.0, ranks=4), 400, np.random.default_rng(6)):
+    for row in healthy_times(Noise(deviation=0.03, correlation=0.0, long=0.0, ranks=4), 400, np.random.default_rng(6)):
         detector.add(row)
     assert detector.smallest in {0.01, 0.02}
 
@@ -198,7 +198,7 @@ def test_fail_slow_while_learning_reports_none():
 @settings(max_examples=samples(20))
 @given(st.integers(2, 9), st.floats(0.5, 1e6), st.integers(0, 50))
 def test_fail_slow_is_independent_of_units(ranks, unit, seed):
-    times = made_up(Noise(deviation=0.02, memory=0.0, long=0.0, ranks=ranks), 120, np.random.default_rng(seed))
+    times = healthy_times(Noise(deviation=0.02, correlation=0.0, long=0.0, ranks=ranks), 120, np.random.default_rng(seed))
     times[80:, 0] *= 1.5
     assert [(one.rank, one.iteration) for one in detect(times)] == [
         (one.rank, one.iteration) for one in detect(times * unit)

@@ -269,9 +269,9 @@ def test_analysis_survives_encoding():
 
 def test_gobackn_synthetic_capture_of_the_benchmark_is_analysed():
     """Flows between two addresses are interleaved: each is found, every loss is counted, no rule is broken."""
-    from bench.packets import made_up
+    from bench.packets import synthetic_capture
 
-    frames, lost = made_up(20_000, flows=4, loss=0.01)
+    frames, lost = synthetic_capture(20_000, flows=4, loss=0.01)
     analysis = analyse(frames)
     assert len(analysis.flows) == 4
     assert {flow.dqpn - flow.reply_qpn for flow in analysis.flows} == {0x100}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from samples import samples
 from synthetic_run import MS, T0, S, soft_topology, synthetic_run
 
-from bench.fail_slow import Noise, made_up
+from bench.fail_slow import Noise, healthy_times
 from harness.analysis.ranks.fail_slow import detect
 from harness.analysis.ranks.slow_ranks import slow_ranks
 from harness.experiment.experiment_file import decode
@@ -47,8 +47,8 @@ compute_units = 8
 
 def compute_ns(ranks, iterations, *, slow=2, since=80, until=None, seed=0):
     """Compute times in ns, array of (iterations, ranks); rank `slow` takes 1.3 times as long between two of them."""
-    noise = Noise(deviation=0.01, memory=0.0, long=0.0, ranks=ranks)
-    times = made_up(noise, iterations, np.random.default_rng(seed))
+    noise = Noise(deviation=0.01, correlation=0.0, long=0.0, ranks=ranks)
+    times = healthy_times(noise, iterations, np.random.default_rng(seed))
     times[since:until, slow] *= 1.3
     return (times * 100 * MS).astype(np.int64)
 
