@@ -198,7 +198,9 @@ def test_fail_slow_while_learning_reports_none():
 @settings(max_examples=samples(20))
 @given(st.integers(2, 9), st.floats(0.5, 1e6), st.integers(0, 50))
 def test_fail_slow_is_independent_of_units(ranks, unit, seed):
-    times = healthy_times(Noise(deviation=0.02, correlation=0.0, long=0.0, ranks=ranks), 120, np.random.default_rng(seed))
+    times = healthy_times(
+        Noise(deviation=0.02, correlation=0.0, long=0.0, ranks=ranks), 120, np.random.default_rng(seed)
+    )
     times[80:, 0] *= 1.5
     assert [(one.rank, one.iteration) for one in detect(times)] == [
         (one.rank, one.iteration) for one in detect(times * unit)
