@@ -33,7 +33,7 @@ import msgspec
 
 from harness.analysis.links import emulation_headroom
 from harness.analysis.noise import NoiseFloor, allow_for
-from harness.analysis.observations import Observation, Value, disturbed
+from harness.analysis.observations import Observation, Value, faster_than_twin
 from harness.analysis.observe import Observed
 from harness.analysis.restarts import why_state_unknown
 from harness.attribution.attribute import attribute
@@ -175,7 +175,7 @@ def _bound_check(
     """Return the check of one bound: the comparison, unless something makes the value no evidence."""
     comparison = _compare_bound(metric, sign, bound, observation, noisy)
     verdict, detail = comparison.verdict, comparison.detail
-    if observation is not None and (reason := disturbed(metric.name, observation)) is not None:
+    if observation is not None and (reason := faster_than_twin(metric.name, observation)) is not None:
         verdict = Verdict.INCONCLUSIVE
         detail = f"{detail}; {reason}"
     if metric.about_faults and problems:

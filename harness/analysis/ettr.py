@@ -198,9 +198,10 @@ def _iterations(run: Measurements, first_fault_ns: int) -> _Iterations | None:
 
 
 def _end_of_wall(run: Measurements, last_ns: int) -> int:
-    """Return the end of the wall time: that of the last iteration (`last_ns`), or of a run that did not finish all.
+    """Return the end of the wall time: that of the last iteration, `last_ns`.
 
-    Otherwise an outage at the end would cost nothing.
+    If the run failed or did not finish its planned iterations, wall time lasts until the run's end. Otherwise an outage
+    at the end would cost nothing.
     """
     planned = run.workload.get("iterations")
     is_complete = not isinstance(planned, int) or iterations_done(run.series) >= planned
@@ -242,9 +243,9 @@ def _formula(run: Measurements, iterations: _Iterations) -> Formula | None:
 
 
 def _least_lost_share(ranks: int, every: int) -> float:
-    """Return the share of a checkpoint interval that a loss costs at least if checkpoints are staggered.
+    """Return the minimum share of a checkpoint interval that a loss costs if checkpoints are staggered.
 
-    The last rank stores the state of an interval's begin shortly before its end (`traffic.node.ranks.feed`).
+    The last rank stores the state of an interval's start shortly before the interval ends (`traffic.node.ranks.feed`).
     """
     return 1 - every // ranks / every if ranks > 1 else 0.0
 
@@ -254,7 +255,7 @@ def _recoveries(run: Measurements) -> list[int]:
     recoveries, restored_ns = [], 0
     for restart in () if run.resilience is None else run.resilience.restarts:
         if restart.restored_ns is not None:
-            # If no iteration finished since the last restore, `progress_ns` is still that of the loss before.
+            # If no iteration finished since the last restore, `progress_ns` still belongs to the previous loss.
             recoveries.append(restart.restored_ns - max(restart.progress_ns, restored_ns))
             restored_ns = restart.restored_ns
     return recoveries

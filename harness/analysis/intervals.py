@@ -80,7 +80,7 @@ def iteration_times(ranks: Sequence[RankSeries], count: int, start_ns: int | Non
 
 
 def operation_times(ranks: Sequence[RankSeries]) -> NDArray[np.float64]:
-    """Return the time of each collective (ns): the shortest over the ranks. The last rank to enter does not wait."""
+    """Return the time of each collective (ns): the shortest over the ranks, because the last to enter never waits."""
     count = timeline.finished_iterations(ranks)
     ordered = [sorted(rank.iterations, key=lambda step: step.index)[:count] for rank in ranks]
     if not count:
@@ -91,9 +91,10 @@ def operation_times(ranks: Sequence[RankSeries]) -> NDArray[np.float64]:
 
 
 def mean_busbw_gbps(run: Measurements) -> float | None:
-    """Return the bus bandwidth at the mean time of a collective, as nccl-tests define it; None: it has none.
+    """Return the bus bandwidth (Gb/s, as nccl-tests define it) at the mean time of a collective; None without one.
 
-    The summary of a run has that at the median time, which a fault that stops a few collectives does not change.
+    The run's summary has the bus bandwidth at the median time, which does not change if a fault stops a few
+    collectives.
     """
     times = operation_times(run.series)
     if run.summary.busbw_gbps is None or not times.any():
@@ -140,7 +141,10 @@ def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact], level: float
 def disturbed(
     run: Measurements, impacts: Mapping[str, timeline.Impact], times: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Return which of a run's first iterations, of these times, a fault affected."""
+    """Return, for each of a run's first iterations, whether a fault affected it.
+
+    `times` is what each of these iterations added to the job's time (ns, `iteration_times`).
+    """
     starts = (step.start_ns for rank in run.series for step in rank.iterations)
     begin = timeline.job_start_ns(run) or min(starts, default=0)
     ends = begin + np.cumsum(times)
@@ -221,7 +225,7 @@ def _by_two_clocks(interval: Interval | None, error_s: float) -> Interval | None
 
 
 def attainment_range(run: Measurements, serving: Serving) -> tuple[tuple[float, float], str] | None:
-    """Return the lowest and highest SLO attainment that the clocks leave open, and why; None: they leave nothing open.
+    """Return the lowest and highest SLO attainment possible within the clocks' errors, and why; None: it is exact.
 
     A time to first token begins on one host and ends on another one, so that the errors of both clocks are in it.
     """
@@ -244,7 +248,7 @@ def attainment_range(run: Measurements, serving: Serving) -> tuple[tuple[float, 
 
 
 def times_are_mixed(run: Measurements) -> bool:
-    """Return whether the times of a run are of bulk messages and of probes'; experiments with both are refused now."""
+    """Return whether a run's latencies mix bulk messages and probes. Only old runs do: such a mix is rejected now."""
     return bool(run.workload.get("latency") and run.workload.get("probe"))
 
 
@@ -293,10 +297,10 @@ def ratio_of_means(
     under_fault: NDArray[np.float64], healthy: NDArray[np.float64], ratio: float, level: float
 ) -> Interval | None:
     """Return the interval of the mean rate under a fault over that of the fault-free start, which is `ratio`."""
-    under = confidence.mean_interval(healthy, of="bins of the fault-free start", level=level)
-    over = confidence.mean_interval(under_fault, of="bins under the fault", level=level)
-    if over is None or under is None:
+    denominator = confidence.mean_interval(healthy, of="bins of the fault-free start", level=level)
+    numerator = confidence.mean_interval(under_fault, of="bins under the fault", level=level)
+    if numerator is None or denominator is None:
         return None
     mean = float(under_fault.mean())
-    interval = confidence.ratio_interval(over, under, (mean, mean / ratio if ratio else 0.0))
+    interval = confidence.ratio_interval(numerator, denominator, (mean, mean / ratio if ratio else 0.0))
     return None if interval is None else replace(interval, level=level)

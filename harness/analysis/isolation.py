@@ -83,7 +83,10 @@ def _why_errors_unknown(run: Measurements, flow: BystanderRun, whole: Goodput | 
 
 
 def _errors(flow: BystanderRun, first_fault_ns: int, *, error_ns: int, doubt: str) -> Observation:
-    """Return the errors after the fault-free start; those within the clocks' error of its end may be of either side."""
+    """Return the number of errors after the fault-free start.
+
+    An error within the clocks' error of its end may be before or after it, so the number gets a range.
+    """
     early = sum(at_ns < first_fault_ns for at_ns in flow.qp_errors)
     least, most = (
         sum(at_ns >= first_fault_ns + by_ns for at_ns in flow.qp_errors) for by_ns in (error_ns + 1, -error_ns)

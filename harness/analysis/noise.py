@@ -215,14 +215,17 @@ def load(state_dir: Path, conditions: Conditions, say: Callable[[str], object] =
         ) from error
     if floor is None:
         return None
-    apart = ("unknown conditions",) if floor.conditions is None else differing(floor.conditions, conditions)
-    if apart:
-        say(
-            f"{path} is not used: it was measured with another {', '.join(apart)}; measure it under those of this run "
-            "with `faultbed noise`"
-        )
-        return None
-    return floor
+    if floor.conditions is None:
+        difference = "under unknown conditions"
+    elif apart := differing(floor.conditions, conditions):
+        difference = f"with another {', '.join(apart)}"
+    else:
+        return floor
+    say(
+        f"{path} is not used: it was measured {difference}; measure a noise floor under the conditions of this run "
+        "with `faultbed noise`"
+    )
+    return None
 
 
 def encode(floor: NoiseFloor) -> bytes:
@@ -259,7 +262,7 @@ def _fault_free(name: str, conditions: Conditions, run: Measurements) -> list[tu
 
 
 def _as_read(value: _Value, kind: type[_Value]) -> _Value:
-    """Return a value as it is read from a file: only then are equal ones equal."""
+    """Return a value after a round trip through JSON, which changes types: otherwise it differs from one in a file."""
     return msgspec.json.decode(msgspec.json.encode(value), type=kind)
 
 

@@ -33,7 +33,7 @@ __all__ = [
     "Observation",
     "captured_packets",
     "dips",
-    "disturbed",
+    "faster_than_twin",
     "goodput_mean_ratio",
     "jct_ratio",
     "plain",
@@ -92,7 +92,7 @@ def plain(run: Measurements) -> dict[str, Observation]:
 
 
 def _finished(run: Measurements, recorded: int) -> int:
-    """Return how many iterations all ranks finished. A host that is lost may take the record of its last one along."""
+    """Return how many iterations all ranks finished: a lost host may have finished one more than it recorded."""
     if run.resilience is None or not recorded:
         return recorded
     last = min(max(step.index for step in rank.iterations) for rank in run.series)
@@ -134,7 +134,7 @@ def _kernel(run: Measurements) -> Observation:
 
 
 def _longest(waits_ns: Sequence[int], of_any_ns: int, storage_use: str) -> Observation:
-    """Return the longest wait. `of_any_ns` is that of any execution of an iteration, also if a restart repeated it."""
+    """Return the longest wait. `of_any_ns` is the longest over all executions, also those that a restart repeated."""
     longest_ns = max(waits_ns, default=0)
     if not longest_ns and not of_any_ns:
         return Observation(value=None, detail=f"no rank waited for {storage_use}: the job has no such storage")
@@ -172,7 +172,7 @@ def _latency(run: Measurements) -> dict[str, Observation]:
         nothing = Observation(value=None, detail="no flow timed its messages (latency, or probe)")
         return {"latency.p50": nothing, "latency.p99": nothing}
     if times_are_mixed(run):
-        mixed = "times of the flows' own messages and of their probes' were recorded together: no percentile is of both"
+        mixed = "the times of the flows' messages and of their probes were recorded together; percentiles mean nothing"
         return dict.fromkeys(("latency.p50", "latency.p99"), Observation(value=None, detail=mixed))
     detail = f"of {len(times)} timed messages of {len(flows)} flows"
     return {
@@ -304,7 +304,8 @@ def recovery_phases(
     for name in NAMES:
         endless = [fault_id for fault_id, steps in by_phase.items() if name not in {phase.name for phase in steps}]
         if name in ENDING and endless:
-            metrics[f"recovery.{name}"] = Observation(value=None, detail=f"{endless[0]}: it had no end in this run")
+            detail = f"{endless[0]}: the phase had no end in this run"
+            metrics[f"recovery.{name}"] = Observation(value=None, detail=detail)
             continue
         unknown = [fault.plan.id for fault in run.faults if fault.plan.id not in by_phase]
         if by_phase and unknown:
@@ -402,8 +403,8 @@ def jct_ratio(
     return Observation(value=job_time.ratio, detail=detail)
 
 
-def disturbed(metric: str, observation: Observation) -> str | None:
-    """Explain why a run faster than its twin decides nothing; None if it was not faster."""
+def faster_than_twin(metric: str, observation: Observation) -> str | None:
+    """Return why a `jct_ratio` significantly below 1 decides nothing; None for any other value or metric."""
     interval = observation.interval
     if metric != "jct_ratio" or interval is None or interval.high >= 1:
         return None
@@ -452,8 +453,8 @@ def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observ
         by_chance = min(1.0, top.chance * len(slow))
         return Observation(
             value=None,
-            detail=f"{host}'s {words}, as chance would have it in {by_chance:.2g} of all runs (not below {LEVEL:g}); "
-            "a longer fault or shorter iterations would tell",
+            detail=f"{host}'s {words}; chance alone causes that in {by_chance:.2g} of all runs (not below {LEVEL:g}); "
+            "use a longer fault or shorter iterations",
         )
     return Observation(value=host, detail=f"{words} (by chance: {top.chance:.1g})")
 
@@ -461,11 +462,11 @@ def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observ
 def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict[str, Observation]:
     """Return the worst fault in each routing stage; None if routing changed for no fault."""
     left = [
-        f"{fault_id}: {', '.join(stages.left[:2])} changed and not back ({len(stages.left)} such routes)"
+        f"{fault_id}: {', '.join(stages.left[:2])} changed and were not restored ({len(stages.left)} routes in all)"
         for fault_id, stages in by_routing.items()
         if stages.left
     ]
-    # A watcher that is not of a host is of switches.
+    # A watched machine that is not a host runs switches.
     lost = [machine for machine in run.watched if machine.lost and machine.name not in run.topology.host_by_name]
     overflown = next((change for change in run.changes if change.subject == CHANGES_LOST), None)
     metrics = {}
@@ -523,11 +524,11 @@ def captured_packets(run: Measurements) -> dict[str, Observation]:
         return {"capture.missed": nothing, "capture.broken_rules": nothing}
     whole = f"{packets.frames:,} frames captured"
     if packets.extra:
-        whole += f", {packets.extra:,} of them not counted by their ports, as copies are not: each may stand for a "
-        whole += "missing one"
+        whole += f", {packets.extra:,} of them not counted by their ports, for example copies: each of them may hide "
+        whole += "a missing frame"
     doubts = "; ".join(packets.doubts)
     if packets.missed or packets.extra:
-        # A frame missing from the capture could look like a packet that its sender skipped, a copy like one sent again.
+        # A missing frame could look like a packet that its sender skipped, a copy like a retransmission.
         why = [f"{packets.missed:,} frames are missing from the capture"] if packets.missed else []
         why += [f"{packets.extra:,} frames of the capture were not counted by their ports"] if packets.extra else []
         broken = Observation(value=None, detail=", and ".join(why))
@@ -543,7 +544,7 @@ def captured_packets(run: Measurements) -> dict[str, Observation]:
 
 
 def rnic_counters(run: Measurements) -> dict[str, Observation]:
-    """Return retransmission episodes, as the RNICs' own counters show them."""
+    """Return the number of NAK episodes and of go-backs, as the RNICs' own counters show them."""
     deltas = counter_deltas(run)
 
     def growth(counter: str) -> Observation:

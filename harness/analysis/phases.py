@@ -14,18 +14,19 @@ first, which is before its observed firing: a NAK needs a few milliseconds, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.timeline import Impact
-from harness.record.measurements import Measurements
+from harness.record.measurements import Measurements, RebuildMark
 
 __all__ = ["ENDING", "NAMES", "Phase", "phases"]
 
 NAMES = ("detect", "retransmit", "qp_error", "rebuild", "first_data", "hold")
 ENDING = ("rebuild", "first_data", "hold")
-"""Phases that every fault with an impact has, if they ended."""
+"""Phases that every fault with an impact has: if one is missing, it did not end."""
 LATE_NS = 1_000_000_000
+"""Time after goodput's return during which marks still belong to the fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,69 +71,116 @@ def _until(impact: Impact, begins: Iterable[int], mine_ns: int) -> int:
     return min([end, *(begin for begin in begins if begin > mine_ns)])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Marks:
+    """What the run recorded in the window of one fault, in controller ns and in order of time.
+
+    `goings_back` are pairs: when the NAK passed or the timer expired, and when the lost packet passed again.
+    """
+
+    fired_ns: int
+    errors_ns: tuple[int, ...]
+    goings_back: tuple[tuple[int, int], ...]
+    rebuilds: tuple[RebuildMark, ...]
+
+    @property
+    def first_error_ns(self) -> int:
+        """Time of the first completion with an error; the firing if there was none, so that the phase has length 0."""
+        return self.errors_ns[0] if self.errors_ns else self.fired_ns
+
+
+def _marks_in(run: Measurements, fired_ns: int, begin_ns: int, until_ns: int) -> _Marks:
+    """Return the marks of a fault: those at `begin_ns` or later and before `until_ns`."""
+    errors_ns = sorted(lost_qp.time_ns for lost_qp in run.qps_lost if begin_ns <= lost_qp.time_ns < until_ns)
+    goings_back = () if run.packets is None else run.packets.goings_back
+    return _Marks(
+        fired_ns=fired_ns,
+        errors_ns=tuple(errors_ns),
+        goings_back=tuple(sorted(times for times in goings_back if begin_ns <= times[0] < until_ns)),
+        rebuilds=tuple(mark for mark in run.rebuild_marks if begin_ns <= mark.error_ns < until_ns),
+    )
+
+
 def _phases_of_fault(run: Measurements, impact: Impact, begin_ns: int, until_ns: int) -> list[Phase]:
-    fired = impact.fired_ns
-    errors = sorted(lost_qp.time_ns for lost_qp in run.qps_lost if begin_ns <= lost_qp.time_ns < until_ns)
-    backs = (
-        []
-        if run.packets is None
-        else sorted(going_back for going_back in run.packets.goings_back if begin_ns <= going_back[0] < until_ns)
+    marks = _marks_in(run, impact.fired_ns, begin_ns, until_ns)
+    before_hold = [*_detect(marks), *_retransmit(marks), _qp_error(marks), *_rebuild_and_first_data(marks)]
+    return [*before_hold, *_hold(impact, before_hold)]
+
+
+def _detect(marks: _Marks) -> Iterator[Phase]:
+    """Yield the time until the first NAK, timer or error; nothing if there was none."""
+    goings_back_ns = [noticed_ns for noticed_ns, _ in marks.goings_back]
+    noticed_ns = min([*marks.errors_ns, *goings_back_ns], default=None)
+    if noticed_ns is None:
+        return
+    notice = "a NAK or a timer" if noticed_ns in goings_back_ns else "a queue pair failed"
+    if noticed_ns < marks.fired_ns:
+        notice += ", sooner than the fault was seen to fire"
+    yield Phase(
+        name="detect", start_ns=min(marks.fired_ns, noticed_ns), end_ns=noticed_ns, detail=notice, is_from_firing=True
     )
-    rebuilds = [mark for mark in run.rebuild_marks if begin_ns <= mark.error_ns < until_ns]
-    phases_found = []
-    noticed = min([*errors[:1], *(going_back[0] for going_back in backs[:1])], default=None)
-    if noticed is not None:
-        notice = "a NAK or a timer" if backs and backs[0][0] == noticed else "a queue pair died"
-        if noticed < fired:
-            notice += ", sooner than the fault was seen to fire"
-        phases_found.append(
-            Phase(name="detect", start_ns=min(fired, noticed), end_ns=noticed, detail=notice, is_from_firing=True)
+
+
+def _retransmit(marks: _Marks) -> Iterator[Phase]:
+    """Yield the time until the first lost packet passed again; nothing if no capture shows it."""
+    for noticed_ns, repeated_ns in marks.goings_back[:1]:
+        yield Phase(
+            name="retransmit",
+            start_ns=noticed_ns,
+            end_ns=repeated_ns,
+            detail="the lost packet passed again",
+            is_exact=True,
         )
-    if backs:
-        lost_ns, repeated_ns = backs[0]
-        phases_found.append(
-            Phase(
-                name="retransmit",
-                start_ns=lost_ns,
-                end_ns=repeated_ns,
-                detail="the lost packet passed again",
-                is_exact=True,
-            )
-        )
-    dead = errors[0] if errors else fired
-    words = f"{len(errors)} completions with an error" if errors else "no queue pair died"
-    phases_found.append(
-        Phase(
-            name="qp_error",
-            start_ns=min(fired, dead),
-            end_ns=dead,
-            detail=words,
-            is_exact=not errors,
-            is_from_firing=True,
-        )
+
+
+def _qp_error(marks: _Marks) -> Phase:
+    count = len(marks.errors_ns)
+    return Phase(
+        name="qp_error",
+        start_ns=min(marks.fired_ns, marks.first_error_ns),
+        end_ns=marks.first_error_ns,
+        detail=f"{count} completions with an error" if count else "no queue pair failed",
+        is_exact=not count,
+        is_from_firing=True,
     )
-    rebuilt_ns = [mark.rebuilt_ns for mark in rebuilds if mark.rebuilt_ns is not None]
-    through = [mark.recovered_ns for mark in rebuilds if mark.recovered_ns is not None]
-    if len(rebuilt_ns) == len(rebuilds):
-        connected = max([dead, *rebuilt_ns])
-        words = f"{len(rebuilds)} queue pairs connected again" if rebuilds else "none had to be"
-        phases_found.append(Phase(name="rebuild", start_ns=dead, end_ns=connected, detail=words, is_exact=not rebuilds))
-        if len(through) == len(rebuilds):
-            data = max([connected, *through])
-            words = "data through the new queue pairs"
-            phases_found.append(
-                Phase(name="first_data", start_ns=connected, end_ns=data, detail=words, is_exact=not rebuilds)
-            )
-    if impact.recovered_ns is not None:
-        last = max([fired, *(phase.end_ns for phase in phases_found if phase.end_ns <= impact.recovered_ns)])
-        phases_found.append(
-            Phase(
-                name="hold",
-                start_ns=last,
-                end_ns=max(last, impact.recovered_ns),
-                detail="goodput back at 95 % of its noise floor, and it stayed there",
-                is_exact=not impact.recovery_ns,
-                is_from_firing=last == fired,
-            )
-        )
-    return phases_found
+
+
+def _rebuild_and_first_data(marks: _Marks) -> Iterator[Phase]:
+    """Yield both phases, each only if it ended for every queue pair that failed."""
+    count = len(marks.rebuilds)
+    rebuilt_ns = [mark.rebuilt_ns for mark in marks.rebuilds if mark.rebuilt_ns is not None]
+    if len(rebuilt_ns) < count:
+        return
+    connected_ns = max([marks.first_error_ns, *rebuilt_ns])
+    yield Phase(
+        name="rebuild",
+        start_ns=marks.first_error_ns,
+        end_ns=connected_ns,
+        detail=f"{count} queue pairs connected again" if count else "no queue pair had to be connected again",
+        is_exact=not count,
+    )
+    recovered_ns = [mark.recovered_ns for mark in marks.rebuilds if mark.recovered_ns is not None]
+    if len(recovered_ns) < count:
+        return
+    yield Phase(
+        name="first_data",
+        start_ns=connected_ns,
+        end_ns=max([connected_ns, *recovered_ns]),
+        detail="data through the new queue pairs",
+        is_exact=not count,
+    )
+
+
+def _hold(impact: Impact, before: Sequence[Phase]) -> Iterator[Phase]:
+    """Yield the time from the last mark of the phases before until goodput was back; nothing if it never was."""
+    if impact.recovered_ns is None:
+        return
+    last_ns = max([impact.fired_ns, *(phase.end_ns for phase in before if phase.end_ns <= impact.recovered_ns)])
+    yield Phase(
+        name="hold",
+        start_ns=last_ns,
+        end_ns=max(last_ns, impact.recovered_ns),
+        detail="goodput back at 95 % of its noise floor, and it stayed there",
+        is_exact=not impact.recovery_ns,
+        is_from_firing=last_ns == impact.fired_ns,
+    )

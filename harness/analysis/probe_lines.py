@@ -10,14 +10,14 @@ from traffic.probes import results
 from traffic.probes.results import WindowStats
 from traffic.probes.rtt import Trip
 
-__all__ = ["WINDOW_NS", "At", "Line", "lines"]
+__all__ = ["WINDOW_NS", "LinkWindow", "ProbedLink", "lines"]
 
 WINDOW_NS = 2_000_000_000
 """Short enough for a fault of a few seconds, long enough for several dozen probes per link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class At:
+class LinkWindow:
     """One window (controller ns) of a link's direction: the probes that crossed it, and round trips across it."""
 
     start_ns: int
@@ -29,11 +29,11 @@ class At:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One direction of a link over the whole run. Windows without traffic on it are left out."""
+class ProbedLink:
+    """One direction of a link over the whole run. Windows in which nothing crossed it are left out."""
 
     link: tuple[str, str]
-    windows: tuple[At, ...]
+    windows: tuple[LinkWindow, ...]
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Line:
 
     @property
     def lost(self) -> int:
-        """Number of them that were lost anywhere on their path."""
+        """Number of probes and answers over the link that were lost anywhere on their path."""
         return sum(window.lost for window in self.windows)
 
     @property
@@ -62,16 +62,16 @@ class Line:
         )
 
 
-def lines(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> tuple[Line, ...]:
+def lines(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> tuple[ProbedLink, ...]:
     """Return every directed link that probes or answers took, by name. A loss on a path counts for all of its links."""
-    by_link: dict[tuple[str, str], list[At]] = {}
+    by_link: dict[tuple[str, str], list[LinkWindow]] = {}
     for window in results.windows(trips, length_ns=WINDOW_NS, start_ns=start_ns, end_ns=end_ns):
         for link, at in _of(window).items():
             by_link.setdefault(link, []).append(at)
-    return tuple(Line(link=link, windows=tuple(windows)) for link, windows in sorted(by_link.items()))
+    return tuple(ProbedLink(link=link, windows=tuple(windows)) for link, windows in sorted(by_link.items()))
 
 
-def _of(window: WindowStats) -> dict[tuple[str, str], At]:
+def _of(window: WindowStats) -> dict[tuple[str, str], LinkWindow]:
     crossed: dict[tuple[str, str], list[int]] = {}
     for group in window.probes:
         for link in itertools.pairwise(group.path):
@@ -84,7 +84,9 @@ def _of(window: WindowStats) -> dict[tuple[str, str], At]:
             counts[2] += times.answered
             counts[3] += times.slow
     return {
-        link: At(start_ns=window.start_ns, end_ns=window.end_ns, sent=sent, lost=lost, answered=answered, slow=slow)
+        link: LinkWindow(
+            start_ns=window.start_ns, end_ns=window.end_ns, sent=sent, lost=lost, answered=answered, slow=slow
+        )
         for link, (sent, lost, answered, slow) in crossed.items()
         if sent
     }

@@ -1,7 +1,7 @@
 """Uncertainty of recovery times: bins, clocks, and when exactly the fault fired. Pure.
 
 A fault's timestamp (`fired.first_ns` of its receipt) is when its firing was first *observed*, by reading its rule's
-counter every 20 ms or more. It fired between the two times of `fired.between_ns`. Times measured from the firing have
+counter at intervals of 20 ms or more. It fired between the two times of `fired.between_ns`. Times measured from the firing have
 that uncertainty, and effects of the fault may precede the timestamp.
 
 Each interval certainly contains the true value, if the clocks keep to their own error bounds. Goodput that stays
@@ -190,8 +190,8 @@ def of_restarts(
 ) -> dict[str, Interval]:
     """Return the intervals of the times of restarts: `lengths` are as `restarts.lengths` returns them.
 
-    The controller takes both ends of the phases that are not in the result, so they are exact. A length that is open
-    counts as well: the low end of an interval decides whether a lower bound is beyond a maximum.
+    Phases without an interval are exact: the controller's clock stamps both of their ends. A length that is open counts
+    as well: the low end of an interval decides whether a lower bound is beyond a maximum.
     """
     firing = Firing(
         early_ns=max((timing.early_ns for timing in fired.values()), default=0),

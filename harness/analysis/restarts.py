@@ -112,8 +112,8 @@ def timed_restarts(
 ) -> tuple[TimedRestart, ...]:
     """Return the job's restarts with their phases. `fired` maps fault ids to (first firing, removal) in controller ns.
 
-    `series` shows how long an iteration takes: a fault that fires when the job has stood still for longer is not its
-    loss. `end_ns` is the end of the run; None: the phase in which the last restart was then is left out.
+    `series` shows how long an iteration takes: if a fault fires after the job has stood still for longer than that, it
+    did not cause the loss. `end_ns` is the end of the run; None: the last restart's unfinished phase is left out.
     """
     timed = []
     before_ns = 0
@@ -239,7 +239,7 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
 
 
 def _longest(found: Sequence[Length], without: str) -> Observation:
-    """Return the longest one in seconds; `without` says why there is none.
+    """Return the longest length in seconds; `without` says why there is none.
 
     It is a lower bound if the run ended during any of them, which might have become the longest.
     """

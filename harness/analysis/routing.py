@@ -121,8 +121,8 @@ def routing(
 def _left(before: Sequence[Change], during: Sequence[Change], after: Sequence[Change]) -> tuple[str, ...]:
     """Return the routes that changed during the fault and are not what they were before.
 
-    A route's change before the fault shows what it was. Otherwise it is left if it changed only once, or if its last
-    change repeats its first one after another one.
+    A route's last change before the fault shows what it was. For a route without one, its own changes decide: it is
+    left if it changed only once, or if its last change is the same as its first one, with another one in between.
 
     Next hops are excluded, because their numbers are not stable.
     """

@@ -228,7 +228,7 @@ class JobTime:
 def goodput(
     samples: Sequence[Sample], *, start_ns: int, end_ns: int, sample_ns: int, step_ns: int = 100_000_000
 ) -> Goodput:
-    """Place one rank's samples on the grid. A sample's bytes are spread evenly over its bin, so no byte is lost.
+    """Place one rank's samples on the grid. A sample's bytes are spread evenly over its `sample_ns`: no byte is lost.
 
     Samples may come in any order; a missing one counts as silence.
     """
@@ -376,9 +376,9 @@ def impacts(series: Goodput, base: Baseline, windows: Mapping[str, Window]) -> d
     return by_fault
 
 
-def _was_not_back(window: Window, impact_of_it: Impact | None) -> bool:
-    """Return whether goodput was still low, or unknown, from a fault when the next one began."""
-    return window.fired_ns is not None if impact_of_it is None else not impact_of_it.is_back
+def _was_not_back(window: Window, impact: Impact | None) -> bool:
+    """Return whether goodput was still low because of a fault, or unknown, when the next fault began."""
+    return window.fired_ns is not None if impact is None else not impact.is_back
 
 
 def _unattributable(impact: Impact, earlier: Sequence[str]) -> Impact:
@@ -490,9 +490,9 @@ def finished_iterations(ranks: Sequence[RankSeries]) -> int:
 
 
 def iterations_done(ranks: Sequence[RankSeries]) -> int:
-    """Return the number of iterations from the first to the last of which every rank has a record.
+    """Return the number of iterations from the first to the last one that every rank has recorded.
 
-    An iteration follows the one before it, which is finished although its record may be lost.
+    Iterations between them count even if a record is lost: an iteration begins only after the previous one is finished.
     """
     indices = [{step.index for step in rank.iterations} for rank in ranks]
     common = set.intersection(*indices) if indices else set()
@@ -509,8 +509,8 @@ def paired(
 ) -> tuple[tuple[RankSeries, ...], tuple[RankSeries, ...]]:
     """Return the series of two runs with the iterations that all ranks of both have.
 
-    An engine that is killed takes the record of its last iteration along. Without that, the n-th iteration of the run
-    would be compared with an earlier one of the other.
+    A killed engine loses the record of its last iteration. Without the pairing, the n-th iteration of one run would be
+    compared with another iteration of the other run.
     """
     indices = [{step.index for step in rank.iterations} for rank in (*run, *other)]
     common = set.intersection(*indices) if indices else set()

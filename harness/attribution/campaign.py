@@ -67,8 +67,12 @@ _ROWS: tuple[_Row, ...] = (
     ("gpu.row-remap", "gpu", {"state": "pending"}),
     ("gpu.overheat", "gpu", {"celsius": (89, 94)}),
 )
-"""Kinds that must not affect a job (clock-step, disk-full, drain, hash-policy, freeze) are left out: they leave nothing
-to attribute."""
+"""Kinds of the campaign, by the class of their places, with their parameters.
+
+Left out are kinds that must not affect a job (`host.clock-step`, `host.disk-full`, `switch.drain`,
+`switch.hash-policy`, `switch.freeze`), because they leave nothing to attribute, and others such as those of storage,
+which the job does not use.
+"""
 _PROBED_ROWS: tuple[_Row, ...] = (("packet.delay", "link", {"delay": (100, 300), "direction": "to"}),)
 """Only for campaigns with probes: delayed packets move no counter that locates them."""
 
@@ -174,7 +178,7 @@ def _places(topology: Topology) -> dict[_PlaceClass, list[str]]:
 
 
 def _drawn(rng: random.Random, allowed: str | _Range) -> str | float:
-    """Draw a value from a range: a whole number if its lower end is one. A text stands for itself."""
+    """Return a value drawn from a range: a whole number if its lower end is one. A text is returned unchanged."""
     if isinstance(allowed, str):
         return allowed
     low, high = allowed

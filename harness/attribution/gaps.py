@@ -1,6 +1,6 @@
 """Locate packet loss from the gaps that receivers saw and the NAKs that senders got. Pure.
 
-Load on a machine causes neither of them, whatever timers and duplicates it adds, so a few are enough. A packet lost on
+Load on a machine adds timers and duplicates, but neither gaps nor NAKs, so a few of these are enough. A packet lost on
 u→v is a gap at the receiver of one of the queue pairs whose data crosses u→v, and usually a NAK at its sender. If the
 loss hits each of these queue pairs equally, the counts at these RNICs have the likelihood
 
@@ -21,7 +21,7 @@ from harness.attribution.signatures import Match, Signs, crosses
 from harness.record.measurements import Measurements
 from testbed.model.topology import Link
 
-__all__ = ["match_gaps", "match_kept"]
+__all__ = ["match_gaps", "match_lost_in_switch"]
 
 _LEAST = 2
 """Minimum number of gaps; a single one may come from a route change."""
@@ -75,10 +75,10 @@ def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other:
     return Match(link=link, host="", likeness=share, evidence=words)
 
 
-def match_kept(run: Measurements, signs: Signs, switch: str) -> tuple[Link, float] | None:
-    """Return the outgoing link on which a switch lost packets, and its probability; None without evidence.
+def match_lost_in_switch(run: Measurements, signs: Signs, switch: str) -> tuple[Link, float] | None:
+    """Return the outgoing link on which a switch most likely lost packets, and its probability; None without evidence.
 
-    If it is known that packets were lost in this switch, one gap, NAK or dead queue pair is enough.
+    It must be known that packets were lost in this switch: then one gap, NAK or dead queue pair is enough.
     """
     gaps, naks = (
         {end: round(count) for (sign, end), count in signs.counts.items() if sign == kind and count}

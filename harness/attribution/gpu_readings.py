@@ -45,7 +45,7 @@ class GpuReading:
 
     @property
     def breaches(self) -> tuple[Breach, ...]:
-        """All of them, the severest first."""
+        """All thresholds and events that call for an action, the severest first."""
         return severest_first((*(self.registers or ()), *(self.events or ())))
 
 

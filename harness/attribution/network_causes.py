@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.attribution.gaps import match_gaps, match_kept
+from harness.attribution.gaps import match_gaps, match_lost_in_switch
 from harness.attribution.places import place_of_link, place_of_switch
 from harness.attribution.signatures import Signs, crosses, match, match_acks, out_of_retries
 from harness.findings import Attribution, Place
@@ -18,8 +18,10 @@ __all__ = ["carriers", "control_plane", "packets", "withdrawn"]
 
 _AWAY = frozenset({"hung-rank", "host-reboot"})
 """Causes by which a host no longer answers its peers."""
-_HALF = 0.5
+_LEAST_LIKENESS = 0.5
+"""Minimum similarity of a link's queue pairs to the dead ones."""
 _SOMEWHERE = 0.4
+"""Confidence in a loss that the counters show, at a place that they cannot separate from others."""
 _CANDIDATES = 6
 """Number of queue pairs that are listed as candidates for one lost packet."""
 _FEW = 3
@@ -52,7 +54,7 @@ def carriers(topology: Topology, deltas: Deltas) -> list[Attribution]:
 
 
 def control_plane(topology: Topology, deltas: Deltas) -> list[Attribution]:
-    """Return the switch common to all closed TCP sessions of switches, or the link."""
+    """Return the switch common to all closed TCP sessions of switches, else the only link, else the worst switch."""
 
     def torn(node: str) -> int:
         counters = deltas.get(node, {})
@@ -163,7 +165,7 @@ def _lost_within(run: Measurements, signs: Signs) -> list[Attribution]:
         return []
     name = max(signs.kept, key=lambda switch: signs.lost_in[switch])
     words = f"{name}: {signs.lost_in[name]:,} packets came in and did not go out"
-    if (kept := match_kept(run, signs, name)) is not None:
+    if (kept := match_lost_in_switch(run, signs, name)) is not None:
         link, likely = kept
         place, evidence = (
             place_of_link(run.topology, link),
@@ -246,7 +248,7 @@ def _way_out(run: Measurements, switch: str, links: Sequence[Link], dead: frozen
         return len(takes & dead) / len(takes | dead) if takes | dead else 0.0
 
     best = max(links, key=likeness, default=None)
-    return best if best is not None and likeness(best) >= _HALF else None
+    return best if best is not None and likeness(best) >= _LEAST_LIKENESS else None
 
 
 def _unexplained(

@@ -64,7 +64,7 @@ class Thresholds:
     def __post_init__(self) -> None:
         if not 0 < self.drain <= self.rma:
             raise UsageError(
-                f"offenders: --drain {self.drain:g} and --rma {self.rma:g}: want 0 < drain <= RMA; correct one of them"
+                f"offenders: --drain {self.drain:g} and --rma {self.rma:g}: 0 < drain <= RMA must hold; correct one"
             )
         if self.half_life <= timedelta(0):
             raise UsageError("offenders: --half-life: must be more than 0")
@@ -72,7 +72,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offender:
-    """Something that was blamed, worst first in a list of them.
+    """A host, GPU, RNIC, switch or link that was blamed.
 
     Attributes:
         host: the host to drain; empty for switches and for links between them.
@@ -109,8 +109,8 @@ def strikes_of_run(
         drills: count findings of runs with injected faults as well, unless one of those faults explains them.
         rehearsal: count all findings, as if nothing had been injected.
 
-    Hosts that took no part are never blamed: what names an idle spare has mistaken it for another one. A host that a
-    job lost and replaced has taken part. A run that ended in ERROR blames nothing.
+    Hosts that took no part are never blamed: a finding that names an idle spare has mistaken it for another host. A
+    host that a job lost and replaced has taken part. A run that ended in ERROR blames nothing.
     """
     if verdict.verdict is Verdict.ERROR or (run.faults and not (drills or rehearsal)):
         return ()
@@ -146,7 +146,7 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
         at: when it was written.
 
     Raises:
-        UsageError: it is no output of preflight.
+        UsageError: `content` is not the output of a preflight.
     """
     wrong = content.get("wrong") if isinstance(content, dict) else None
     if not isinstance(wrong, list) or not all(
@@ -157,7 +157,7 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
         entries = content.get(key, [])
         if not isinstance(entries, list) or not all(isinstance(entry, kind) for entry in entries):
             wanted = "names of checks" if kind is str else "objects"
-            raise UsageError(f"{origin}: {key}: want a list of {wanted}; give a file that --out has written")
+            raise UsageError(f"{origin}: {key}: must be a list of {wanted}; give a file that --out has written")
     best: dict[str, Strike] = {}
     pairs: dict[tuple[str, str], str] = {}
     for row in wrong:
@@ -175,7 +175,7 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
 
 
 def _ends_to_blame(pairs: Iterable[tuple[str, str]], blamed: Iterable[str]) -> Iterator[str]:
-    """Yield the ends that explain several pairs, one after the other, while one explains more than any other end."""
+    """Yield the ends that explain several pairs, one after the other, as long as one end explains most of the rest."""
     known = set(blamed)
     for ends, count in ends_in_common({frozenset(pair) for pair in pairs if known.isdisjoint(pair)}):
         if count < _PAIRS_TO_BLAME or len(ends) > 1:
@@ -193,9 +193,9 @@ def offenders(
 ) -> tuple[Offender, ...]:
     """Return everything that was blamed, with the action that it needs: the severest first, then the highest score.
 
-    Of `readings` the newest of each GPU counts. One that is dated in the future does not replace any other. By score,
-    RMA needs strikes on as many different days as its threshold has whole strikes, so that one bad night does not
-    replace a part. A strike that a wrong clock has dated in the future counts as one of today.
+    Of `readings`, the newest of each GPU counts; one with a date in the future replaces no other. RMA by score needs
+    strikes on as many different days as its threshold has whole strikes, so that one bad night does not replace a part.
+    A strike that a wrong clock has dated in the future counts as a strike of today.
     """
     by_name: dict[str, list[Strike]] = {}
     for strike in strikes:
@@ -203,12 +203,12 @@ def offenders(
     reached = {name: reading for name, reading in newest(readings, now=now).items() if reading.breaches}
     ranking = []
     for name in (*by_name, *(other for other in reached if other not in by_name)):
-        of_it, reading = by_name.get(name, []), reached.get(name)
-        newest_first = tuple(sorted(of_it, key=lambda strike: strike.at, reverse=True))
-        score = sum(strike.weight * 0.5 ** (_age(strike, now) / thresholds.half_life) for strike in of_it)
+        own_strikes, reading = by_name.get(name, []), reached.get(name)
+        newest_first = tuple(sorted(own_strikes, key=lambda strike: strike.at, reverse=True))
+        score = sum(strike.weight * 0.5 ** (_age(strike, now) / thresholds.half_life) for strike in own_strikes)
         breaches = reading.breaches if reading else ()
         by_score = _action(newest_first, score, thresholds, now)
-        times = [strike.at for strike in of_it] + ([reading.at] if reading else [])
+        times = [strike.at for strike in own_strikes] + ([reading.at] if reading else [])
         ranking.append(
             Offender(
                 name=name,

@@ -183,7 +183,7 @@ def _words(slow: SlowPlace, paths: Sequence[PathTimes]) -> str:
         )
         responders = f"; responders took {crossing_ms:.2f} ms of it, elsewhere {elsewhere_ms:.2f} ms"
     return (
-        f"probes over {' or '.join(slow.names)} took {slow.times:.1f} times what they take on like paths, "
+        f"probes over {' or '.join(slow.names)} took {slow.times:.1f} times what they take on similar paths, "
         f"{slow.slow} of {slow.answered} more than {slow.level:g} times{responders} ({rtt.STAMPS} times)"
     )
 

@@ -61,12 +61,16 @@ _ITS_OWN, _IS_EXACT = ("InDelivers", "OutRequests"), "ip6.InDelivers"
 _OUT, _IN, _WIRE = 1.2, 1.15, 1.4
 """Preference for a link where packets are missing: outgoing from a switch, incoming, lost on the wire."""
 _SILENT = 1.25
+"""Preference for a host that hangs, which explains the signs of all its peers at once."""
 _APART_NS, _ONE_PLACE, _MOMENT = 1_000_000_000, 0.7, 1 / 3
 """Queue pairs that fail further apart have different reasons. At least this share of them must have a common place. A
 moment with fewer than the last share of the largest one is ignored."""
 _ACKS = 0.4
+"""Weight of the signs of lost ACKs, relative to those of lost data."""
 _LEAST = 0.6
+"""Minimum likeness of the best hypothesis."""
 _NEAR, _ALIKE = 0.05, 1e-6
+"""Differences in likeness and in `unfit` up to which hypotheses cannot be distinguished."""
 
 _Key = tuple[str, str]
 

@@ -113,7 +113,7 @@ def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
             chain = " waits for ".join(f"rank {visited_rank}" for visited_rank in visited)
             votes.setdefault(rank, []).append(chain)
     if not votes:
-        return _by_gap(waiting, run)
+        return _most_broken(waiting, run)
     root = max(votes, key=lambda rank: len(votes[rank]))
     if root in recorded and (unheard := _unheard(recorded, run)) is not None:
         return unheard  # waiting for a rank that computes is normal
@@ -137,15 +137,15 @@ def _unheard(recorded: Mapping[int, Flight], run: Measurements) -> Culprit | Non
     return Culprit(rank=silent[0], confidence=_UNHEARD, words=words)
 
 
-def _by_gap(waiting: Mapping[int, Stall], run: Measurements) -> Culprit | None:
-    """Return the rank at most broken queue pairs, if one stands out. All ranks wait in a cycle."""
+def _most_broken(waiting: Mapping[int, Stall], run: Measurements) -> Culprit | None:
+    """Return the rank with the most broken queue pairs, if one stands out; used if all ranks wait in a cycle."""
     ends: dict[int, int] = {}
     for stall in waiting.values():
         if stall.broken:
             for rank in (stall.sender, stall.receiver):
                 ends[rank] = ends.get(rank, 0) + 1
     ranked = sorted(ends, key=lambda rank: -ends[rank])
-    if len(ranked) < 2 or ends[ranked[0]] == ends[ranked[1]] or len(run.ranks) <= 2:  # noqa: PLR2004 - a pair is no circle
+    if len(ranked) < 2 or ends[ranked[0]] == ends[ranked[1]] or len(run.ranks) <= 2:  # noqa: PLR2004 - of two ranks, neither stands out
         return None
     words = f"{ends[ranked[0]]} broken queue pairs end at rank {ranked[0]}, fewer at any other"
     return Culprit(rank=ranked[0], confidence=0.6, words=(words,))

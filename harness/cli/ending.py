@@ -55,16 +55,18 @@ def _run(command: click.Command, name: str) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
         return _report_interrupted(error)
-    except Exception as error:  # noqa: BLE001 - ended with the code that is its own
+    except Exception as error:  # noqa: BLE001 - reported, and ended with the exit code of an ERROR
         _report_unforeseen(error)
         return ExitCode.ERROR
 
 
 def _main(command: click.Command, name: str) -> int:
-    """Run a command. click ends with 1 after a BrokenPipeError, of any pipe or socket, and here 1 means FAIL.
+    """Run a command and return its exit code.
+
+    click ends a process with 1 after a BrokenPipeError of any pipe or socket, but here 1 means FAIL.
 
     Raises:
-        BrokenPipeError: in place of that.
+        BrokenPipeError: click would have ended the process with 1.
     """
     try:
         return int(command.main(standalone_mode=False, prog_name=name) or 0)
@@ -75,14 +77,17 @@ def _main(command: click.Command, name: str) -> int:
 
 
 def _report_interrupted(error: BaseException) -> int:
-    """Say no more than the command has seen; click turns a KeyboardInterrupt into an Abort."""
+    """Report an interruption and return its exit code: with the lab's state if an `Interrupted` says what it is.
+
+    click turns a KeyboardInterrupt into an Abort, so the causes of the error are searched.
+    """
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, Interrupted):  # another Ctrl-C may follow what was seen
+    while cause is not None and not isinstance(cause, Interrupted):  # a second Ctrl-C hides the first one's error
         cause = cause.__cause__ or cause.__context__
     if cause is not None:
         _say(f"interrupted: {cause}")
         return cause.exit_code
-    _say("interrupted; `faultbed status` shows what the lab is like")
+    _say("interrupted; `faultbed status` shows the state of the lab")
     return ExitCode.ERROR
 
 

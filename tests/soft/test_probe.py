@@ -92,5 +92,5 @@ def test_probes_during_a_job_locate_the_delaying_link_and_its_window(lab, tmp_pa
     named = [one for one in done.verdict.attribution if one.name == "rtsw2:host3:rxe0"]
     assert named, done.verdict.attribution
     text = " ".join(named[0].evidence)
-    assert "times what they take on like paths" in text, text
+    assert "times what they take on similar paths" in text, text
     assert "Probes" in done.report.read_text(encoding="utf-8")

@@ -11,7 +11,10 @@ __all__ = ["acting_windows", "fired_windows", "first_disturbance"]
 
 
 def fired_windows(faults: Sequence[FaultRun]) -> dict[str, tuple[int, int]]:
-    """Return, by fault id, (first firing, removal) of the faults that fired, by time of firing."""
+    """Return (first firing, removal) in ns by fault id, in order of firing, of the faults that fired.
+
+    If the time of removal is unknown, the window lasts as long as planned.
+    """
     windows = {}
     for fault in faults:
         receipt = fault.receipt

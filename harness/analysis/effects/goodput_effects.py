@@ -37,15 +37,17 @@ class GoodputEffects:
 
     def slowest_pace(self) -> dict[str, float]:
         """Return, by fault id, the lowest pace of the machine from the firing until goodput was back."""
-        total, of_machine = self.total, self.pace
-        if total is None or of_machine is None:
+        total, machine_pace = self.total, self.pace
+        if total is None or machine_pace is None:
             return {}
         return {
             fault_id: float(
-                of_machine[total.bin_of(impact.fired_ns) : total.bin_of(impact.fired_ns + impact.recovery_ns) + 1].min()
+                machine_pace[
+                    total.bin_of(impact.fired_ns) : total.bin_of(impact.fired_ns + impact.recovery_ns) + 1
+                ].min()
             )
             for fault_id, impact in self.impacts.items()
-            if total.bin_of(impact.fired_ns) < len(of_machine)
+            if total.bin_of(impact.fired_ns) < len(machine_pace)
         }
 
 
@@ -71,16 +73,16 @@ def goodput_effects(
     base = timeline.baseline(total, first_fault_ns=first_fault_ns, window_ns=window_ns, reads=run.reads)
     if base is None:
         return GoodputEffects(per_rank=per_rank, total=total, impacts={}, beyond_chance={})
-    of_machine = pace(run, total, fired.values(), start_ns=base.start_ns, until_ns=base.end_ns)
-    windows, steady = acting_windows(run), steadied(total, of_machine)
+    machine_pace = pace(run, total, fired.values(), start_ns=base.start_ns, until_ns=base.end_ns)
+    windows, steady = acting_windows(run), steadied(total, machine_pace)
     impacts = timeline.impacts(steady, base, windows)
     beyond = timeline.impacts(steady, resolutions.beyond_chance(total, base, impacts, level), windows)
-    if of_machine is not None:
+    if machine_pace is not None:
         impacts = doubt_slow_downs(run, impacts, timeline.impacts(total, base, windows), windows)
     if "flow" in run.workload:
         names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
         sources = {names[rank]: series for rank, series in per_rank.items()}
         impacts, beyond = (with_silences(found, sources, base, windows) for found in (impacts, beyond))
     return GoodputEffects(
-        per_rank=per_rank, total=total, baseline=base, impacts=impacts, beyond_chance=beyond, pace=of_machine
+        per_rank=per_rank, total=total, baseline=base, impacts=impacts, beyond_chance=beyond, pace=machine_pace
     )

@@ -42,7 +42,7 @@ class Direction:
 
     @property
     def is_known(self) -> bool:
-        """Whether its bytes are known as a whole."""
+        """Whether all its bytes are known: a port was read, and its counter was not reset."""
         return self.size_bytes is not None and not self.at_least
 
 
@@ -58,7 +58,7 @@ class LinkLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """All links from switches of one role to those of another. There is none if a link's bytes are not known."""
+    """All links from switches of one role to those of another, in one direction."""
 
     src: str
     dst: str
@@ -104,7 +104,10 @@ def link_loads(run: Measurements) -> tuple[LinkLoad, ...]:
 
 
 def layers(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Layer, ...]:
-    """Return both directions between each two layers with more than one link; none without traffic."""
+    """Return both directions between each two roles of switches.
+
+    A direction is left out if it has only one link, no traffic, or a link whose bytes are unknown.
+    """
     by_roles: dict[tuple[str, str], list[Direction]] = {}
     for load in loads:
         if load.is_uplink:
@@ -119,7 +122,10 @@ def layers(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Layer, ...]:
 
 
 def fans(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Fan, ...]:
-    """Return what each switch sent over its uplinks; none for a switch with one uplink or without traffic."""
+    """Return what each switch sent over its uplinks.
+
+    A switch is left out if it has only one uplink, sent nothing, or has an uplink whose bytes are unknown.
+    """
     fans_found = []
     for switch in topology.switches:
         sizes = _sizes([load.up for load in loads if load.is_uplink and load.up.src == switch.name])
@@ -130,7 +136,7 @@ def fans(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Fan, ...]:
 
 
 def _sizes(directions: Sequence[Direction]) -> list[int]:
-    """Return the bytes of directions that are compared; nothing if those of one are not known."""
+    """Return the bytes of directions to compare; an empty list if a direction's bytes are not known."""
     if not all(direction.is_known for direction in directions):
         return []
     return [direction.size_bytes or 0 for direction in directions]

@@ -120,7 +120,7 @@ def _why_unknown(directions: Sequence[Direction]) -> str:
 
 def _spread(kind: str, loads: Sequence[LinkLoad]) -> Observation:
     if len(loads) < 2:  # noqa: PLR2004 - one link is always even
-        return Observation(value=None, detail=f"it has {len(loads)} uplinks; two are needed")
+        return Observation(value=None, detail=f"number of uplinks: {len(loads)}; at least two are needed")
     if why := _why_unknown([load.up for load in loads]):
         return Observation(value=None, detail=why)
     sizes = [load.up.size_bytes or 0 for load in loads]

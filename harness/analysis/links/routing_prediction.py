@@ -1,7 +1,7 @@
-"""What a job puts on a fabric's links under each routing scheme, computed before anything runs.
+"""Predict the load that a job puts on a fabric's links under each routing scheme, before anything runs.
 
-Static schemes give one answer. Schemes that hash give another one for every set of queue pair numbers, so theirs is a
-distribution over draws of such numbers. Fidelity: modelled.
+A static scheme has one prediction. Under a scheme that hashes, the load depends on the queue pair numbers: its
+prediction is a distribution over random draws of these numbers. Fidelity: modelled.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemePrediction:
-    """A scheme's answer.
+    """How evenly a job loads the links under one scheme.
 
     Attributes:
         scheme: its name.
@@ -151,7 +151,7 @@ def predict(
     draws: int = 200,
     seed: int = 1,
 ) -> tuple[SchemePrediction, ...]:
-    """Return what each scheme does to the same draws of queue pair numbers.
+    """Predict how evenly a job loads the links under each scheme, for the same draws of queue pair numbers.
 
     Args:
         topology: the lab.
@@ -165,14 +165,14 @@ def predict(
     Raises:
         UsageError: no such scheme, link, collective or algorithm; or a rank that cannot reach another one.
     """
-    answers = []
+    predictions = []
     for name, routing in schemes.items():
         rng = np.random.default_rng(seed)
         fabric = Fabric.of(topology, scheme_named(name), routing, failed=failed)
-        # A static scheme whose next hop is dead hashes what it had on it.
+        # A static scheme hashes the flows of a failed next hop, so its load depends on the draws, too.
         rounds = 1 if fabric.scheme.is_static and not failed else draws
         loads = [offered_load(fabric, flows_of(traffic, ranks, rng)) for _ in range(rounds)]
-        answers.append(
+        predictions.append(
             SchemePrediction(
                 scheme=name,
                 draws=rounds,
@@ -180,7 +180,7 @@ def predict(
                 tiers=_spreads([tier_mmr(topology, load) for load in loads]),
             )
         )
-    return tuple(answers)
+    return tuple(predictions)
 
 
 def _spreads(rounds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:

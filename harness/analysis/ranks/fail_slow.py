@@ -7,10 +7,10 @@
 Each rank is compared with the **middle half of the other ranks of its rack** in the same iteration, in logarithms.
 Common effects cancel: the daily temperature curve (1 to 2 %), another batch, a slower job. Only ranks of one rack are
 compared, because racks heat up at different times: two racks that are a tenth of a day apart drift by 1 % against each
-other. Two ranks per rack are enough. That doubles the noise, but a trend learnt from noise would cost more. Of two
-ranks, however, one that becomes slower and one that becomes faster look the same. A rank alone in its rack is compared
-with all ranks, and with the **line** through its own last `TREND` iterations instead of their mean. Then 2 % are
-detected at 1 % of noise, and often not at 2 % of noise.
+other. Two ranks per rack are enough: comparing only two doubles the noise, but a trend learnt from noise would cost
+more. Of two ranks, however, one that becomes slower and one that becomes faster look the same. A rank alone in its rack
+is compared with all ranks, and with the **line** through its own last `TREND` iterations instead of their mean. Then a
+slow-down of 2 % is detected at 1 % of noise, and often not at 2 % of noise.
 
 The result is clipped, because one long iteration is no slow rank, and compared with the rank's own past: mean and
 deviation up to `GUARD` iterations ago, so that a slow-down does not become the norm before it is detected. For
@@ -48,8 +48,11 @@ SLOWDOWNS = (0.01, 0.02, 0.05, 0.3, 1.0)
 MEAN_ITERATIONS = 1000
 """Minimum mean number of fault-free iterations between false alarms of the whole job."""
 GUARD, LEARN, KEEP, RELEARN = 40, 10, 1000, 10
+"""Iterations: the latest ones, which the norm never includes; the fewest to learn from; the most to learn from; and the
+most between two updates of the norm."""
 _STORED, _SLACK = KEEP + GUARD + 1, 256
 CUT = 3.0
+"""Robust standard deviations beyond which an iteration is clipped."""
 BLOCK, LONG_BLOCK = 8, 16
 """Lengths of blocks. The long one is used with enough data, because a short block misses half of a long correlation."""
 _MANY_BLOCKS = 40
@@ -61,6 +64,7 @@ MIN_RANKS = 2
 _LARGEST_SHIFT = 2.0
 """In deviations. Larger shifts are detected at once, and would make a single long iteration an alarm."""
 _HEALED_AFTER = 10
+"""Latest iterations whose median decides whether a slow rank has recovered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +163,10 @@ class Detector:
         return residuals
 
     def _learn(self) -> None:
-        """Learn the norm again from the past, except its latest part, each time the past has grown by a twentieth."""
+        """Learn the norm from the past, except its latest part.
+
+        It is learnt again each time the past has grown by a twentieth, or by `RELEARN` iterations if that is less.
+        """
         past = self.iteration - 1 - min(GUARD, self.iteration // 3)
         if past >= LEARN and past >= self._learn_at:
             self._learn_at = past + max(1, min(past // 20, RELEARN))
@@ -212,8 +219,8 @@ class Detector:
 class _Norm:
     """The normal behaviour of a rank: arrays by rank, in logarithms of time.
 
-    `mean` is the value at iteration `at`, which changes by `slope` per iteration. `error` is the error of both
-    together, in deviations, where it is used.
+    `mean` is the value at iteration `at`, which changes by `slope` per iteration. `error` is the standard error of the
+    value that they predict for the latest iteration, in units of `deviation`.
     """
 
     at: int
@@ -284,7 +291,7 @@ class _Norm:
         return score
 
     def resolves(self, shift: Floats) -> NDArray[np.bool_]:
-        """Return which shifts are larger than this norm's own error: array of (ranks, shifts)."""
+        """Return which shifts are at least `RESOLVED` standard errors of this norm: array of (ranks, shifts)."""
         large: NDArray[np.bool_] = shift[None, :] >= RESOLVED * (self.error * self.deviation)[:, None]
         return large
 
@@ -309,7 +316,7 @@ def _deviation(inner: Floats) -> Floats:
     block = LONG_BLOCK if count >= _MANY_BLOCKS * LONG_BLOCK else BLOCK
     blocks = count // block
     deviation = inner.std(axis=0, ddof=1)
-    if blocks >= 2:  # noqa: PLR2004 - a deviation of one is none
+    if blocks >= 2:  # noqa: PLR2004 - one value has no deviation
         means = inner[: blocks * block].reshape(blocks, block, -1).mean(axis=1)
         deviation = np.maximum(deviation, means.std(axis=0, ddof=1) * math.sqrt(block))
     # Learnt from few values: an underestimated deviation causes false alarms, so add its error.

@@ -40,7 +40,7 @@ class SlowRank:
 class SlowRanks:
     """All alarms of a run, the `smallest` slow-down that was detectable at its end, and the start of each iteration.
 
-    An iteration of which a rank has no record is left out: an engine that is killed takes that of its last one along.
+    An iteration is left out unless every rank has a record of it: a killed engine loses the record of its last one.
     """
 
     slow: tuple[SlowRank, ...]

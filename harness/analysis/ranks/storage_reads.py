@@ -57,8 +57,8 @@ class Reads:
         """Return the interval of `p99_ratio`: the two percentiles share its risk. None: too few reads, or no ratio."""
         if self.p99_ratio is None:
             return None
-        each = (1 + level) / 2
-        beside, alone = _percentile(self.beside, each), _percentile(self.alone, each)
+        level_of_each = (1 + level) / 2
+        beside, alone = _percentile(self.beside, level_of_each), _percentile(self.alone, level_of_each)
         if beside is None or alone is None or not alone.low:
             return None
         return Interval(

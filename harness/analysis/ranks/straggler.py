@@ -28,7 +28,10 @@ LEVEL = 0.01
 ENOUGH = 2
 """Minimum number of iterations under a fault and without one."""
 _MOST = 0.5
-"""A compute phase counts as under a fault above this share. Phases with a smaller share count for neither side."""
+"""Share of a compute phase above which the phase counts as under the fault.
+
+A phase with a smaller share, except 0, counts neither as under the fault nor as fault-free.
+"""
 _EXACT = 2000
 """Number of pairs up to which the rank-sum distribution is enumerated; beyond, the normal approximation is used."""
 
@@ -111,7 +114,10 @@ def chance(before: Sequence[float], during: Sequence[float]) -> float:
 
 @lru_cache(maxsize=64)
 def _ways(count: int, total: int) -> NDArray[np.float64]:
-    """Return in how many ways `count` of the ranks 1 to `total` have each sum. All ranks of a run ask for the same."""
+    """Return in how many ways `count` of the ranks 1 to `total` have each sum, by sum from 0.
+
+    Cached, because the computation for each rank of a run needs the same numbers.
+    """
     most = count * (2 * total - count + 1) // 2
     ways = np.zeros((count + 1, most + 1))
     ways[0, 0] = 1.0

@@ -28,7 +28,7 @@ from testbed.tenancy.lab_lease import hold
 __all__ = ["COMMANDS"]
 
 _ERRORS = 3
-"""Runs one after the other that were errors, after which a campaign is not worth going on with."""
+"""Number of consecutive runs in ERROR after which a campaign stops."""
 
 
 @click.command()
@@ -88,8 +88,8 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
         )
     if total.single:
         session.out.print(
-            f"{total.single} runs of at most one fault: culprit right in {total.right}, "
-            f"network or not right in {total.network_right}. Kind of place that it was, and that was said:"
+            f"{total.single} runs of at most one fault: culprit right in {total.right}, network or not right in "
+            f"{total.network_right}. Kinds of place, true (rows) and blamed (columns):"
         )
         session.table(*_square(total.matrix))
 
@@ -189,7 +189,7 @@ def _counted(verdict: VerdictFile) -> Verdict:
 
 
 def _refuse_unknown(only: Iterable[str], kinds: Sequence[str], lab: str) -> None:
-    """Refuse a kind of which the campaign has no run: leaving it out would end with PASS, as if it had been run.
+    """Reject a kind of which the campaign has no run: leaving it out would end with PASS, as if it had been run.
 
     Raises:
         UsageError: with the kind that may have been meant.

@@ -225,7 +225,8 @@ def _show_kind(session: Session, kind: catalogue.FaultKind) -> None:
     session.out.print(f"  armed when: {kind.armed_by}", soft_wrap=True)
     if kind.on_rack:
         session.out.print(f"  on a rack lab (not yet run on hardware): {kind.on_rack}", soft_wrap=True)
-    session.out.print(f"  fired when this moves: {kind.must_move}; and not: {kind.must_not_move}", soft_wrap=True)
+    session.out.print(f"  fired when this moves: {kind.must_move}", soft_wrap=True)
+    session.out.print(f"  and this does not: {kind.must_not_move}", soft_wrap=True)
     rows = [
         (
             f"    {param.name}",
@@ -319,7 +320,7 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
     session.table(("do", "revert"), [(step.do, step.undo) for step in planned.steps])
     if planned.selection is not None:
         session.out.print(f"its packets are {planned.selection}", soft_wrap=True)
-    for line in _looks(planned):
+    for line in _checks_and_readbacks(planned):
         session.out.print(line, soft_wrap=True)
     if not traits_of(planned.lab_kind).is_emulated:
         unit = "a transient unit (systemd-run) with the revert stored in /run/faultbed/faults first"
@@ -331,7 +332,7 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
     session.out.print(f"and this does not: {', '.join(planned.must_not_move) or 'nothing is named'}", soft_wrap=True)
 
 
-def _looks(planned: PlannedFault) -> list[str]:
+def _checks_and_readbacks(planned: PlannedFault) -> list[str]:
     """Return the checks and readbacks of a fault that consists of commands, as lines."""
     args = planned.request["args"]
     if planned.request["actuator"] != "commands":
@@ -342,7 +343,7 @@ def _looks(planned: PlannedFault) -> list[str]:
         f"refused there unless `{typed_command(words, needs)}` says {pattern}" for words, pattern, _ in args["able"]
     ]
     lines += [
-        f"{{{name}}} is what `{typed_command(words, needs)}` says before"
+        f"{{{name}}} is what `{typed_command(words, needs)}` prints before"
         for name, (words, _) in args["remember"].items()
     ]
     return [*lines, f"read back by `{typed_command(args['look'], needs)}`: {args['applied']}"]

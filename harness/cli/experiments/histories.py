@@ -124,6 +124,7 @@ def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
 
 
 PAIR = 2
+"""Number of runs of a comparison."""
 
 
 def show_comparison(session: Session, first: Path, second: Path, *, html: Path | None, as_json: bool) -> None:
@@ -164,7 +165,8 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
         session.out.print(warning, soft_wrap=True)
     if floor is None:
         session.out.print(
-            "no noise floor is kept for these runs' conditions: what runs differ by anyhow is not in these numbers"
+            "no noise floor is kept for these runs' conditions: the intervals do not include by how much any two "
+            "fault-free runs differ; measure it with `faultbed noise`"
         )
     for line in unfit:
         session.out.print(line, soft_wrap=True)
@@ -174,7 +176,7 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
 def _floor_of(state_dir: Path, conditions: Mapping[str, Conditions]) -> tuple[NoiseFloor | None, list[str]]:
     """Return the lab's noise floor if it fits one of the runs, and a sentence for each run that it does not fit.
 
-    Without it the interval would hold no difference between runs at all, so a floor of one of them is better than none.
+    Without a floor, the intervals would ignore that any two runs differ, so the floor of one run is better than none.
     """
     fitting, unfit = None, []
     for letter, of_run in conditions.items():

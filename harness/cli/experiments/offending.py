@@ -179,7 +179,7 @@ def _runs_of(
 
 
 def _run_directories(runs: Path) -> Iterator[Path]:
-    """Yield finished runs, oldest first. What is half written (no verdict) was not judged."""
+    """Yield finished runs, oldest first. A run without a verdict is unfinished, and is left out."""
     if runs.is_dir():
         yield from sorted(path.parent for path in runs.glob("*/verdict.json"))
 
@@ -194,7 +194,7 @@ def _preflights_of(lab: str, files: Sequence[Path], counts: dict[str, int]) -> I
             counts["preflights"] -= 1
         elif (
             isinstance(content, dict) and "at" in content and content in known
-        ):  # a copy: the same time, the same words
+        ):  # a copy: the same time and the same results
             counts["copies"] += 1
             counts["preflights"] -= 1
         else:

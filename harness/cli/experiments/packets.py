@@ -72,8 +72,8 @@ def _gaps(account: Evidence, frames: int) -> Iterator[str]:
         )
     if account.extra:
         yield (
-            f"{account.extra:,} frames of the capture were not counted by the ports: each may stand for one that is "
-            "missing"
+            f"{account.extra:,} frames of the capture were not counted by the ports: each of them may hide a missing "
+            "frame"
         )
     if account.analysis.frames != frames:
         yield (
@@ -83,7 +83,7 @@ def _gaps(account: Evidence, frames: int) -> Iterator[str]:
 
 
 def _explain(session: Session, frames: capture_file.Frames, frame: int, *, as_json: bool) -> int:
-    # Imported here: scapy takes half a second, and one frame in a million is looked at this way.
+    # Imported here: scapy takes half a second, and only --explain needs it.
     from testbed.packets.explain import explain  # noqa: PLC0415
 
     frame_fields = explain(frames, frame)

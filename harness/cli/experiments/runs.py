@@ -111,14 +111,14 @@ def run(
     _refuse_drained_spares(session, resolved, inventory, out)
     if only_plan:
         if leave_out:
-            raise UsageError("--plan touches nothing, and --leave-out has to look; name hosts by --without")
+            raise UsageError("--plan touches no lab, and --leave-out checks its hosts; name hosts by --without instead")
         _show_plan(session, resolved, as_json=as_json)
         if reason := run_module.refusal(resolved, inventory):  # on stderr, so that a plan in JSON stays one document
             session.err.print(f"would be refused: {reason}", soft_wrap=True)
         return 0
     seeds = range(resolved.plan.seed, resolved.plan.seed + (most or repeat))
     backend, resets = backend_of(inventory.kind), traits_of(inventory.kind).has_snapshot
-    if leave_out and not resets:  # before anything is reserved: that depends on which hosts take part
+    if leave_out and not resets:  # before the reservation, which depends on the hosts that take part
         with session.progress() as progress:
             left_out = exclusions.find_unfit_hosts(inventory, ALL_CHECKS, left_out, progress)
     trials = _resolve_each(loaded, source, inventory, seeds, left_out)
@@ -146,7 +146,7 @@ def _most(loaded: Experiment, repeat: int, *, until_decided: bool, most: int | N
     """Return how many runs `--until-decided` makes at most; None: it was not given."""
     if not until_decided:
         if most is not None:
-            raise UsageError("--most is of --until-decided; give that too, or --repeat for a fixed number of runs")
+            raise UsageError("--most needs --until-decided; add it, or give --repeat for a fixed number of runs")
         return None
     if repeat != 1:
         raise UsageError("--repeat makes a fixed number of runs, --until-decided as many as it takes; give one of them")
@@ -395,7 +395,7 @@ def _show_plan(session: Session, resolved: ResolvedRun, *, as_json: bool) -> Non
     if flow := resolved.experiment.bystander:
         session.out.print(f"bystander: {flow.verb} from {flow.src} to {flow.dst}, beside the workload")
     if resolved.plan.capture:
-        session.out.print(f"packets are kept at {', '.join(resolved.plan.capture)}")
+        session.out.print(f"packets are captured at {', '.join(resolved.plan.capture)}")
     if probe := resolved.plan.probe:
         session.out.print(
             f"probes from every RNIC to one in every rack, {probe.per_s:g} a second on each of {probe.qps} queue pairs"

@@ -80,7 +80,7 @@ class _Search:
     def fails(self, some: tuple[int, ...]) -> bool:
         """Return whether the experiment with some of the faults fails a check that it fails with all of them.
 
-        A part that cannot be planned does not fail: a stop condition needs a fault that is on for as long as it holds.
+        A part that cannot be planned does not fail. For example, a stop condition may need a fault that is left out.
         """
         try:
             return bool(_failed(self.run(some)) & self.failed_with_all)
@@ -112,7 +112,7 @@ def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, o
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
     if not loaded.faults:
-        raise UsageError(f"{experiment}: it has no faults that could be taken away")
+        raise UsageError(f"{experiment}: there are no faults to remove; give an experiment with [[faults]]")
     run_module.resolve(loaded, source, inventory, seed=seed)
     shrink_module.without(source, [fault.id for fault in loaded.faults], [])
     with (

@@ -22,7 +22,7 @@ __all__ = ["COMMANDS"]
 @json_option
 @pass_session
 def audit(session: Session, *, last: int, as_json: bool) -> None:
-    """Show who did what to the lab from here, when, and how it is undone."""
+    """Show who changed the lab from this machine, when, what, and how it is reverted."""
     entries = list(audit_log.entries(lab_dir(session.inventory().name)))[-last:]
     if as_json:
         session.json(entries)

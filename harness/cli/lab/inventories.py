@@ -73,7 +73,7 @@ def discover(
     at the head of the draft. Nothing is changed. Exits with 0 if the draft is complete, with 1 if something is unknown.
     """
     if out is not None and out.exists():
-        raise UsageError(f"{out} is there already: a draft overwrites nothing, give a new name")
+        raise UsageError(f"--out {out}: exists already, and a draft overwrites nothing; give a new name")
     if machines:
         drafted = _of_machines(session, live.parse_seeds(machines), lab_name or "discovered")
     else:
@@ -102,7 +102,7 @@ def _of_lab(session: Session, lab_name: str | None) -> draft.Draft:
     ):
         silent: dict[str, str] = {}
         answered = live.query({name: lab.node(name) for name in lab.nodes()}, progress, silent=silent)
-    # Where the machines of a soft lab answer is chosen when it starts.
+    # The SSH ports of a soft lab's machines are chosen each time it starts, so they do not belong in its inventory.
     reached = (
         {}
         if traits_of(inventory.kind).is_emulated

@@ -131,10 +131,10 @@ def _rack_status(session: Session, inventory: Inventory, *, as_json: bool) -> in
         words = f": {now.state}; {_size(inventory.topology)}"
         session.out.print(Text.assemble((now.name, "bold"), words), soft_wrap=True)
         rows = [(x.name, x.role, "answers" if x.ssh else "silent", x.at, x.why or "") for x in now.machines]
-        session.table(("machine", "is a", "SSH", "at", "in the way"), rows)
+        session.table(("machine", "is a", "SSH", "at", "problem"), rows)
         _show_dirty(session, now.dirty, now.unfinished)
         if unread:
-            session.out.print(Text.assemble(("who holds what is not known", "red"), f": {unread}"), soft_wrap=True)
+            session.out.print(Text.assemble(("reservations are not known", "red"), f": {unread}"), soft_wrap=True)
         show_entries(session, entries, now_s)
     return ExitCode.PASS if now.state == "up" and unread is None else ExitCode.ERROR
 
@@ -208,8 +208,8 @@ def ssh(session: Session, node: str, command: tuple[str, ...]) -> NoReturn:
 def ssh_arguments(command: tuple[str, ...], netns: str | None) -> list[str]:
     """Return the command for ssh: no argument, or a single one.
 
-    ssh puts its arguments together with spaces, and a shell takes them apart again (ssh(1)): `-c "show bgp summary"`
-    would arrive as three words, and what stands behind a `;` would run outside the namespace.
+    ssh joins its arguments with spaces, and the remote shell splits them again (ssh(1)): `-c "show bgp summary"` would
+    arrive as three words, and a command after a `;` would run outside the namespace.
     """
     if netns is None:
         return [shlex.join(command)] if command else []

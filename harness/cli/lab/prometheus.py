@@ -4,10 +4,10 @@
     # TYPE faultbed_out_of_seq_request counter
     faultbed_out_of_seq_request{lab="soft",node="host1",device="rxe0"} 7
 
-It is printed, for the node exporter's textfile collector: nothing listens. A counter keeps the name that its kernel or
-driver gives it; the suffix `_total`, without which OpenMetrics knows no counter, is not part of this format. Labels are
-names of the inventory and of devices, never a process or a time, so that a series stays one series. A name that has to
-be changed to fit is kept as it was in one more label.
+The text is printed, for the node exporter's textfile collector: nothing listens. A counter keeps the name that its
+kernel or driver gives it, without the suffix `_total`, which only OpenMetrics requires. Labels are names of the
+inventory and of devices, never a process or a time, so that a series stays one series. If a name has characters that
+Prometheus does not allow, they become `_`, and the label `counter` has the original name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
 
 
 def exposition(lab: str, counters: Snapshot, *, increments: bool = False) -> str:
-    """Every counter and state as a metric of its own, with what it is of as labels; nothing at all for no counter.
+    """Return counters and states as text: one metric for each name, with lab, node and device as labels.
 
-    With `increments` the values are how much each moved within some time: those are gauges.
+    With `increments`, each value is by how much the counter grew within some time, so it is a gauge. Without counters
+    the text is empty.
     """
     families: dict[str, list[tuple[str, int, str]]] = {}
     for name, labels, value in _samples(lab, counters):

@@ -22,7 +22,7 @@ from testbed.tenancy.lab_lease import hold
 __all__ = ["COMMANDS", "allow", "machines_of", "playbook_of"]
 
 _PROVISION = "provision"
-"""Name of all these commands in the mark of an interrupted command."""
+"""Beginning of the names of these commands in the mark that an interrupted command leaves."""
 
 
 @click.command()
@@ -63,7 +63,8 @@ def provision(
             site = provision_module.site_of(lab)
             done = provision_module.play(site, playbook, check=True, tags=roles, machines=machines, on_event=report)
         else:
-            if not dirty.left_by(lab.state_dir).startswith(_PROVISION):  # that one is run again, or undone, now
+            # This command repeats or reverts an interrupted provisioning, so its mark does not keep it from running.
+            if not dirty.left_by(lab.state_dir).startswith(_PROVISION):
                 dirty.admit(lab, progress)
             done = _play(lab, playbook, machines, roles, report)
     _show(session, inventory, done, check=check, as_json=as_json)
@@ -73,18 +74,18 @@ def playbook_of(inventory: Inventory, *, check: bool, roles: Sequence[str], tear
     """Return the playbook for these options.
 
     Raises:
-        UsageError: this kind of lab has no such thing, or there is no such role.
+        UsageError: the options are not for this kind of lab, or there is no such role.
     """
     if traits_of(inventory.kind).has_snapshot:
         if teardown or roles or not check:
             raise UsageError(
                 f"{inventory.name} is a soft lab: `faultbed up` provisions it (`up --fresh` from nothing), `reset` and "
-                "`down` undo that; only `provision --check` looks here what would be changed"
+                "`down` revert that; use `provision --check` to list what would be changed"
             )
         return "provision"
     if teardown:
         if roles:
-            raise UsageError("--teardown puts back what every role found: leave out --tags")
+            raise UsageError("--teardown restores the settings from before every role; leave out --tags")
         return "rack-teardown"
     known = provision_module.roles_of("rack")
     for role in roles:
@@ -106,22 +107,22 @@ def machines_of(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def allow(inventory: Inventory, names: Sequence[str]) -> None:
-    """Refuse machines that the lab's owner does not let be disrupted: roles set links, QoS and routes.
+    """Reject machines that the lab's owner does not allow to be disrupted: roles set links, QoS and routes.
 
     Raises:
-        Forbidden: the sentence says which, and what to do.
+        Forbidden: with the machines, and what to do.
     """
     patterns = policy_of(inventory).may_disrupt
     beyond = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
     if beyond:
         raise Forbidden(
             f"provision: {inventory.name} does not allow {', '.join(beyond)} to be disrupted; name those that it does "
-            f"(faultbed_safety.may_disrupt: {', '.join(patterns) or 'nothing'}), or let its owner add these there"
+            f"(faultbed_safety.may_disrupt: {', '.join(patterns) or 'nothing'}), or ask its owner to add these"
         )
 
 
 def _play(lab: Lab, playbook: str, machines: Sequence[str], roles: Sequence[str], on_event: OnEvent) -> ProvisionResult:
-    """Run it, with a line in the audit before and after."""
+    """Run the playbook, with a line in the audit log before and after."""
     subject = {"kind": " ".join([playbook, *roles]), "target": " ".join(machines) or "all machines"}
     revert = [] if playbook == "rack-teardown" else [f"faultbed provision --teardown {' '.join(machines)}".strip()]
     audit_log.append(lab.state_dir, "provisioning", **subject, revert=revert)
@@ -164,7 +165,7 @@ def _show(session: Session, inventory: Inventory, done: ProvisionResult, *, chec
         session.table(("machine", "would be changed" if check else "changed"), rows)
     notes = [(name, note) for name, notes in sorted(done.notes.items()) for note in notes]
     if notes:
-        session.table(("machine", "to know"), notes)
+        session.table(("machine", "note"), notes)
     verb = "would change" if check else "changed"
     session.out.print(f"{inventory.name}: {len(changed) or 'no'} machines {verb}, {done.seconds:.0f} s", soft_wrap=True)
 

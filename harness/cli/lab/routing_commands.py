@@ -102,8 +102,8 @@ def routing() -> None:
 @_of_a_job
 @click.option("--failed", multiple=True, metavar="LINK", help="A link that carries nothing; repeatable.")
 @weight_option
-@click.option("--draws", default=200, show_default=True, type=click.IntRange(1, 10_000), help="For schemes that hash.")
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of the draws.")
+@click.option("--draws", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Draws for schemes that hash.")
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of the draws.")
 @json_option
 @pass_session
 def routing_predict(
@@ -154,7 +154,7 @@ def routing_predict(
 @routing.command("conflicts")
 @click.option("--scheme", default="static-parity", show_default=True, type=click.Choice(_STATIC))
 @_of_a_job
-@click.option("--replace", "replaced", default=1, show_default=True, type=click.IntRange(1, 4), help="So many hosts.")
+@click.option("--replace", "replaced", default=1, show_default=True, type=click.IntRange(1, 4), help="Number of hosts.")
 @click.option("--worst", default=10, show_default=True, type=click.IntRange(1), help="Placements to print.")
 @click.option(
     "--write",
@@ -353,7 +353,7 @@ max = 0
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"--write {path}: it is there already; name another file") from None
+        raise UsageError(f"--write {path}: exists already; name another file") from None
     except OSError as error:
         raise UsageError(f"--write {path}: {error.strerror or error}; name a file in a folder that exists") from error
 
@@ -405,11 +405,11 @@ def _job(
 
 
 def _refuse_collective() -> None:
-    """Refuse options that describe one collective, beside a grid."""
+    """Reject options that describe one collective, if there is a grid."""
     source_of = click.get_current_context().get_parameter_source
     for name in ("collective", "algorithm", "size"):
         if source_of(name) is not ParameterSource.DEFAULT:
-            raise UsageError(f"--{name} is of one collective of all ranks; with --grid, say it in --phase")
+            raise UsageError(f"--{name} describes one collective of all ranks; with --grid, give it in --phase")
 
 
 def _placed(topology: Topology, ranks: tuple[str, ...], ranks_per_rnic: int) -> tuple[str, ...]:

@@ -25,13 +25,15 @@ __all__ = ["REPORT_MS", "SILENT_NS", "Screen"]
 
 REPORT_MS = 2000
 SILENT_NS = 10_000_000_000
-"""Samples come every `REPORT_MS`, under emulation every 4 s."""
+"""Time without a sample after which a machine is silent. Samples come every `REPORT_MS`, under emulation every 4 s."""
 _STALE_NS = 6_000_000_000
 """A port without changes for this long carries nothing; an emulated machine sends a sample every 4 s."""
 _RECENT = 8
+"""Number of latest changes that are shown."""
 _LEAST = 4
+"""Minimum number of rows for ports, and for error counters."""
 _FRAME = 8
-"""Rows that are left for title, header and what is silent."""
+"""Rows for the title, the header and silent machines."""
 _RNIC_ERRORS = ("out_of_seq_request", "rcvd_seq_err", "retry_exceeded_err", "rcvd_rnr_err")
 _ERRORS = (
     *_RNIC_ERRORS,
@@ -41,12 +43,16 @@ _ERRORS = (
     "queue_drops",
     "rx_dropped",
 )
-"""Counters of trouble, most important first, by the names of rdma_rxe and of mlx5."""
+"""Error counters, most important first, by the names of rdma_rxe and of mlx5."""
 
 
 @dataclass(kw_only=True)
 class Screen:
-    """Filled by the watchers' threads; `began_ns` is what the times of changes count from (controller's clock)."""
+    """What the lab's machines have reported. The watchers' threads fill it, `table` draws it.
+
+    Times of changes count from `began_ns` (controller's clock). `first` and `last` are by (node, counter): the first
+    value, and the latest value with its time in ns.
+    """
 
     began_ns: int
     last: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
@@ -61,7 +67,7 @@ class Screen:
             for name, value in reading.values.items():
                 key = (reading.node, name)
                 at_ns, before = self.last.get(key, (reading.at_ns, value))
-                if name.endswith("x_bytes") and reading.at_ns > at_ns:  # of rx and tx; what waits in a queue has none
+                if name.endswith("x_bytes") and reading.at_ns > at_ns:  # rx and tx; bytes in a queue have no rate
                     self.rates[key] = counters.delta(before, value) * 1e9 / (reading.at_ns - at_ns)
                 self.last[key] = (reading.at_ns, value)
                 self.first.setdefault(key, value)
@@ -94,12 +100,12 @@ class Screen:
             }
             for (node, name), rate in sorted(live.items(), key=lambda item: -item[1])[:most]:
                 table.add_row(node, _cut(name.removesuffix("_bytes")), format_rate(rate))
-            trouble = self._grown_errors()
+            errors = self._grown_errors()
             shown = max(_LEAST, most // 2)
-            for node, name, moved in trouble[:shown]:
+            for node, name, moved in errors[:shown]:
                 table.add_row(node, _cut(name), styled(f"+{moved:,}", "yellow"))
-            if len(trouble) > shown:
-                table.add_row("", _cut(f"and {len(trouble) - shown} more counters of trouble"), "")
+            if len(errors) > shown:
+                table.add_row("", _cut(f"and {len(errors) - shown} more error counters"), "")
             for line in self.recent:
                 table.add_row("", _cut(line, "dim"), "")
         return table

@@ -36,7 +36,7 @@ def reserve(session: Session, *, names: tuple[str, ...], duration: str, why: str
     if as_json:
         session.json(to_json(entry, now.now_s))
     else:
-        session.err.print(f"reserved: {', '.join(entry.covers)}, for {duration}; `faultbed release` gives it back")
+        session.err.print(f"reserved: {', '.join(entry.covers)}, for {duration}; `faultbed release` ends it")
 
 
 @click.command()

@@ -90,7 +90,7 @@ def top(session: Session, *, seconds: float | None) -> None:
                 live.update(screen.table(session.out.height, now_ns=time.monotonic_ns(), heard_ns=following.heard_ns()))
                 time.sleep(0.5)
         last = screen.table(_ALL, now_ns=time.monotonic_ns(), heard_ns=following.heard_ns())
-    session.out.print(last)  # rich shows nothing of what is transient in a file or a pipe
+    session.out.print(last)  # in a file or a pipe, rich prints nothing of a transient display
 
 
 COMMANDS = (counters, top)

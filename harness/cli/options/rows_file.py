@@ -1,7 +1,7 @@
 """Write measured traffic row by row for other tools: CSV or Parquet, by the file's suffix.
 
-Of ranks a row is an iteration of one rank (`traffic.engine.run_results.Iteration`), of flows it is one bin of one end
-(`traffic.engine.run_results.Sample`). Times are ns; `start_ns` counts from the first row's.
+For ranks, a row is an iteration of one rank (`traffic.engine.run_results.Iteration`); for flows, a bin at one end of a
+flow (`traffic.engine.run_results.Sample`). Times are in ns; `start_ns` counts from the earliest row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def of_ranks(result: RanksResult) -> Rows:
-    """Rank, RNIC, iteration, start and its parts."""
+    """Return a row for each iteration of each rank: rank, RNIC, iteration, start, duration and its parts."""
     rows = [
         {
             "rank": rank,
@@ -39,7 +39,7 @@ def of_ranks(result: RanksResult) -> Rows:
 
 
 def of_flows(flows: Sequence[FlowResult]) -> Rows:
-    """Number of the flow, its ends, the end that saw the completions, the bin and its bytes."""
+    """Return a row for each bin: the flow's number and ends, the end that saw the completions, the bin, its bytes."""
     rows = [
         {
             "flow": number,
@@ -57,10 +57,10 @@ def of_flows(flows: Sequence[FlowResult]) -> Rows:
 
 
 def check(path: Path) -> None:
-    """Refuse, before anything runs, a file that could not be written after it.
+    """Reject a file that could not be written at the end, before anything runs.
 
     Raises:
-        UsageError: another format, or its folder is not there.
+        UsageError: the suffix is not in `FORMATS`, or the folder does not exist.
     """
     if path.suffix not in FORMATS:
         raise UsageError(f"--out {path}: a name ends in {' or '.join(FORMATS)}")
@@ -69,7 +69,7 @@ def check(path: Path) -> None:
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write rows of one kind; no rows, no columns."""
+    """Write rows of one kind. Without rows, the file has no columns."""
     # Half a second to import, and most commands write no table.
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.csv  # noqa: PLC0415

@@ -32,6 +32,6 @@ def weights_of(topology: Topology, words: tuple[str, ...]) -> dict[str, float]:
     for word in words:
         name, equals, share = word.rpartition("=")
         if not equals or name not in names:
-            raise UsageError(f"--weight {word}: want LINK=SHARE; links are {', '.join(sorted(names))}")
+            raise UsageError(f"--weight {word}: must be LINK=SHARE; links are {', '.join(sorted(names))}")
         weights[name] = float(_SHARE.convert(share, None, None))
     return weights

@@ -134,7 +134,7 @@ def _end(session: Session, inventory: Inventory, result: Bisection, *, as_json: 
     """Print the result, and return the exit code."""
     tiers, lab_state = result.tiers, result.lab_state
     verdict = worst(tier.verdict for tier in tiers)
-    if lab_state == "DIRTY":  # nothing is shown by a lab whose state is unknown
+    if lab_state == "DIRTY":  # a lab in an unknown state proves nothing
         verdict = worst((verdict, Verdict.INCONCLUSIVE))
     code = exit_code(verdict, lab_state or "CLEAN")
     if as_json:
@@ -168,7 +168,7 @@ def _end(session: Session, inventory: Inventory, result: Bisection, *, as_json: 
         session.out.print(
             f"routing scheme {receipt.scheme} ({receipt.fidelity}): the kernels agree in {receipt.decisions.agreed} of "
             f"{receipt.decisions.queried} decisions, {receipt.carried_packets} packets left by ports among which it "
-            "chooses, removed"
+            "chooses; it was removed"
         )
     session.out.print("the lab was not used" if lab_state is None else f"lab {lab_state}")
     return code

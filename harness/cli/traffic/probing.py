@@ -16,7 +16,7 @@ from traffic.probes.rtt import PathTimes
 __all__ = ["COMMANDS"]
 
 _SHOWN = 12
-"""Ways of which the times are printed."""
+"""Number of paths whose times are printed, the slowest ones."""
 
 
 @click.command()

@@ -220,13 +220,13 @@ def flow_specs(chosen: Sequence[tuple[str, str]], *, probe: bool, **options: Any
 
 
 def _check_perftest(path: Path | None, pattern: str | None, spread: str) -> None:
-    """Refuse, before anything runs, what perftest has no file for."""
+    """Reject flows that perftest's file format cannot describe, before anything runs."""
     if path is None:
         return
     if pattern is not None:
         raise UsageError("--perftest-json: perftest has one flow in a file; name SRC and DST instead of a --pattern")
     if spread == "split":
-        raise UsageError("--perftest-json: perftest splits no message over queue pairs; take another --spread")
+        raise UsageError("--perftest-json: perftest splits no message over queue pairs; use another --spread")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--perftest-json {path}: there is no folder {path.parent}")
 
@@ -410,7 +410,7 @@ def run_ranks(session: Session, ranks: Sequence[str], title: str, start: Callabl
     ):
         progress(f"connecting the ranks of {title}")
         with start(lab, progress_reporter(lab, progress)) as running:
-            # It ends by its iterations; how long those take is the lab's affair. Its stall deadline ends a hang.
+            # No timeout: iterations take as long as the lab needs, and the engines' stall deadline ends a hang.
             while not running.is_over:
                 threading.Event().wait(0.2)
             return running.wait(PATIENCE_S)
@@ -442,9 +442,9 @@ def progress_reporter(lab: Lab, progress: Any) -> Any:
 def _event_text(name: str, event: dict[str, Any]) -> str:
     if name == "qp_error":
         error = event["qp_error"]
-        return f"QP lost: {error.endpoint} -> {error.peer}, {error.status}"
+        return f"QP failed: {error.endpoint} -> {error.peer}, {error.status}"
     rebuild = event["rebuild"]
-    return f"QP made again: {rebuild.src} -> {rebuild.dst}, after {rebuild.reason}"
+    return f"QP rebuilt: {rebuild.src} -> {rebuild.dst}, after {rebuild.reason}"
 
 
 def _ends(topology: Topology) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from harness.analysis.probe_lines import Line
+from harness.analysis.probe_lines import ProbedLink
 from harness.record.measurements import Measurements
 from harness.report.plots.charts import COMM, FAIL, STYLE, Band, Chart, both_widths, named_row, svg, time_axis
 
@@ -19,14 +19,14 @@ MOST = 8
 """Maximum number of rows; the table below the chart has all links."""
 
 
-def worst(lines: Sequence[Line]) -> tuple[Line, ...]:
+def worst(lines: Sequence[ProbedLink]) -> tuple[ProbedLink, ...]:
     """Return the links to draw: those with the highest share of lost or slow probes in a window, by name."""
     affected = [line for line in lines if line.worst]
     return tuple(sorted(sorted(affected, key=lambda line: -line.worst)[:MOST], key=lambda line: line.link))
 
 
 @mpl.rc_context(STYLE)
-def probes_chart(run: Measurements, lines: Sequence[Line], bands: Sequence[Band]) -> Chart | None:
+def probes_chart(run: Measurements, lines: Sequence[ProbedLink], bands: Sequence[Band]) -> Chart | None:
     """Draw the share of lost (filled) and slow (line) probes in each window. None if none was lost or slow."""
     shown = worst(lines)
     if not shown:

@@ -31,7 +31,7 @@ from typing import Literal, TypeGuard
 import msgspec
 import numpy as np
 
-from harness.analysis.observations import Observation, disturbed
+from harness.analysis.observations import Observation, faster_than_twin
 from harness.check_places import Place, comparison_of, places
 from harness.conditions import unmet
 from harness.confidence import LEVEL, Interval, decide, level_for, student, tail_of
@@ -242,7 +242,7 @@ def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial],
         verdict = decide("max" if sign == "max" else "min", bound, interval)
         detail = f"{100 * level:.5g} % interval {interval.low:.4g}..{interval.high:.4g} ({interval.method})"
         pooled = Observation(value=_middle(metric, observations), detail=detail, interval=interval)
-        if (reason := disturbed(metric.name, pooled)) is not None:
+        if (reason := faster_than_twin(metric.name, pooled)) is not None:
             verdict, detail = Verdict.INCONCLUSIVE, f"{detail}; {reason}"
     if missing:
         # A value may be missing because it would have been bad.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.analysis.observations import Observation, disturbed
+from harness.analysis.observations import Observation, faster_than_twin
 from harness.analysis.prediction import goodput_under_loss
 from harness.confidence import level_for
 from harness.experiment.metrics import Metric
@@ -136,6 +136,6 @@ def point_value(
     if not observations:
         return Observation(value=None, detail="no run counts: a condition of it is not met, or a fault not proven")
     observation = observations[0] if len(observations) == 1 else pooled_observation(metric, observations, level=level)
-    if reason := disturbed(metric.name, observation):
+    if reason := faster_than_twin(metric.name, observation):
         return Observation(value=None, detail=reason)
     return observation

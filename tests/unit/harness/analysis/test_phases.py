@@ -141,7 +141,7 @@ def test_phases_without_end_for_one_fault_have_no_worst_value(run, fired):
     assert metrics["recovery.rebuild"].value == pytest.approx(0.001)
     assert (metrics["recovery.first_data"].value, metrics["recovery.first_data"].detail) == (
         None,
-        "loss: it had no end in this run",
+        "loss: the phase had no end in this run",
     )
 
 

@@ -67,7 +67,7 @@ def test_probes_long_round_trips_without_loss_name_the_place(place, cause, kind,
     # The link up from one rack and the link down to the other carry the same probes, so both are in the evidence.
     assert (top.cause, top.place) == (cause, kind)
     assert top.name == name or " -> ".join(place) in text
-    assert "times what they take on like paths" in text
+    assert "times what they take on similar paths" in text
     assert "software times" in text
 
 
@@ -160,7 +160,7 @@ def test_probes_in_the_run_directory_reach_the_command_and_the_page(tmp_path):
     result = json.loads(invoked.output)["runs"][str(directory.path)][0]
     assert (result["cause"], len(result["evidence"])) == ("loss", 2)
     page = render(directory.path).read_text(encoding="utf-8")
-    assert "times what they take on like paths" in page
+    assert "times what they take on similar paths" in page
     assert "were lost between" in page
     assert "<b>Not whole:</b> host2 is gone" in page
     assert "3 more have no known path" in page

@@ -218,10 +218,10 @@ def test_preflight_of_another_format_is_refused(content):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"checked": 5}, "p.json: checked: want a list of names of checks; give a file"),
-        ({"checked": [None]}, "p.json: checked: want a list of names of checks; give a file"),
-        ({"not_looked": None}, "p.json: not_looked: want a list of objects; give a file"),
-        ({"not_looked": ["host1"]}, "p.json: not_looked: want a list of objects; give a file"),
+        ({"checked": 5}, "p.json: checked: must be a list of names of checks; give a file"),
+        ({"checked": [None]}, "p.json: checked: must be a list of names of checks; give a file"),
+        ({"not_looked": None}, "p.json: not_looked: must be a list of objects; give a file"),
+        ({"not_looked": ["host1"]}, "p.json: not_looked: must be a list of objects; give a file"),
     ],
 )
 def test_preflight_with_lists_of_another_type_is_refused(tmp_path, changes, message):
@@ -303,7 +303,7 @@ def test_another_strike_never_lowers_the_score_or_the_action(ages, more, drain, 
 
 @pytest.mark.parametrize(("drain", "rma"), [(0, 1), (3, 2), (-1, 4)])
 def test_thresholds_that_contradict_each_other_are_refused(drain, rma):
-    with pytest.raises(UsageError, match="want 0 < drain <= RMA"):
+    with pytest.raises(UsageError, match="0 < drain <= RMA must hold"):
         Thresholds(drain=drain, rma=rma)
 
 
@@ -390,7 +390,7 @@ def test_offenders_say_why_a_hostfile_is_empty(runs, tmp_path):
         (("--runs", "no-such-folder"), "--runs no-such-folder: no such folder"),
         (("--runs", ".", "--half-life", "soon"), "--half-life soon"),
         (("--runs", ".", "--half-life", "0s"), "must be more than 0"),
-        (("--runs", ".", "--drain", "5", "--rma", "2"), "want 0 < drain <= RMA"),
+        (("--runs", ".", "--drain", "5", "--rma", "2"), "0 < drain <= RMA must hold"),
     ],
 )
 def test_offenders_command_rejects_invalid_parameters(words, message):

@@ -136,7 +136,7 @@ def test_run_until_decided_ends_at_most(executed, monkeypatch):
     ("words", "message"),
     [
         (["--until-decided", "--repeat", "3"], "give one of them"),
-        (["--most", "5"], "--most is of --until-decided"),
+        (["--most", "5"], "--most needs --until-decided"),
     ],
 )
 def test_options_of_repeated_runs_that_contradict_each_other_are_refused(executed, words, message):

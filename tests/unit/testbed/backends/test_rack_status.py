@@ -114,7 +114,7 @@ def test_status_of_an_unreachable_rack_reports_what_is_known(rack):
     text = CliRunner().invoke(cli, ["--lab", str(rack), "status"]).stdout
     assert "2 racks, 4 hosts, 32 RNICs, 6 switches, 8 uplinks" in text
     assert "rtsw1: [x] differs" in text
-    assert "who holds what is not known" in text
+    assert "reservations are not known" in text
 
 
 def test_status_of_a_soft_lab_reports_dirty():

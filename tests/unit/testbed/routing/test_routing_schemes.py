@@ -426,9 +426,9 @@ def test_routing_conflicts_counts_worse_placements():
         (("predict", "--grid", "dp=4", "--phase", "dp:all-reduce:1MiB"), "dp 4 has 4 ranks, but the job has 6"),
         (
             ("predict", "--grid", "dp=6", "--phase", "dp:all-reduce:1MiB", "--size", "1MiB"),
-            "--size is of one collective of all ranks; with --grid, say it in --phase",
+            "--size describes one collective of all ranks; with --grid, give it in --phase",
         ),
-        (("predict", "--weight", "rtsw1:ctsw9=2"), "--weight rtsw1:ctsw9=2: want LINK=SHARE; links are rtsw1:ctsw1"),
+        (("predict", "--weight", "rtsw1:ctsw9=2"), "--weight rtsw1:ctsw9=2: must be LINK=SHARE; links are rtsw1:ctsw1"),
         (("predict", "--failed", "rtsw1"), "no link between switches is called rtsw1"),
     ],
 )
@@ -457,7 +457,7 @@ def test_conflicts_write_the_experiment_that_reproduces_the_worst_placement(tmp_
     assert bound.minimum < uplink_mmr(LAB, load)[bound.metric.name.removeprefix("mmr.")] < bound.maximum
     again = CliRunner().invoke(cli, ["--lab", "soft-3rack", "routing", *words, "--write", str(path)])
     assert isinstance(again.exception, UsageError)
-    assert "is there already" in str(again.exception)
+    assert "exists already" in str(again.exception)
 
 
 def test_conflicts_leave_out_hosts_with_too_few_rnics_and_find_the_others():
