@@ -417,19 +417,19 @@ def widened(interval: Interval, value: float, log_sd: float, *, freedom: int, so
     )
 
 
-def ratio_interval(over: Interval, under: Interval, values: tuple[float, float]) -> Interval | None:
-    """Return the interval of the ratio of two values from their intervals; None: one interval reaches 0.
+def ratio_interval(numerator: Interval, denominator: Interval, values: tuple[float, float]) -> Interval | None:
+    """Return the interval of the ratio of two `values` from their intervals; None: one interval reaches 0.
 
-    The lower end comes from the low end of `over` and the high end of `under`, the upper end from the other two. The
-    method is MOVER on logarithms (Zou and Donner 2008, Statistics in Medicine 27:1693), which accepts intervals that
-    are not symmetric, such as those of high percentiles.
+    The lower end comes from the low end of `numerator` and the high end of `denominator`, the upper end from the other
+    two. The method is MOVER on logarithms (Zou and Donner 2008, Statistics in Medicine 27:1693), which accepts
+    intervals that are not symmetric, such as those of high percentiles.
     """
-    if min(over.low, under.low, *values) <= 0:
+    if min(numerator.low, denominator.low, *values) <= 0:
         return None
     (value, base), ratio = values, values[0] / values[1]
-    down = math.hypot(_log_reach(value, over.low), _log_reach(under.high, base))
-    up = math.hypot(_log_reach(over.high, value), _log_reach(base, under.low))
-    words = f"both intervals: {over.method}"
+    down = math.hypot(_log_reach(value, numerator.low), _log_reach(denominator.high, base))
+    up = math.hypot(_log_reach(numerator.high, value), _log_reach(base, denominator.low))
+    words = f"both intervals: {numerator.method}"
     return Interval(low=ratio / math.exp(down), high=ratio * math.exp(up), method=words)
 
 

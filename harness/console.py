@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """Load the commands and run; Ctrl-C, or a package that is not there, is one sentence already meanwhile."""
+    """Load the commands and run them. Ctrl-C or a missing package while they load prints one sentence, no traceback."""
     try:
         commands = importlib.import_module("harness.cli.main")
     except KeyboardInterrupt:

@@ -13,9 +13,9 @@ The rules, in the order in which they are applied:
    that it routed the workload the run is INCONCLUSIVE.
 4. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval
    (`harness.confidence`), and is INCONCLUSIVE without one. Several noisy checks share a risk of 1 % of a wrong FAIL
-   (Bonferroni). A count, a name, and a share that must be all of it need no interval: PASS inside the bound, FAIL
-   outside, INCONCLUSIVE if errors of measurement leave both possible. A censored value is a lower bound of the true
-   one: it fails a maximum that it already exceeds, else it is INCONCLUSIVE.
+   (Bonferroni). A count, a name, and a share whose minimum is its largest possible value need no interval: PASS inside
+   the bound, FAIL outside, INCONCLUSIVE if errors of measurement leave both possible. A censored value is a lower bound
+   of the true one: it fails a maximum that it already exceeds, else it is INCONCLUSIVE.
 5. A check whose metric is *about faults* is INCONCLUSIVE, whatever its value, unless the faults it is about provably
    fired. Other checks stand: wrong data is wrong even if no fault fired.
 6. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it. So is a soft lab whose offered
@@ -137,7 +137,7 @@ def noisy_checks(expectations: Sequence[Expectation]) -> int:
 
 
 def is_noisy(metric: Metric, sign: str, bound: float | str) -> bool:
-    """Return whether a check is decided by an interval; a share whose minimum is all of it is not."""
+    """Return whether a check is decided by an interval; a share whose minimum is its largest possible value is not."""
     return metric.is_noisy and not (sign == "min" and metric.most is not None and bound == metric.most)
 
 
@@ -231,7 +231,7 @@ def _compare_bound(
 
 
 def risk(level: float, noisy: int) -> str:
-    """Return what a rule says of its risk, which is shared by all noisy checks of a run; nothing for a certain one."""
+    """Return what a rule says about its risk, which all noisy checks of a run share; empty if `level` is 1."""
     if level == 1:
         return ""
     tail = 100 * tail_of(level)
@@ -288,14 +288,14 @@ def _fault_check(fault: FaultRun, problems: Sequence[str], t0_ns: int) -> Check:
     armed_ns = receipt.armed.at_ns if receipt else None
     late_ns = armed_ns - t0_ns - fault.plan.at_ns if isinstance(armed_ns, int) else 0
     if late_ns > _LATE_NS:
-        evidence.append(f"{late_ns / 1e9:.1f} s later than planned: the lab was too busy to be looked at before")
+        evidence.append(f"armed {late_ns / 1e9:.1f} s later than planned, because the lab was busy")
     return Check(
         name=f"fired.{fault.plan.id}",
         verdict=Verdict.INCONCLUSIVE if problems else Verdict.PASS,
         observed=0 if receipt is None else receipt.fired.count,
         bound=1,
         unit="count",
-        rule="observed >= bound. Armed, fired, seen by a counter or a look, nothing moved that must not, cleared, "
+        rule="observed >= bound. Armed, fired, seen by a counter or a reading, nothing moved that must not, cleared, "
         f"{firing_times.RULE}",
         detail="; ".join(evidence),
     )
@@ -313,7 +313,7 @@ def _routing_checks(plan: Plan, receipt: RoutingReceipt | None) -> list[Check]:
         marked = "" if receipt.marked is None else f", {sum(receipt.marked.values())} packets marked"
         copied = receipt.cleared.copied
         followed = f", {copied} next hops were changed after BGP" if copied else ""
-        evidence = [f"{receipt.carried_packets} packets left by ports among which it chooses{marked}{followed}"]
+        evidence = [f"{receipt.carried_packets} packets left by ports among which the scheme chooses{marked}{followed}"]
         if by := sorted({deviation.fault for deviation in receipt.deviations if deviation.fault}):
             evidence.append(f"BGP lost next hops because of {', '.join(by)}")
     return [
@@ -334,7 +334,7 @@ def _on_for(receipt: Receipt | None) -> list[str]:
     if receipt is None or (on_time := receipt.on_time) is None:
         return []
     if on_time.complete:
-        return ["over by its nature once it has struck"]
+        return ["complete: it hit as often as planned"]
     on_s, planned_s, off_s = (ns / 1e9 for ns in (on_time.measured_ns, on_time.planned_ns, on_time.tolerance_ns))
     switching = f"switching took {on_time.changing_ns / 1e9:.2f} s"
     return [f"on for {on_s:.2f} s of {planned_s:.2f} s (tolerance {off_s:.2f} s), {switching}"]

@@ -58,7 +58,7 @@ _PROBED_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault as it is in the file. `harness.experiment.run_plan` draws one of `targets` and a time from the seed."""
+    """A fault as written in the file. `harness.experiment.run_plan` draws one of `targets` and a time from the seed."""
 
     id: str
     kind: str
@@ -305,7 +305,7 @@ def _expectation(item: _ExpectFile, path: str, source: str, faults: tuple[Fault,
     if item.equals is None and item.min is None and item.max is None:
         raise fail(source, path, "no bound: give min, max or equals")
     if item.equals is not None and metric.is_noisy:
-        raise fail(source, f"{path}.equals", f"{metric.name} never comes out the same twice; give min, max or both")
+        raise fail(source, f"{path}.equals", f"{metric.name} differs from run to run; give min, max or both")
     if metric.unit == "host":
         if not isinstance(item.equals, str):
             raise fail(source, path, f'{metric.name} is a name: write equals = "host3"')

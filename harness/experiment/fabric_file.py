@@ -19,10 +19,10 @@ _LONGEST_SEED = 2**32 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """A routing scheme with its parameters, all of them.
+    """A routing scheme, and the parameters of all schemes.
 
-    `qp_hash_seed` is of the hash of the destination queue pair (e-ecmp), `weights` are shares of links by name, 1 for
-    those that are not named (weighted), `buckets` those of a next-hop group (resilient).
+    `qp_hash_seed` is the seed of the hash of the destination queue pair (e-ecmp). `weights` are shares of links by name
+    (weighted); a link that is not named has 1. `buckets` is the number of buckets of a next-hop group (resilient).
     """
 
     routing: str

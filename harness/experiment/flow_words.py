@@ -1,8 +1,8 @@
 """Settings of a flow as users write them, on the command line and in an experiment file.
 
-`rate` is payload in Mb/s a flow, `on` and `off` are times of a burst and of the silence after it, `probe` puts a flow
-of small timed writes beside each flow, `late_receives` is a time by which each receive comes late. An atomic has its
-own size, whatever is said.
+`rate` is the payload rate of a flow in Mb/s, `on` and `off` are the lengths of a burst and of the pause after it.
+`late_receives` is by how much each receive is posted late. `probe` adds a flow of small timed writes beside each flow.
+An atomic always has 8 bytes: its `size` is ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROBES_PER_S = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowWords:
-    """The words of a flow, which `flow` reads."""
+    """Settings of a flow as text and numbers, which `flow` converts."""
 
     verb: str
     transport: str

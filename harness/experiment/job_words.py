@@ -61,7 +61,7 @@ def _checkpoint(text: str) -> tuple[int, int, str]:
 
 
 class Reader(Protocol):
-    """Reads one word of a person's, and says where it stands if it makes no sense."""
+    """Function that parses one setting, and names the setting in the error if its text is invalid."""
 
     def __call__(self, parser: Callable[[str], T], text: str, name: str) -> T:
         """Return the parsed text. `name` is the setting in an error message."""

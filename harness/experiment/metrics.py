@@ -1,18 +1,18 @@
 """The metrics an expectation can bound: one table, read by the decoder, the judge and the report.
 
-Two of them come once per fault as well: `recovery.<fault id>` and `after_clear.<fault id>`. `mmr.` and
+Two metrics also exist once per fault: `recovery.<fault id>` and `after_clear.<fault id>`. `mmr.` and
 `link_utilisation.` are followed by a tier, a switch or a link of the lab.
 
-`about_faults` marks metrics that only mean something when the faults really happened. When a fault did not
-provably fire, a check on such a metric is INCONCLUSIVE whichever way its number fell; a check on the other
-metrics (wrong data is wrong data) keeps its own verdict.
+`about_faults` marks metrics that only mean something if the faults really happened. If a fault did not provably fire, a
+check on such a metric is INCONCLUSIVE, whatever its value. A check on another metric keeps its own verdict, because
+wrong data are wrong even if no fault fired.
 
-`is_noisy` marks performances that come out otherwise each time: one number of them decides nothing. Where a run was too
-short to know their interval, a check on them is INCONCLUSIVE, wherever that number fell. `most` is the highest that a
-share can be: a bound that asks for that is about what happened in this run, and needs no interval. A bound above it
-would hold, or fail, whatever happened, and is refused.
+`is_noisy` marks performance values, which differ from run to run: one value decides nothing. A check on one is decided
+by the value's interval, and is INCONCLUSIVE if the run is too short for an interval. `most` is the highest possible
+value of a share. A minimum of `most` means that nothing may be missing in this run, so it needs no interval. A bound
+above `most` would hold, or fail, whatever happened, so it is rejected.
 
-Absolute rates are refused as bounds on a soft lab: its numbers are ratios within one run, never Gb/s.
+Absolute rates are rejected as bounds on a soft lab: its numbers are ratios within one run, never Gb/s.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Unit = Literal["s", "ratio", "count", "Gb/s", "host"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A thing that is measured in every run.
+    """A metric of a run.
 
-    `unit` is the unit of both the observed value and the bound; `meaning` says how the number comes about, in
-    words that the report prints beside it.
+    `unit` is the unit of both the observed value and the bound. `meaning` says how the value is determined; the report
+    prints it beside the value.
     """
 
     name: str
@@ -54,7 +54,7 @@ _PHASES = {
     "detect": "From the first firing until an end reacted: a NAK or timer at a captured port, or a dead queue pair",
     "retransmit": "From detection until the lost packet passed a captured port again",
     "qp_error": "From the first firing until the first completion with an error; 0 when no queue pair died",
-    "rebuild": "From that error until the last dead queue pair was connected again; 0 if none had to be",
+    "rebuild": "From that error until the last dead queue pair was connected again; 0 if there was none",
     "first_data": "From the rebuild until data arrived over the new queue pairs",
     "hold": "From the last of these events until goodput was back and stayed",
 }

@@ -2,11 +2,11 @@
 
     faults[0].set.share    workload.size    workload.qp.timeout    workload.phases[1]    expect[0].max
 
-A path is written as error messages print it. It names a value that stands in the file, or one that may stand there: a
-key of a section, or a parameter of a fault's kind.
+A path is written as error messages print it. It names a value that the file has or may have: a key of a section, or a
+parameter of a fault's kind.
 
-A value is text, and becomes what the experiment's own types take: a number or true or false where that decodes, else a
-string. Values of one path are separated by commas; a value with a comma of its own stands in double quotes.
+A value is text. If it is a number, true or false, it becomes that, unless the experiment's type requires a string.
+Values of one path are separated by commas; a value that contains a comma is written in double quotes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def parse(text: str) -> Parameter:
 
 
 def known_paths(raw: Mapping[str, Any]) -> tuple[str, ...]:
-    """Every path of an experiment file (as TOML gives it) that has a value, or may have one."""
+    """Return every path of an experiment file (decoded from TOML) that has a value, or may have one."""
     paths = [path for path, _ in leaves(raw)]
     work = raw.get("workload")
     if isinstance(work, Mapping):
@@ -101,9 +101,9 @@ def with_values(content: bytes, values: Mapping[str, str], *, source: str) -> tu
     Comments of the file are lost. `source` is what messages call the file.
 
     Raises:
-        ConfigError: a path is none of `known_paths`, or a value is not what its place takes; with the nearest path.
+        ConfigError: a path is none of `known_paths` (the message has the nearest one), or a value is invalid there.
     """
-    decode(content, source=source)  # what is wrong without these values is not theirs
+    decode(content, source=source)  # so that errors of the file itself are not blamed on the values
     raw = tomllib.loads(content.decode())
     known = known_paths(raw)
     for path in values:
@@ -120,7 +120,7 @@ def with_values(content: bytes, values: Mapping[str, str], *, source: str) -> tu
         try:
             return text_of_experiment, decode(text_of_experiment, source=source)
         except ConfigError as error:
-            # A number where text belongs says nothing about the text.
+            # If a string is required, the error about the number hides the one about the string.
             refused = error if refused is None or "expected `str`" in str(refused) else refused
     settings = ", ".join(f"{path}={text}" for path, text in values.items())
     raise ConfigError(f"{refused} (with {settings})") from refused
@@ -137,7 +137,7 @@ def _readings(text: str) -> list[Scalar]:
 
 
 def _place(raw: dict[str, Any], path: str, value: Scalar, source: str) -> None:
-    """Put a value at a path; sections on the way (such as `set`) are made."""
+    """Set the value at a path. Missing sections on the way (such as `set`) are created."""
     steps: list[str | int] = []
     for part in path.split("."):
         match = _STEP.fullmatch(part)

@@ -1,13 +1,13 @@
-"""From experiment and seed to the plan of one run: `plan.json`, byte-identical for the same inputs.
+"""The plan of one run, from its experiment and seed: `plan.json`, byte-identical for the same inputs.
 
-The seed decides everything the file leaves open, and nothing else may:
+The seed alone decides everything that the file leaves open:
 
 - a fault's `target` is a list: which one;
 - a fault's `at` is a range: when, to the millisecond, evenly over the range, both ends included;
-- each fault's own `seed`, from which the injector draws (which packets `packet.drop` takes, for one).
+- each fault's own `seed`, from which the injector draws (for example, which packets `packet.drop` drops).
 
 Every draw is SHA-256 over `<seed>/<fault id>/<what>`, so it depends on no library's generator, and adding or
-moving one fault leaves the draws of the others as they were.
+moving one fault does not change the draws of the others.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: str, version: str) -> Plan:
-    """Decide what one run does. `seed` overrides the file's own.
+    """Return what one run does. `seed` overrides the seed of the file.
 
-    Faults come out in the order in which they happen; those of one moment in the order of the file.
+    Faults are ordered by their time; faults at the same time keep the order of the file.
     """
     chosen = experiment.seed if seed is None else seed
     faults = sorted((_schedule(fault, chosen) for fault in experiment.faults), key=lambda fault: fault.at_ns)

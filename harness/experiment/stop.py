@@ -7,8 +7,11 @@
 
 While faults are on, each condition is compared with live values at least once a second
 (`harness.run.faults.live_guard`). The first condition that holds for its time ends the faults and the run at once, as
-FAIL, or as INCONCLUSIVE if the experiment says so. A condition that could never be evaluated is INCONCLUSIVE, and so is
-one that was not evaluated for as long as it has to hold, or of which only unknown values kept it from holding so long.
+FAIL, or as INCONCLUSIVE if the experiment says so. A condition is also INCONCLUSIVE
+
+- if its value was never known;
+- if its value was not known for as long as the condition has to hold;
+- if it held at every known value for that long, but some values in between were unknown.
 
 Missing data end the faults, too, and the run is INCONCLUSIVE: if the value of a condition is unknown for more than
 `MISSING_NS` although it was known before, or should be known by now. An experiment without `[[stop]]` has no guard.
@@ -128,10 +131,10 @@ class Guard:
         self._unknown_since_ns: dict[Condition, int] = {}
 
     def evaluate(self, now_ns: int, values: Mapping[str, float | None], *, due: Collection[str] = ()) -> Ending | None:
-        """Compare every condition with the values of now; return the first one that holds.
+        """Compare every condition with the current values; return the first one that holds.
 
-        A value that is None, or absent, is not known: `missing` is set when that lasts, for metrics in `due` and for
-        those that were known before.
+        A value that is None or absent is unknown. If it stays unknown for more than `MISSING_NS`, `missing` is set, but
+        only for metrics in `due` and for those that were known before.
         """
         for condition in self.conditions:
             value = values.get(condition.metric.name)
@@ -214,6 +217,6 @@ def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
         observed=value,
         bound=condition.bound,
         unit=metric.unit,
-        rule=f"observed {good} bound, or everything is stopped when it is not{lasting}. {metric.meaning}",
+        rule=f"observed {good} bound; if it is not{lasting}, the run is ended. {metric.meaning}",
         detail=detail,
     )

@@ -43,11 +43,11 @@ _T = TypeVar("_T")
 class Collective:
     """A collective, repeated. Exactly one of `iterations` and `duration_ns` is set.
 
-    `ranks` are RNICs (`host1:rxe0`) in rank order; empty: one a host, on its first RNIC. `compute_units` is
-    the work each rank's GPU does before each iteration (0: none); a unit is one block of the soft GPU's
-    matrix product. `warmup` iterations come first and are not counted. The other words are those of
-    `traffic.workloads.collective.CollectiveSpec`, and `qps_per_peer`, `spread` and `entropy` those of all ranks
-    (`traffic.workloads.ranks.RanksSpec`).
+    `ranks` are RNICs (`host1:rxe0`) in rank order; empty: the first RNIC of each host. `compute_units` is the work of
+    each rank's GPU before each iteration (0: none); a unit is one block of the soft GPU's matrix product. `warmup`
+    iterations come first and are not counted. The other fields are as in
+    `traffic.workloads.collective.CollectiveSpec`, and `qps_per_peer`, `spread` and `entropy` as in
+    `traffic.workloads.ranks.RanksSpec`.
     """
 
     collective: str
@@ -74,11 +74,12 @@ class Collective:
 class Flow:
     """An elephant: `qps` queue pairs with messages of `size_bytes`, `depth` outstanding on each.
 
-    `flow` is the verb, `spread` how messages get on the queue pairs, both as in `traffic.flows.flow_run.FlowSpec`, and
-    so are `transport` to `check`. With a `probe` each has a flow of small timed writes beside it
-    (`harness.experiment.flow_words`).
-    With a `pattern` (`traffic.flows.matrix`) there are several alike, between `pairs` that
-    `harness.run.prepare.bind_to_lab` finds; `src` and `dst` are empty then.
+    `flow` is the verb. `spread` says how messages are distributed over the queue pairs. These and the fields
+    `transport` to `check` are as in `traffic.flows.flow_run.FlowSpec`. With `probe`, a flow of small timed writes runs
+    beside each flow (`harness.experiment.flow_words`).
+
+    With a `pattern` (`traffic.flows.matrix`) there are several equal flows, between the `pairs` that
+    `harness.run.prepare.bind_to_lab` resolves; `src` and `dst` are then empty.
     """
 
     flow: str
@@ -106,7 +107,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training job on a grid of ranks (`traffic.workloads.job.JobSpec`); it goes by iterations.
+    """A training job on a grid of ranks (`traffic.workloads.job.JobSpec`), which ends after its iterations.
 
     With `resilience` it restarts after the loss of a host (`traffic.workloads.elastic`).
     """
@@ -128,11 +129,15 @@ class Job:
     qp: QpParams = field(default_factory=QpParams)
 
 
-_OF_SPEC = tuple(one.name for one in fields(Flow) if one.name in FlowSpec.__slots__ and one.name not in ("src", "dst"))
+_OF_SPEC = tuple(
+    flow_field.name
+    for flow_field in fields(Flow)
+    if flow_field.name in FlowSpec.__slots__ and flow_field.name not in ("src", "dst")
+)
 """Fields that a `Flow` shares with its `FlowSpec`, under the same name and with the same value."""
 
 Workload = Collective | Flow | Job | InferenceSpec | RankingSpec | Replay
-"""Inference and ranking go by requests and iterations, and are what traffic takes."""
+"""An inference or ranking job ends after its requests or iterations, and has the type that traffic requires."""
 
 
 def duration_ns(workload: Workload) -> int | None:
@@ -298,8 +303,8 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         raise fail(source, "workload", str(error)) from error
     if flow.latency and flow.probe:
         problem = (
-            "latency times the flow's own messages and probe those beside it, and latency.p50 and latency.p99 are of "
-            "one kind; leave one of them out"
+            "latency times the flow's own messages, probe those of the flow beside it, and latency.p50 and latency.p99 "
+            "cannot mix both; leave one of them out"
         )
         raise fail(source, "workload", problem)
     return Flow(
@@ -485,7 +490,7 @@ def _storage(storage: _StorageFile, source: str) -> Storage:
 
 
 def _queue_pairs(file: _RanksFile, source: str) -> dict[str, Any]:
-    """Return the words about queue pairs, which all workloads on ranks have."""
+    """Return the settings of queue pairs, which all workloads on ranks have."""
     one_of(file.spread, SPREAD_OF_RANKS, source, "workload.spread")
     words: dict[str, Any] = {
         "qps_per_peer": file.qps_per_peer,
@@ -510,7 +515,7 @@ def _qp(values: dict[str, int], source: str) -> QpParams:
 
 
 class _Kind(NamedTuple):
-    """A kind of workload in the file: the key that no other kind has, all of its keys, and what they mean."""
+    """A kind of workload: the key that no other kind has, the type of its section, and the function that reads it."""
 
     key: str
     file: type[Section]

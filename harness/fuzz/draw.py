@@ -26,7 +26,7 @@ from traffic.workloads.ranks import ITEM_BYTES
 __all__ = ["ON_LAB", "WORKLOADS", "cases"]
 
 ON_LAB = Grid(earliest_s=LEAD_S, latest_s=LEAD_S + 4, shortest_s=0.5, longest_s=4.0, step_s=0.5, levels=8)
-"""Times on a lab. A fault before LEAD_S is late. Steps are coarse, as each step of shrinking is a run on the lab."""
+"""Times on a lab. A fault before LEAD_S would be late. Steps are coarse: each step of shrinking is a run on the lab."""
 
 _KEYS = (
     "collective",
@@ -117,7 +117,7 @@ def _fits(case: Case, inventory: Inventory) -> bool:
 
 
 def _allowed(inventory: Inventory) -> Accepts:
-    """Return whether one fault can be planned and is allowed; cheaper than a whole experiment."""
+    """Return a function that says whether faults can be planned and are allowed, without planning an experiment."""
 
     def accepts(specs: Sequence[FaultSpec]) -> bool:
         try:
@@ -184,7 +184,7 @@ def _shape() -> st.SearchStrategy[dict[str, Any]]:
                 "size": st.sampled_from(("4KiB", "64KiB") if pair[0] != "atomic" else ("8",)),
                 "qps": st.integers(1, 4),
                 "depth": st.sampled_from((4, 1, 16)),
-                # Of those of which every byte can be checked, all are.
+                # Check every byte wherever that is possible.
                 **({"check": st.just(value=True)} if pair[0] in CHECKED[pair[1]] else {}),
             }
         )

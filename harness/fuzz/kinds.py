@@ -15,7 +15,7 @@ __all__ = ["kinds_named"]
 def kinds_named(patterns: Collection[str], lab_kind: LabKind) -> tuple[str, ...]:
     """Return the kinds that a lab can do and revert, and whose names match one of the patterns (none: all).
 
-    A kind that nothing can revert is drawn only if a pattern is its very name.
+    A kind that cannot be reverted is drawn only if a pattern is its exact name.
 
     Raises:
         UsageError: a pattern without wildcards names no kind.

@@ -24,8 +24,8 @@ __all__ = ["Search"]
 _SHRINKING_S = 300.0
 """hypothesis gives up shrinking after this time (conjecture/engine.py, MAX_SHRINKING_SECONDS): ten runs on a lab."""
 _BATCH = 9
-"""Examples of one call of hypothesis. From ten on it keeps the first tenth small (`generate_new_examples`): the dozen
-runs that fit into a few minutes would all be of nearly nothing."""
+"""Examples of one call of hypothesis. With ten or more, it keeps the first tenth small (`generate_new_examples`): the
+dozen runs that fit into a few minutes would all be of nearly empty cases."""
 _MAX_BATCHES_WITHOUT_NEW = 50
 """Batches in a row without a new case, after which the strategy counts as exhausted."""
 

@@ -42,7 +42,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def extra(self) -> int:
-        """Frames that the capture has and the ports did not count; each may stand for one that is missing."""
+        """Frames that the capture has and the ports did not count; each of them may hide a missing frame."""
         return sum(proof.extra for proof in self.proofs)
 
 

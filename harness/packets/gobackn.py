@@ -10,7 +10,7 @@ there are as many as there are anomalies; all else is array arithmetic.
 Rules, and the capture point (`Flow.side`) at which they are exact:
 
     skipped-psn           sender               a PSN was left out that was never sent before
-    went-back-wrong       sender               after a NAK, the sender went back to behind the requested PSN
+    went-back-wrong       sender               after a NAK, the sender went back to a PSN after the requested one
     opcode-order          any                  FIRST, MIDDLE, LAST or ONLY in an order that forms no message
     nak-ahead             any                  a NAK for a PSN beyond what the responder can expect
     nak-of-acknowledged   any                  a NAK for a PSN that was acknowledged before
@@ -311,7 +311,7 @@ def _responder_rules(packets: Packets, flow: Flow, tracked: Track) -> list[Viola
         if requested == int(answer[later_nak]) and not (between == requested).any():
             broken.append(
                 _violation(
-                    packets, "nak-repeated", int(responses[later_nak]), "it had not arrived again since the last NAK"
+                    packets, "nak-repeated", int(responses[later_nak]), "the PSN had not arrived again since the last NAK"
                 )
             )
     return broken

@@ -14,7 +14,7 @@ _LONGEST = 3
 
 
 def summary_of(running: Running[Any]) -> str:
-    """Return the outcome, the longest iterations by rank and part, lost queue pairs, and where running ranks are."""
+    """Return the outcome, the longest iterations by rank and part, failed queue pairs, and where running ranks are."""
     return "\n".join(_lines(running))
 
 
@@ -25,7 +25,7 @@ def _lines(running: Running[Any]) -> Iterator[str]:
     yield from _longest_iterations(running)
     for error in running.qp_errors:
         at_s = (error.time_ns - start_ns) / 1e9
-        yield f"  QP lost at {at_s:.1f} s: {error.endpoint} to {error.peer}, {error.status}"
+        yield f"  QP failed at {at_s:.1f} s: {error.endpoint} to {error.peer}, {error.status}"
     for rebuild in running.rebuilds:
         yield f"  QP rebuilt: {rebuild.src} to {rebuild.dst}, {rebuild.attempts} attempts, after {rebuild.reason}"
     if not running.is_over:

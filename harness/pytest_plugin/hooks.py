@@ -48,7 +48,7 @@ from harness.pytest_plugin.keys import (
     RAN,
     RUNNING,
 )
-from harness.pytest_plugin.skips import hear_worker, reasons, skip, summary_lines, tell_controller
+from harness.pytest_plugin.skips import add_worker_reasons, reasons, skip, summary_lines, report_to_controller
 from testbed.errors import DirtyLab, FaultbedError, RevertFailed
 
 # Every pytest session of every project that has faultbed installed imports this module. The product, which takes more
@@ -293,7 +293,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     """Close the lab even if a fixture's teardown fails. A session that tested nothing ends with 5."""
     session.config.stash[AT_END] = []
-    tell_controller(session.config, has_run=session.config.stash.get(RAN, False))
+    report_to_controller(session.config, has_run=session.config.stash.get(RAN, False))
     try:
         yield
     finally:
@@ -307,7 +307,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Count the tests of a worker of pytest-xdist that has ended."""
-    if hear_worker(node.config, getattr(node, "workeroutput", {})):
+    if add_worker_reasons(node.config, getattr(node, "workeroutput", {})):
         node.config.stash[RAN] = True
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-__all__ = ["hear_worker", "reasons", "skip", "summary_lines", "tell_controller"]
+__all__ = ["add_worker_reasons", "reasons", "skip", "summary_lines", "report_to_controller"]
 
 _REASONS: pytest.StashKey[list[str]] = pytest.StashKey()
 _SKIPS, _HAS_RUN = "faultbed_skips", "faultbed_has_run"
@@ -26,14 +26,14 @@ def reasons(config: pytest.Config) -> list[str]:
     return config.stash.get(_REASONS, [])
 
 
-def tell_controller(config: pytest.Config, *, has_run: bool) -> None:
-    """Tell the controller of pytest-xdist why this worker has skipped tests, and whether it has run one."""
+def report_to_controller(config: pytest.Config, *, has_run: bool) -> None:
+    """Report to the controller of pytest-xdist why this worker has skipped tests, and whether it has run any test."""
     if hasattr(config, "workeroutput"):
         config.workeroutput |= {_SKIPS: reasons(config), _HAS_RUN: has_run}
 
 
-def hear_worker(config: pytest.Config, output: Mapping[str, Any]) -> bool:
-    """Take over the reasons of a worker; return whether it has run a test. A worker that crashed sends none."""
+def add_worker_reasons(config: pytest.Config, output: Mapping[str, Any]) -> bool:
+    """Add a worker's reasons to those of the session; return whether it has run a test. A crashed worker sends none."""
     config.stash.setdefault(_REASONS, []).extend(output.get(_SKIPS, ()))
     return bool(output.get(_HAS_RUN, False))
 

@@ -1,8 +1,8 @@
 """What a run measured: `measurements.json`, written once by the run loop, read by the judge and the report.
 
-All times are the controller's CLOCK_MONOTONIC in nanoseconds; node times were moved by the measured clock
-offset before they came here, and `clock_error_ns` is the largest uncertainty of that move. A `Sample` counts
-the payload bytes that a rank's sends completed in [t_ns, t_ns + sample_ns).
+All times are the controller's CLOCK_MONOTONIC in nanoseconds. Times of nodes were converted with the measured clock
+offset, and `clock_error_ns` is the largest uncertainty of that conversion. A `Sample` counts payload bytes whose
+completion was seen in [t_ns, t_ns + sample_ns): at the sender for ranks and RC flows, at the receiver for UC and UD.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class RebuildMark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BystanderRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The flow beside the workload that no fault should touch.
+    """The flow beside the workload that no fault should affect.
 
     `qp_errors` are the controller times (ns) at which its queue pairs failed. `failure` says where the flow failed;
     None: it did not.

@@ -16,8 +16,8 @@ def read(path: Path, schema: pa.Schema) -> pa.Table:
     """Return the columns of `schema`, in its order and types, with the file's own metadata.
 
     Raises:
-        RecordError: no such file, not Parquet, cut short, a column is missing or of another type, or has nothing where
-            the schema wants a value.
+        RecordError: no such file, not Parquet, cut short, or a column is missing, has another type, or is null where
+            the schema requires a value.
     """
     try:
         table = pq.read_table(path)

@@ -20,22 +20,23 @@ def _column(name: str, kind: pa.DataType, meaning: str, *, nullable: bool = Fals
     return pa.field(name, kind, nullable=nullable, metadata={"meaning": meaning})
 
 
-_WAY = pa.dictionary(pa.int32(), pa.string())
+_PATH = pa.dictionary(pa.int32(), pa.string())
 
 PROBES_SCHEMA = pa.schema(
     [
         _column("t_ns", pa.int64(), "when it was posted, controller monotonic ns"),
         _column("since_start_ns", pa.int64(), "t_ns - t0_ns of the run"),
         _column("connection", pa.int32(), "its queue pair"),
-        _column("there", _WAY, "nodes that it crossed, RNICs at both ends"),
-        _column("back", _WAY, "nodes that its answer crossed, or would have"),
+        _column("there", _PATH, "nodes that it crossed, RNICs at both ends"),
+        _column("back", _PATH, "nodes that its answer crossed, or would have"),
         _column("came", pa.bool_(), "whether it came to its responder"),
         _column("whole_ns", pa.int64(), "until its answer was read; null: none was", nullable=True),
         _column("responder_ns", pa.int64(), "of that, at the responder; null: not answered", nullable=True),
     ]
 )
-"""Columns of `probes.parquet`; one row a probe. File metadata: `t0_ns`; `stamps`, whose times they are; `unknown`, how
-many probes have no known path and are left out; `trouble`, why probing ended early, or why paths are unknown."""
+"""Columns of `probes.parquet`; one row per probe. File metadata: `t0_ns`; `stamps`, what took the timestamps;
+`unknown`, the number of probes that are left out because their path is unknown; `trouble`, why probing ended early, or
+why paths are unknown."""
 
 
 def write(probes: ProbeTrips, path: Path, *, t0_ns: int) -> None:

@@ -75,8 +75,8 @@ T = TypeVar("T")
 class RunDir:
     """Paths, writers and readers of one run directory.
 
-    Readers raise UsageError, with the file's name, where it is missing. They raise RecordError where it is not what was
-    written.
+    Readers raise UsageError with the file's name if the file is missing, and RecordError if its contents are not those
+    that faultbed wrote.
     """
 
     def __init__(self, path: Path) -> None:
@@ -241,10 +241,10 @@ class RunDir:
 
 
 def write_flights(path: Path, flights: Sequence[Flight]) -> None:
-    """Write what flight recorders held as `flights.json` has it, to any place.
+    """Write the contents of flight recorders to any path, in the format of `flights.json`.
 
     Raises:
-        OSError: it cannot be written there.
+        OSError: the file cannot be written.
     """
     content = [dataclasses.asdict(flight) for flight in flights]
     with whole(path) as temporary:
@@ -252,7 +252,7 @@ def write_flights(path: Path, flights: Sequence[Flight]) -> None:
 
 
 def write_pooled(first: RunDir, content: bytes) -> Path:
-    """Write `pooled.json` into a folder beside the run directories that it is of, named after the first one.
+    """Write `pooled.json` into a folder beside the run directories that were pooled, named after the first one.
 
     Raises:
         UsageError: it cannot be written.
@@ -295,7 +295,7 @@ def create(
     without: Sequence[str] = (),
     control: bool = False,
 ) -> RunDir:
-    """Make the directory of a new run under `root`, with `experiment.toml` and `repro.sh` in it.
+    """Create the directory of a new run under `root`, with `experiment.toml` and `repro.sh` in it.
 
     `started` is an aware UTC time, `without` are hosts that take no part. A second run within the same second gets a
     number.
@@ -397,8 +397,9 @@ def _version(package: str) -> str | None:
 def _git_describe(root: Path) -> str | None:
     """Return the commit of this code, marked when it was changed; None outside a checkout of faultbed.
 
-    A package installed below some other project's checkout (its `.venv`, a vendored copy) is no part of that: the
-    commit counts only where `root` is the repository's own root and holds this file under version control.
+    If faultbed is installed inside another project's checkout (its `.venv`, a vendored copy), that project's commit
+    says nothing about faultbed. A commit therefore counts only if `root` is the root of a repository that tracks this
+    file.
     """
     try:
         top = _git(root, "rev-parse", "--show-toplevel")

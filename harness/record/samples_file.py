@@ -1,4 +1,4 @@
-"""`samples.parquet`: what every rank moved, bin by bin."""
+"""`samples.parquet`: the payload bytes of every rank, bin by bin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLES_SCHEMA = pa.schema(
         pa.field("bytes", pa.int64(), nullable=False, metadata={"meaning": "payload bytes in this bin"}),
     ]
 )
-"""Columns of `samples.parquet`; one row a rank and bin. File metadata: `t0_ns`, `sample_ns`."""
+"""Columns of `samples.parquet`; one row per rank and bin. File metadata: `t0_ns`, `sample_ns`."""
 
 
 def write(measured: Measurements, path: Path) -> None:

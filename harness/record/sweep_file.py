@@ -1,7 +1,7 @@
 """`sweep.json` and `sweep.parquet`: the points of a sweep, with their verdicts and measurements.
 
-A point that is INCONCLUSIVE or ERROR has no values, and `why` says the reason. A point without a verdict has not been
-run, or not as often as it is to be.
+A point that is INCONCLUSIVE or ERROR has no values, and `why` has the reason. A point without a verdict has not been
+run yet, or not as often as planned.
 """
 
 from __future__ import annotations
@@ -51,13 +51,11 @@ class SweptRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweptValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric at a point, in `unit`. `low` and `high` are its interval (None: there is none, for `detail`).
+    """A metric at a point, in `unit`.
 
-    `high` alone None: how far up the truth may lie is not known, as of a 99th percentile of few values, or of a value
-    that is censored.
-
-    `value` None: it is not known, for `detail`. `censored`: the true value is at least this one. `predicted` is what a
-    model gives for the point, where there is one.
+    `value` None: it is unknown, for the reason in `detail`. `low` and `high` are its interval; both None: there is no
+    interval. If only `high` is None, the upper end is unknown: for a 99th percentile of few values, or for a censored
+    value. `censored`: the true value is at least this one. `predicted` is the prediction of a model, if there is one.
     """
 
     metric: str
@@ -72,7 +70,7 @@ class SweptValue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweptPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One combination of values. `parameters` are those, by path."""
+    """One combination of parameter values: `parameters` has the value of each path."""
 
     number: int
     parameters: dict[str, str]
@@ -101,17 +99,17 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every point has been run as often as it is to be."""
+        """Whether every point has been run as often as planned."""
         return all(point.verdict is not None for point in self.points)
 
 
 def verdict_of(points: Iterable[SweptPoint]) -> Verdict:
-    """Return the worst verdict of the points; one that has not been run shows nothing."""
+    """Return the worst verdict of the points; a point that has not been run counts as INCONCLUSIVE."""
     return worst(point.verdict or Verdict.INCONCLUSIVE for point in points)
 
 
 def lab_state_of(points: Iterable[SweptPoint]) -> LabState:
-    """Return DIRTY if any run left the lab so."""
+    """Return DIRTY if any run left the lab DIRTY."""
     return "DIRTY" if any(run.lab_state == "DIRTY" for point in points for run in point.runs) else "CLEAN"
 
 
@@ -153,7 +151,7 @@ def write(sweep: SweepFile, folder: Path) -> Path:
 
 
 def write_table(sweep: SweepFile, folder: Path) -> Path:
-    """Write `sweep.parquet` into a folder: a row a point and metric, a column a path."""
+    """Write `sweep.parquet` into a folder: one row per point and metric, one column per path."""
     # pyarrow takes a third of a second to import, and most commands write no tables.
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415

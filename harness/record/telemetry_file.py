@@ -33,7 +33,7 @@ CHANGES_SCHEMA = pa.schema(
         pa.field("text", pa.string(), metadata={"meaning": "as it is now; null: gone"}),
     ]
 )
-"""Columns of `changes.parquet`: a row for each news of a kernel."""
+"""Columns of `changes.parquet`: a row for each change that a kernel reported."""
 
 
 def write(recorded: Recorded, *, t0_ns: int, telemetry: Path, changes: Path) -> None:
@@ -59,10 +59,10 @@ def write(recorded: Recorded, *, t0_ns: int, telemetry: Path, changes: Path) -> 
 
 
 def read(*, telemetry: Path, changes: Path) -> Recorded:
-    """Read both files. What each machine's watching cost is not in them (`watched` in measurements.json).
+    """Read both files. The cost of watching each machine is elsewhere (`watched` in measurements.json).
 
     Raises:
-        UsageError: one of them is not there, or is not such a file.
+        RecordError: one of the files is missing or has another format.
     """
     values: dict[tuple[int, str], dict[str, int]] = {}
     for row in parquet.read(telemetry, TELEMETRY_SCHEMA).to_pylist():

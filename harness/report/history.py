@@ -46,11 +46,11 @@ _ROUNDING = 1e-9
 _STEP = {"recovery.total": 0.1, "after_clear.total": 0.1}
 """Resolution of metrics that are read from bins of goodput, in s: equal times may be a bin apart."""
 TRACKED = ("jct_ratio", "recovery.total", "after_clear.total", "dip", "goodput.mean", "busbw.mean", "iterations")
-"""Metrics that are stored and compared. Earlier values of 0 are not compared, nor are missing ones; nothing where there
-always was something is a regression.
+"""Metrics that are stored and compared. Earlier values that are 0 or missing are not compared. If a metric of which more
+is better becomes 0, that is a regression.
 
-None is stored of a run with a fault or a routing scheme that is not proven, or with more load than the emulation
-forwards."""
+Runs with a fault or a routing scheme that is not proven, or with more load than the emulation forwards, have no metrics
+in the index."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (
     name TEXT PRIMARY KEY, changed_ns INTEGER, experiment TEXT, seed TEXT, lab TEXT, version TEXT, series TEXT,
@@ -261,15 +261,15 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
             digest_of(measured),
         ),
     )
-    # What a run measured under a fault that did nothing is not what others are to be compared with.
+    # Values that were measured while, for example, a fault did nothing must not be a reference for other runs.
     tracked = () if unmet(verdict.checks) else TRACKED
     seen = {name: observed.metrics[name] for name in tracked if name in observed.metrics}
     index.executemany(
         "INSERT INTO metric VALUES (?, ?, ?, ?)",
         [
-            (path.name, name, float(one.value), one.censored)
-            for name, one in seen.items()
-            if isinstance(one.value, int | float) and math.isfinite(one.value)
+            (path.name, name, float(observation.value), observation.censored)
+            for name, observation in seen.items()
+            if isinstance(observation.value, int | float) and math.isfinite(observation.value)
         ],
     )
 

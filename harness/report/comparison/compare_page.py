@@ -140,7 +140,7 @@ def _facts(
             values = (summary.format_value(value, row.unit) for value in (row.a, row.b))
             tiles.append((label, " → ".join(values), "once in each run" if row.interval is None else row.says))
     changed = sum(pair.changed for pair in checks)
-    tiles.append(("checks that came out otherwise", f"{changed} of {len(checks)}", "from both verdict.json"))
+    tiles.append(("checks that differ", f"{changed} of {len(checks)}", "from both verdict.json"))
     return tiles
 
 

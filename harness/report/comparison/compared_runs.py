@@ -194,7 +194,7 @@ def describe(side_a: Side, side_b: Side, rows: Sequence[Row], checks: Sequence[C
         parts.append(f"The verdict went from {side_a.verdict.verdict} to {side_b.verdict.verdict}.")
     changed = [pair.name for pair in checks if pair.changed]
     if changed:
-        parts.append(f"{len(changed)} of {len(checks)} checks came out otherwise: {first_of(changed, _NAMED)}.")
+        parts.append(f"{len(changed)} of {len(checks)} checks differ: {first_of(changed, _NAMED)}.")
     return " ".join(parts)
 
 

@@ -25,7 +25,7 @@ Part = Literal["plan", "workload", "faults", "lab", "environment"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing that differs between A and B."""
+    """A setting, a fault or a part of the lab that differs between A and B."""
 
     part: Part
     what: str
@@ -72,7 +72,7 @@ def of_labs(run_a: Measurements, run_b: Measurements) -> tuple[Difference, ...]:
     ]
     if run_a.topology != run_b.topology:
         differences.append(Difference(part="lab", what="topology", a=_nodes(run_a), b=_nodes(run_b)))
-    differences += _of_ways(run_a.connections, run_b.connections)
+    differences += _of_paths(run_a.connections, run_b.connections)
     return tuple(differences)
 
 
@@ -133,7 +133,7 @@ def _fault(fault: ScheduledFault | None) -> str:
     return f"{fault.kind} on {fault.target} at {format_duration(fault.at_ns)} for {format_duration(fault.duration_ns)}"
 
 
-def _of_ways(connections_a: Sequence[Connection], connections_b: Sequence[Connection]) -> list[Difference]:
+def _of_paths(connections_a: Sequence[Connection], connections_b: Sequence[Connection]) -> list[Difference]:
     """Compare the paths of queue pairs between the same two RNICs, in order."""
     mine, other = _by_ends(connections_a), _by_ends(connections_b)
     shared = [

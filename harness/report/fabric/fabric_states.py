@@ -5,9 +5,8 @@
     routes      the node routes differently than before: its routes are missing or use another path
     recovered   it was in one of these states before, and is in none now
 
-A kernel reports changes, not the state before the first one, which must have been different. A route whose final state
-differs from its first change had its final state before the run. A route that ends as its first change left it never
-came back.
+A kernel reports changes, not the state before the first one, which must have been different. If a route's final state
+differs from its first change, it is assumed to have had its final state before the run. Otherwise it never came back.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ __all__ = ["MOST", "Moment", "State", "Window", "moments"]
 State = Literal["fault", "down", "routes", "recovered"]
 
 MOST = 10
+"""Maximum number of moments."""
 _SETTLE_NS = 1_000_000_000
 """Time after firing at which the onset of a fault is shown: kernels and BGP need some time to react."""
 
@@ -60,17 +60,20 @@ class Moment:
 def moments(
     topology: Topology, windows: Sequence[Window], changes: Iterable[Change], *, t0_ns: int, end_ns: int
 ) -> tuple[Moment, ...]:
-    """Return moments before the first fault, after each firing, at each removal and at the end; none without faults."""
+    """Return moments before the first fault, after each firing, at each removal and at the end; none without faults.
+
+    With many faults, removals are left out, and then the last faults, so that there are at most `MOST` moments.
+    """
     if not windows:
         return ()
     ordered = sorted(changes, key=lambda change: change.at_ns)
     times = [("before", max(t0_ns, min(window.start_ns for window in windows) - 1))]
-    lifted = len(windows) * 2 + 2 <= MOST
+    with_removals = len(windows) * 2 + 2 <= MOST
     for window in sorted(windows, key=lambda candidate: candidate.start_ns)[: MOST - 2]:
         times.append(
             (f"{window.number} on", min(window.start_ns + _SETTLE_NS, max(window.start_ns, window.end_ns - 1)))
         )
-        if lifted:
+        if with_removals:
             times.append((f"{window.number} lifted", window.end_ns))
     times.append(("end", max(end_ns, *(at_ns for _, at_ns in times))))
     times.sort(key=lambda time: time[1])
@@ -188,10 +191,10 @@ def _moment(
         sentences.append(f"no carrier: {', '.join(down)}")
     if routes:
         sentences.append(
-            f"routes otherwise: {', '.join(f'{count} on {node}' for node, count in sorted(routes.items()))}"
+            f"changed routes: {', '.join(f'{count} on {node}' for node, count in sorted(routes.items()))}"
         )
     if back:
-        sentences.append(f"as before again: {', '.join(back)}")
+        sentences.append(f"recovered: {', '.join(back)}")
     return Moment(
         title=title,
         at_s=at_s,

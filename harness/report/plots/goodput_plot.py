@@ -50,6 +50,7 @@ _PARTS = (
 )
 """Parts of an iteration, in order."""
 _CUT = 2.6
+"""Number of median iterations at which a bar of the iterations chart is cut."""
 _MAX_ROWS = 16
 """Maximum number of ranks in one chart: more rows are too thin to read, and samples.parquet has the data."""
 

@@ -15,6 +15,7 @@ from harness.report.plots.charts import COMM, FAIL, STYLE, Band, Chart, both_wid
 __all__ = ["MOST", "probes_chart", "worst"]
 
 _LEAST_TOP = 0.1
+"""Minimum upper end of the axis, as a share of probes."""
 MOST = 8
 """Maximum number of rows; the table below the chart has all links."""
 

@@ -92,6 +92,8 @@ class Gantt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Worst:
+    """The bar with the largest excess over its rank's median of the same kind."""
+
     rank: int
     kind: BarKind
     bar: Bar
@@ -157,12 +159,12 @@ def _bars(run: Measurements, flights: Sequence[Flight]) -> dict[int, tuple[Bar, 
     now_ns = max((entry.at_ns for flight in flights for entry in flight.entries), default=run.end_ns)
     now_ns = max(now_ns, run.end_ns) if flights else now_ns
     by_rank: dict[int, tuple[Bar, ...]] = {}
-    flown = {flight.rank: flight for flight in flights}
+    recorders = {flight.rank: flight for flight in flights}
     for series in run.series:
         known = [bar for iteration in series.iterations for bar in _parts(iteration, run.t0_ns)]
         last_ns = max((iteration.end_ns for iteration in series.iterations), default=run.t0_ns)
-        if series.rank in flown:
-            known += _flown(flown[series.rank], last_ns, t0_ns=run.t0_ns, now_ns=now_ns)
+        if series.rank in recorders:
+            known += _bars_of_recorder(recorders[series.rank], last_ns, t0_ns=run.t0_ns, now_ns=now_ns)
         by_rank[series.rank] = tuple(sorted(known, key=lambda bar: bar.start_s))
     return by_rank
 
@@ -178,7 +180,7 @@ def _parts(iteration: Iteration, t0_ns: int) -> list[Bar]:
     return bars
 
 
-def _flown(flight: Flight, last_ns: int, *, t0_ns: int, now_ns: int) -> list[Bar]:
+def _bars_of_recorder(flight: Flight, last_ns: int, *, t0_ns: int, now_ns: int) -> list[Bar]:
     """Return the iterations after the last reported one, from the recorder, which also counts the warm-up."""
     begun = {
         entry.iteration: entry.at_ns
@@ -266,43 +268,60 @@ def _gantt(
     return Gantt(fault=window.number, start_s=start_s, end_s=end_s, rows=tuple(rows), stall=stall)
 
 
-def _mark(
-    run: Measurements,
-    worst: _Worst,
-    names: Mapping[int, str],
-    *,
-    known_stalls: _KnownStalls,
-) -> StallMark:
+def _mark(run: Measurements, worst: _Worst, names: Mapping[int, str], *, known_stalls: _KnownStalls) -> StallMark:
     """Describe the stall from the most detailed source."""
-    if worst.kind == "open" and known_stalls.stalled:
-        stall, words = max(known_stalls.stalled, key=lambda known: known[0].waited_ns)
-        return StallMark(
-            rank=stall.waiter,
-            start_s=max(worst.bar.start_s, worst.bar.end_s - stall.waited_ns / 1e9),
-            end_s=worst.bar.end_s,
-            short=f"step {stall.step}, rank {stall.sender}→{stall.receiver}",
-            words=words,
-        )
-    if worst.kind == "open" and len(known_stalls.silent) == 1:
-        ((rank, last_s),) = known_stalls.silent.items()
-        return StallMark(
-            rank=rank,
-            start_s=last_s,
-            end_s=max(last_s, worst.bar.end_s),
-            short="no recording",
-            words=f"rank {rank} ({names.get(rank, '?')}) left no recording, the others did; it reported nothing after "
-            f"{last_s:.2f} s",
-        )
-    for wait in known_stalls.waits:
-        if wait.receiver is not None and wait.iteration == worst.bar.iteration:
-            until_s = (wait.until_ns - run.t0_ns) / 1e9
-            return StallMark(
-                rank=wait.receiver,
-                start_s=until_s - wait.waited_ns / 1e9,
-                end_s=until_s,
-                short=f"rank {wait.sender}→{wait.receiver}, {format_duration(wait.waited_ns)}",
-                words=wait.words,
-            )
+    of_recorders = None
+    if worst.kind == "open":
+        of_recorders = _recorded_stall(worst, known_stalls.stalled) or _silent_rank(worst, names, known_stalls.silent)
+    return of_recorders or _captured_wait(run, worst, known_stalls.waits) or _long_bar(run, worst, names, known_stalls)
+
+
+def _recorded_stall(worst: _Worst, stalled: Sequence[tuple[Stall, str]]) -> StallMark | None:
+    """Return the longest stall of the flight recorders; None without any."""
+    if not stalled:
+        return None
+    stall, words = max(stalled, key=lambda known: known[0].waited_ns)
+    return StallMark(
+        rank=stall.waiter,
+        start_s=max(worst.bar.start_s, worst.bar.end_s - stall.waited_ns / 1e9),
+        end_s=worst.bar.end_s,
+        short=f"step {stall.step}, rank {stall.sender}→{stall.receiver}",
+        words=words,
+    )
+
+
+def _silent_rank(worst: _Worst, names: Mapping[int, str], silent: Mapping[int, float]) -> StallMark | None:
+    """Return the only rank without a recording; None if all or several ranks have none."""
+    if len(silent) != 1:
+        return None
+    ((rank, last_s),) = silent.items()
+    return StallMark(
+        rank=rank,
+        start_s=last_s,
+        end_s=max(last_s, worst.bar.end_s),
+        short="no recording",
+        words=f"rank {rank} ({names.get(rank, '?')}) left no recording, the others did; it reported nothing after "
+        f"{last_s:.2f} s",
+    )
+
+
+def _captured_wait(run: Measurements, worst: _Worst, waits: Sequence[Wait]) -> StallMark | None:
+    """Return the first wait of the capture in the iteration of the worst bar; None if the capture shows none."""
+    wait = next((wait for wait in waits if wait.receiver is not None and wait.iteration == worst.bar.iteration), None)
+    if wait is None or wait.receiver is None:
+        return None
+    until_s = (wait.until_ns - run.t0_ns) / 1e9
+    return StallMark(
+        rank=wait.receiver,
+        start_s=until_s - wait.waited_ns / 1e9,
+        end_s=until_s,
+        short=f"rank {wait.sender}→{wait.receiver}, {format_duration(wait.waited_ns)}",
+        words=wait.words,
+    )
+
+
+def _long_bar(run: Measurements, worst: _Worst, names: Mapping[int, str], known_stalls: _KnownStalls) -> StallMark:
+    """Return the worst bar itself, with a queue pair of its rank that failed meanwhile."""
     length_s = worst.bar.end_s - worst.bar.start_s
     name = names.get(worst.rank, "?")
     if worst.kind in {"open", "whole"}:
@@ -319,11 +338,11 @@ def _mark(
         start_s=worst.bar.start_s,
         end_s=worst.bar.end_s,
         short=f"iteration {worst.bar.iteration}, {format_duration(length_s * 1e9)}",
-        words=words + _died(run, worst, name, known_stalls.findings),
+        words=words + _failed_queue_pair(run, worst, name, known_stalls.findings),
     )
 
 
-def _died(run: Measurements, worst: _Worst, name: str, findings: Sequence[Attribution]) -> str:
+def _failed_queue_pair(run: Measurements, worst: _Worst, name: str, findings: Sequence[Attribution]) -> str:
     """Describe a failed queue pair of the rank, with its path, or the link on it that the attribution names."""
     for lost_qp in run.qps_lost:
         at_s = (lost_qp.time_ns - run.t0_ns) / 1e9
@@ -336,5 +355,5 @@ def _died(run: Measurements, worst: _Worst, name: str, findings: Sequence[Attrib
         links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
         lossy_link = next((finding.name for finding in findings if links.get(finding.name, {""}) <= set(path)), None)
         location = f", stalled at {lossy_link}" if lossy_link else f" over {' → '.join(path)}" if path else ""
-        return f"; its queue pair {lost_qp.endpoint} → {lost_qp.peer} died meanwhile ({lost_qp.status}){location}"
+        return f"; its queue pair {lost_qp.endpoint} → {lost_qp.peer} failed meanwhile ({lost_qp.status}){location}"
     return ""

@@ -109,7 +109,7 @@ def test_experiment_flow_has_every_option_of_the_command():
         ('late_receives = "5ms"', "workload: late receives need send or write-imm"),
         ("admit = 1\nlatency = true", "workload: an admitted flow"),
         ('transport = "ud"\nsize = "1KiB"', "workload: ud carries send"),
-        ("latency = true\nprobe = true", "workload: latency times the flow's own messages and probe those beside it"),
+        ("latency = true\nprobe = true", "workload: latency times the flow's own messages, probe those of the flow"),
     ],
 )
 def test_experiment_impossible_flow_is_rejected(more, message):

@@ -53,7 +53,7 @@ def test_failure_summary_lists_lost_queue_pairs_and_waiting_ranks():
         generation=0,
     )
     text = summary_of(running(over=False, errors=(error,)))
-    assert "QP lost at 2.0 s: host1:rxe0 to host2:rxe0, RETRY_EXC_ERR" in text
+    assert "QP failed at 2.0 s: host1:rxe0 to host2:rxe0, RETRY_EXC_ERR" in text
     assert "rank 1 on host2:rxe0: iteration 7, compute" in text
     assert "not over" in text
 

@@ -72,7 +72,7 @@ def test_compare_page_lists_differences_before_measurements(html):
 
 def test_compare_page_lists_the_changed_check_first_with_its_reason(html):
     text = text_of(html)
-    section = text[text.index("Checks 1 came out otherwise") :]
+    section = text[text.index("Checks 1 differ in B") :]
     assert section.index("jct_ratio") < section.index("fired.uplink")
     assert "B too long" in section
     assert "The verdict went from PASS to FAIL" in text
@@ -145,7 +145,7 @@ def test_compare_page_of_a_run_with_itself_shows_no_difference(tmp_path):
     text = text_of(page_of(a, b))
     assert "No difference shown between A and B" in text
     assert "The plans are the same" in text
-    assert "Every check came out alike" in text
+    assert "Every check has the same verdict in both runs" in text
     assert "and could hide one of" in text
 
 

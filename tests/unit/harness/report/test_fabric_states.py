@@ -44,7 +44,7 @@ def test_fabric_states_link_down_reroutes_its_switch():
     assert states["1 on"].nodes == {"rtsw1": ("routes",)}
     assert states["1 on"].faults == (1,)
     assert states["1 lifted"].links == {"rtsw1:ctsw1": ("down",)}
-    assert states["1 lifted"].summary == "no carrier: rtsw1:ctsw1; routes otherwise: 1 on rtsw1"
+    assert states["1 lifted"].summary == "no carrier: rtsw1:ctsw1; changed routes: 1 on rtsw1"
     assert states["end"].links == {"rtsw1:ctsw1": ("recovered",)}
     assert states["end"].nodes == {"rtsw1": ("recovered",)}
 

@@ -103,7 +103,7 @@ def test_gantt_stall_names_the_hop_of_a_queue_pair_that_died():
             ),
         ),
     )
-    died = "; its queue pair host1:rxe0 → host3:rxe0 died meanwhile (RETRY_EXC_ERR)"
+    died = "; its queue pair host1:rxe0 → host3:rxe0 failed meanwhile (RETRY_EXC_ERR)"
     link = Attribution(cause="link-down", place="link", name="rtsw1:ctsw2", confidence=0.9, evidence=())
 
     assert one_of(run).stall.words.endswith(f"{died} over host1 → rtsw1 → ctsw2 → rtsw2 → host3")
