@@ -40,7 +40,7 @@ def convert(
     `keys` are the known keys of each section, for hints.
 
     Raises:
-        ConfigError: it is something else, or a number in it is NaN, infinite or too large.
+        ConfigError: the value has another type, or a number in it is NaN, infinite or too large.
     """
     try:
         if wrong := wrong_number(raw):
@@ -74,7 +74,7 @@ def read(parser: Callable[[str], _T], text: str, source: str, path: str) -> _T:
 
 
 def one_of(value: str, known: tuple[str, ...], source: str, path: str) -> None:
-    """Refuse a word that is not known."""
+    """Raise ConfigError for a word that is not known."""
     if value not in known:
         raise fail(source, path, f'no {path.rpartition(".")[2]} "{value}"; {hint(value, known)}')
 

@@ -11,12 +11,12 @@
      "routing": {"scheme", "fidelity", "parameters", "armed", "decisions": {"asked", "agreed", "wrong"}, "marked",
                  "carried_packets", "cleared", "unproven"}}
 
-`attribution` is what the measurements say without the plan of faults (`harness.attribution`); no check rests on it.
-`left_out` are hosts that took no part, because preflight found them unfit or the user excluded them. `routing` is there
-when the experiment chose a routing scheme.
+`attribution` has causes and places found without the plan of faults (`harness.attribution`); no check depends on it.
+`left_out` are hosts that took no part, because preflight found them unfit or the user excluded them. `routing` exists
+if the experiment chose a routing scheme.
 
-Verdicts merge to the worst: PASS, then INCONCLUSIVE (we cannot tell), then FAIL (we can tell, and it is bad),
-then ERROR (the harness itself broke, so nothing it says about the rest can be relied on).
+Verdicts merge to the worst. From best to worst: PASS; INCONCLUSIVE (the run decides nothing); FAIL (the run decides,
+and the result is bad); ERROR (the harness itself failed, so none of its other results can be relied on).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Merge verdicts: the worst one. Nothing at all is INCONCLUSIVE, because nothing was shown."""
+    """Return the worst of several verdicts; INCONCLUSIVE for none, because nothing was shown."""
     return max(verdicts, key=_RANK.__getitem__, default=Verdict.INCONCLUSIVE)
 
 
@@ -210,7 +210,7 @@ def decode(content: bytes) -> VerdictFile:
 
     Raises:
         msgspec.ValidationError: not a verdict of schema 1.
-        ValueError: it is better than its own checks, or a PASS although a fault is not proven.
+        ValueError: the verdict is better than its own checks, or PASS although a fault is not proven.
     """
     verdict = msgspec.json.decode(content, type=VerdictFile)
     bad = next((check for check in verdict.checks if _RANK[check.verdict] > _RANK[verdict.verdict]), None)

@@ -102,7 +102,7 @@ def read_preflight(path: Path) -> list[str]:
         return []
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not what `faultbed preflight --out` writes: {error}") from error
-    return [f"{entry.check}: {entry.where}: {entry.found}, right is {entry.wanted}" for entry in preflight.wrong]
+    return [f"{entry.check}: {entry.where}: {entry.found}, expected {entry.wanted}" for entry in preflight.wrong]
 
 
 class _FindingEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +135,7 @@ def read_junit(paths: Iterable[Path]) -> list[Case]:
         except ValueError as error:
             raise UsageError(f"{path}: not a JUnit file of pytest's: {error}") from error
         if not own:
-            raise UsageError(f"{path}: no test is in it; look why none was selected or collected")
+            raise UsageError(f"{path}: no test is in it; find out why no test was selected or collected")
         cases += own
     return cases
 
@@ -169,7 +169,7 @@ def _name(classname: str, name: str) -> str:
 
 
 def read_verdicts(runs: Path) -> tuple[list[VerdictFile], list[str], list[str]]:
-    """Return the verdicts of all run directories in a folder, oldest first; one with a link to it counts once.
+    """Return the verdicts of all run directories in a folder, oldest first; symbolic links to a run do not count.
 
     Returns:
         The verdicts, the names of runs without one, and the errors of those that cannot be read.
@@ -317,7 +317,7 @@ def _verdict_table(verdicts: Sequence[VerdictFile]) -> list[str]:
 def _stops(stopped: Sequence[Step], missing: Sequence[str], preflight: Sequence[str]) -> list[str]:
     """Describe where the job stopped, and what it therefore did not do."""
     lines = [f"**Stopped at {_plain(step.name)}**: {_plain(step.outcome)}." for step in stopped[:1]]
-    lines += [f"Also not well: {_plain(step.name)}: {_plain(step.outcome)}." for step in stopped[1:]]
+    lines += [f"Did not succeed either: {_plain(step.name)}: {_plain(step.outcome)}." for step in stopped[1:]]
     lines += [f"{_code(name)} was not written: its tests did not start, or were killed." for name in missing]
     lines = [line for text in lines for line in (text, "")]
     return lines + _section("Preflight", [_plain(finding) for finding in preflight])

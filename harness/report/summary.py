@@ -13,7 +13,7 @@ from harness.verdict import Check, Verdict, VerdictFile
 __all__ = ["describe_workload", "format_observed", "format_value", "headline", "sentence"]
 
 _MOST_DIGITS = 17
-"""These many significant digits tell any two numbers apart."""
+"""Significant digits that distinguish any two floating-point numbers."""
 
 _HEADLINES = {
     Verdict.PASS: "The job survived",
@@ -28,7 +28,7 @@ def headline(verdict: VerdictFile) -> str:
     if verdict.verdict is Verdict.PASS and not verdict.faults:
         return "The job ran undisturbed"
     if verdict.verdict is Verdict.INCONCLUSIVE and verdict.lab_state == "CLEAN" and not unmet(verdict.checks):
-        # What the run rests on is proven: only bounds are open.
+        # All conditions of the run are met: only bounds are undecided.
         undecided = sum(check.verdict is Verdict.INCONCLUSIVE for check in verdict.checks)
         return f"{undecided} of {len(verdict.checks)} checks undecided"
     return _HEADLINES[verdict.verdict]

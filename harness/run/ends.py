@@ -1,4 +1,4 @@
-"""How a command that does faults ends: faults cleared or left to their leases, the lab compared or marked DIRTY."""
+"""End a command that injects faults: faults cleared or left to their leases, the lab compared or marked DIRTY."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _NOT_COMPARED = "the lab was not compared with its state before: the next comman
 def finish(
     lab: Lab, work: Work, injector: Injector | None, receipts: Iterable[FaultReceipt] = (), left: Iterable[str] = ()
 ) -> Outcome:
-    """Compare the lab and replace the mark of the command by the answer. `left` says what else may be left on it.
+    """Compare the lab with its state before, and replace the command's mark by the result.
 
-    A lab with a fault whose end was not seen (a second Ctrl-C) is DIRTY without a look: its user wants to leave.
+    `left` has a sentence for everything else that may be left on the lab. After a second Ctrl-C, faults may be in an
+    unknown state: the lab is then marked DIRTY without a comparison, because the user wants the command to end.
     """
     reasons = dict.fromkeys((*not_cleared(receipts), *left))
     if injector is not None:
@@ -37,11 +38,13 @@ def finish(
 def reraise(
     error: BaseException, lab: Lab, work: Work, injector: Injector | None, left: Iterable[str] = ()
 ) -> NoReturn:
-    """End a command that an exception has ended, and raise it again with what was seen; `left` as in `finish`.
+    """Finish a command after an exception, and raise the exception again with the state of faults and lab.
+
+    `left` is as in `finish`.
 
     Raises:
-        Interrupted: it was Ctrl-C or SIGTERM.
-        DirtyLab: it was an error, and the lab is not as it was.
+        Interrupted: the exception was a KeyboardInterrupt (Ctrl-C or SIGTERM).
+        DirtyLab: it was an error, and the lab is not in its state before.
     """
     try:
         outcome = finish(lab, work, injector, left=left)
@@ -56,10 +59,10 @@ def reraise(
 
 
 def interrupted(error: BaseException, injector: Injector | None, lab_sentence: str, *, is_dirty: bool) -> None:
-    """Raise Interrupted when that is what happened.
+    """Raise Interrupted if the error is a KeyboardInterrupt (Ctrl-C or SIGTERM); otherwise do nothing.
 
     Raises:
-        Interrupted: with what was seen of the faults, and of the lab (`lab_sentence`).
+        Interrupted: with the end of the faults, and the state of the lab (`lab_sentence`).
     """
     if isinstance(error, KeyboardInterrupt):
         faults = injector.end_sentence if injector is not None else ""

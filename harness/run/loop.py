@@ -99,7 +99,8 @@ def execute(
         if not is_whole_lab:
             lab.reserved = covered(lab.topology, touched(resolved, lab.topology))
         _refuse_after_intervention(lab)
-        dirty.refuse(lab.state_dir, lab.name)  # changes that a killed command left: `dirty.begin` compares, or resets
+        # Only a DIRTY lab is refused. `dirty.begin` handles changes that a killed command may have left.
+        dirty.refuse(lab.state_dir, lab.name)
         conditions = noise.conditions_of(
             resolved.plan, lab=lab.name, accelerator=lab.accelerator, cpus=os.cpu_count() or 0
         )
@@ -366,7 +367,7 @@ def _with_faults(
                 data.result = running.wait(workload.patience_s(resolved.experiment, running))
                 data.load = load()
         data.end_ns = running.ended_ns
-        # Without those before t0: while connections are made, an engine now and then waits for its kernel.
+        # Standstills before t0 do not count: while connections are made, an engine sometimes waits for its kernel.
         data.standstills = tuple(standstill for standstill in running.standstills if standstill.end_ns > data.t0_ns)
         data.recorded = following.stop()
         if bystander is not None:

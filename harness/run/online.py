@@ -28,22 +28,22 @@ class Online:
     """Detects slow ranks while its `with` block lasts. All iterations reported until its end are examined.
 
     Args:
-        ranks: the RNIC of each (`host3:rxe0`), in their order; none of flows.
-        topology: has the racks of their hosts.
-        tell: receives each alarm once, in plain words.
+        ranks: the RNIC of each rank (`host3:rxe0`), in rank order; empty for flows.
+        topology: provides the racks of the hosts.
+        report: called once with a sentence for each alarm.
     """
 
     def __init__(self, ranks: Sequence[str], topology: Topology, report: Callable[[str], None]) -> None:
-        self._ranks, self._tell = tuple(ranks), report
+        self._ranks, self._report = tuple(ranks), report
         self._number = {task_name(rank): rank for rank in range(len(ranks))}
         self._lock = threading.Lock()
         self._feed = StepFeed(ranks, topology)
         self._error: FaultbedError | None = None
         self._steps: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._look, name="slow ranks", daemon=True)
+        self._thread = threading.Thread(target=self._detect, name="slow ranks", daemon=True)
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Take an event of the workload (`traffic.engine.running_traffic`); at once."""
+        """Queue an event of the workload (`traffic.engine.running_traffic`). Does not wait for the detection."""
         if event["event"] == "iteration" and event["task"] in self._number:
             self._steps.put((self._number[event["task"]], event["index"], event["compute_ns"]))
 
@@ -59,7 +59,7 @@ class Online:
             slow = self._feed.slow
         return None if slow is None else len(slow)
 
-    def _look(self) -> None:
+    def _detect(self) -> None:
         try:
             while (step := self._steps.get()) is not None:
                 with self._lock:
@@ -74,8 +74,9 @@ class Online:
             self._say(str(self._error))
 
     def _say(self, text: str) -> None:
-        with contextlib.suppress(FaultbedError):  # a reservation that telling would refresh is lost: others see to that
-            self._tell(text)
+        # A report renews the reservation. If that is lost, the live guard ends the run.
+        with contextlib.suppress(FaultbedError):
+            self._report(text)
 
     def __enter__(self) -> Self:
         self._thread.start()

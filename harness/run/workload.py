@@ -63,8 +63,8 @@ def run_flows(lab: Lab, specs: Sequence[FlowSpec]) -> tuple[FlowsResult, Window]
 def patience_s(experiment: Experiment, running: Running[Any]) -> float:
     """Return the seconds after which the workload counts as stuck.
 
-    A timed workload gets a minute beyond its duration, a trace as long as its operations and pauses need, and a
-    workload that goes by iterations ten minutes. A job with restarts gets the longest time of all of them on top.
+    A timed workload gets a minute beyond its duration, a trace as long as its operations and pauses need, and any other
+    workload ten minutes. A job with restarts gets, in addition, the longest time that all its restarts may take.
     """
     return kind_of(experiment.workload).patience_s(experiment.workload, running)
 

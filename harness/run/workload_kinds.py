@@ -89,14 +89,14 @@ class WorkloadKind(Protocol[W_contra]):
         """Return the metric that a sweep shows if the experiment has no `[[expect]]` and none was named."""
 
     def measured(self, work: W_contra, result: Any) -> dict[str, Any]:
-        """Return the fields of `Measurements` that this kind of workload adds to those of all."""
+        """Return the fields of `Measurements` that only this kind of workload has."""
 
     def keep_inputs(self, work: W_contra, source: str, folder: Path) -> None:
         """Copy the files that the workload reads into the run directory."""
 
 
 class _Ranks:
-    """A workload of ranks that goes by iterations; nothing but its own parameters limits it."""
+    """Base of the workloads of ranks. Its defaults are those of a workload without storage, compute phases or own inputs."""
 
     def fit(self, names: LabNames, work: Any) -> Any:
         topology = names.topology
@@ -309,19 +309,19 @@ def kind_of(work: Workload) -> WorkloadKind[Any]:
 
 
 def flow_specs(work: Flow) -> list[FlowSpec]:
-    """Return the `FlowSpec` of each flow of a workload; with `probe`, one of its probe beside each."""
+    """Return the `FlowSpec` of each flow of a workload; with `probe`, each is followed by that of its probe."""
     words, duration_s = _same_words(FlowSpec, work), work.duration_ns / 1e9
     flow_of_pair = FlowSpec(**words, message_bytes=work.size_bytes, verb=work.flow, duration_s=duration_s)
     return [spec for pair in work.pairs for spec in between(flow_of_pair, *pair, probe=work.probe)]
 
 
 def job_spec(work: Job) -> JobSpec:
-    """Return a job as the traffic takes it."""
+    """Return a job as the traffic package specifies it."""
     return JobSpec(**_same_words(JobSpec, work), redop=work.op)
 
 
 def collective_spec(work: Collective) -> CollectiveSpec:
-    """Return a collective as the traffic takes it."""
+    """Return a collective as the traffic package specifies it."""
     duration_s = None if work.duration_ns is None else work.duration_ns / 1e9
     return CollectiveSpec(**_same_words(CollectiveSpec, work), redop=work.op, duration_s=duration_s)
 

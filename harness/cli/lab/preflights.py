@@ -104,7 +104,7 @@ def _list_checks(session: Session, inventory: Inventory, *, as_json: bool) -> in
     if as_json:
         session.json([{"name": name, "how": method, "right": expected} for name, method, expected in rows])
     else:
-        session.table(("check", "reads", "right is"), rows)
+        session.table(("check", "reads", "expected"), rows)
     return ExitCode.PASS
 
 
@@ -123,7 +123,7 @@ def _busbw(session: Session, inventory: Inventory, file: Path, *, as_json: bool)
     else:
         if short:
             session.table(
-                ("where", "found", "right is"),
+                ("where", "found", "expected"),
                 [(shortfall.where, shortfall.observed, shortfall.expected) for shortfall in short],
             )
         session.out.print(f"{file}: {len(short) or 'nothing'} short in {len(run.lines)} sizes", soft_wrap=True)
@@ -156,7 +156,7 @@ def _show_findings(session: Session, findings: Sequence[PreflightFinding]) -> No
     if not findings:
         return
     rows = [(finding.check, finding.where, finding.observed, finding.expected) for finding in findings]
-    session.table(("check", "where", "found", "right is"), rows)
+    session.table(("check", "where", "found", "expected"), rows)
     for name, do in dict.fromkeys((finding.check, finding.do) for finding in findings):
         session.out.print(Text.assemble("  ", (name, "bold"), f": {do}"), soft_wrap=True)
 

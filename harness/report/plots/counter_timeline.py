@@ -1,6 +1,6 @@
 """Counters and events of the lab on the run's time axis, for the report's chart. Pure.
 
-**Trouble counters.** A watcher samples as often as it can (ten times a second on a quiet machine, once in four seconds
+**Error counters** (`TROUBLE`). A watcher samples as often as it can (ten times a second on a quiet machine, once in four seconds
 on an emulated one) and records what has changed. A series here consists of steps: the growth from one sample of its
 node to the next, divided by the time between them. The exact moment of the growth is unknown.
 
@@ -108,7 +108,7 @@ class EventMark:
 
 
 def series(samples: Sequence[Sample], *, t0_ns: int, end_ns: int) -> tuple[Series, ...]:
-    """Return the trouble counters that grew in the run, the largest growth first, alternating between meanings.
+    """Return the error counters that grew in the run, the largest growth first, alternating between meanings.
 
     The first few series therefore cover every kind of trouble, instead of only the most frequent kind.
     """

@@ -36,7 +36,7 @@ COLOURS = (GOODPUT, OTHER, COMPUTE, STORAGE, COMM, MUTED)
 MARKERS = "os^DvPX"
 """One more than colours: a line differs from the others in one of the two, up to 42 lines."""
 _LETTER_IN, _HANDLE_IN, _LEGEND_LINE_IN, _TITLE_IN = 0.065, 0.6, 0.2, 0.25
-"""Sizes in inches: a letter of the legend, what stands before its text, one of its lines, the title of a row."""
+"""Sizes in inches: a letter of the legend, the mark before its text, a line of the legend, the title of a row."""
 _WIDE = 20.0
 """Largest over smallest value from which an axis is logarithmic."""
 _MARGIN = 0.06
@@ -45,9 +45,9 @@ _NARROW_TICKS = 5
 
 
 def axis_values(texts: Sequence[str]) -> tuple[list[float], bool]:
-    """Return where values stand on an axis, and whether it is logarithmic.
+    """Return the positions of values on an axis, and whether the axis is logarithmic.
 
-    Numbers, sizes and times stand where they are; of other values each stands one further than the last.
+    Numbers, sizes and times have the position of their value. Other values are placed one after the other, from 0 on.
     """
     readers: tuple[Callable[[str], float], ...] = (float, parse_size_bytes, parse_duration_ns)
     for read in readers:
@@ -115,7 +115,7 @@ def _row(axes: Axes, metric: str, lines: Sequence[tuple[str, Sequence[SweptPoint
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         positions = [at[list(point.parameters.values())[-1]] for point in points]
         shown = [(x, value) for x, point in zip(positions, points, strict=True) if (value := _number(point, metric))]
-        # A line over a gap would show what was not measured: it is broken there.
+        # A height that is NaN breaks the line, so that it does not bridge a point without a value.
         heights = [_height(_number(point, metric)) for point in points]
         axes.plot(positions, heights, color=colour, linewidth=1.2)
         axes.plot([], [], color=colour, linewidth=1.2, marker=marker, markersize=5, label=words)
@@ -143,7 +143,7 @@ def _row(axes: Axes, metric: str, lines: Sequence[tuple[str, Sequence[SweptPoint
         metric if unit in ("ratio", "count", "") else f"{metric}, {unit}", loc="left", fontsize=9, color=MUTED
     )
     axes.yaxis.set_major_formatter(lambda height, _position: f"{height:g}")  # no factor above the axis
-    # An interval that says next to nothing must not press all others flat: it goes on beyond the top.
+    # A very wide interval would flatten all others, so it may extend beyond the top.
     tops = [top for _, points in lines for point in points if (value := _number(point, metric)) for top in _tops(value)]
     axes.set_ylim(0, _ROOM * max(tops) if max(tops) > 0 else 1.0)
     axes.yaxis.grid(visible=True, color=LINE, linewidth=0.6)

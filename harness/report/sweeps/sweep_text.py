@@ -15,7 +15,7 @@ def state(point: SweptPoint) -> str:
 
 
 def is_shown(point: SweptPoint) -> bool:
-    """Return whether the values of a point may be shown as numbers: it shows something."""
+    """Return whether the values of a point may be shown as numbers: its verdict is PASS or FAIL."""
     return point.verdict is not None and point.verdict.is_conclusive
 
 
@@ -39,7 +39,7 @@ def _interval(value: SweptValue) -> str:
 
 
 def sentence(sweep: SweepFile) -> str:
-    """Return what a sweep has come to in one sentence."""
+    """Describe a sweep in one sentence: points by verdict, runs, and the state of the lab."""
     counts = {name: sum(state(point) == name for point in sweep.points) for name in ("not run", *map(str, Verdict))}
     parts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     runs = sum(len(point.runs) for point in sweep.points)

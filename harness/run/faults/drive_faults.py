@@ -94,7 +94,7 @@ def drive_all(
         name = planned.spec.name
         try:
             with contextlib.suppress(FaultbedError):
-                # A fault that cannot be armed has a receipt that says so: the judge's business, not an error of ours.
+                # If a fault cannot be armed, its receipt says so, and the judge decides: not an error of the harness.
                 _drive(lab, prepared, ready, data.t0_ns, running, watching.stopped, progress)
         except Exception as error:  # noqa: BLE001 (the fault must not stay until the workload ends)
             data.errors.append(f"{name}: {ends.describe(error)}")
@@ -153,8 +153,8 @@ def _drive(
 def _why_not_inspected(planned: PlannedFault, on: Sequence[PlannedFault], topology: Topology) -> str | None:
     """Return why the target refused its inspection if a fault that was on there explains it, and when to begin instead.
 
-    A fault of a workload is inspected shortly before it begins, because its processes do not exist earlier. The target
-    cannot know that what it finds is another fault of this run, so that its own advice, `heal`, would end that one.
+    The target of a workload's fault is inspected shortly before the fault begins, because the processes do not exist
+    earlier. The target cannot know that it has found another fault of this run: its own advice, `heal`, would end it.
     """
     for other in on:
         if shared := both_claim(other, planned, topology, at_any_time=True):

@@ -30,12 +30,13 @@ CHECK_INTERVAL_S = 0.5
 LAG_NS = 1_000_000_000
 """Samples of traffic arrive twice a second, so all samples older than this have arrived."""
 WINDOW_NS = 1_000_000_000
+"""Length of the window of `goodput_ratio`."""
 SILENT_NS = 5_000_000_000
 """Time without a byte, before the first fault, from which the workload counts as not making progress."""
 STANDSTILL_SHARE = 0.2
 """Share of the fault-free start for which a host may have stood still."""
 _GATE_NS = (1_500_000_000, 300_000_000)
-"""Time before the first fault, from and until, in which an unhealthy workload prevents that faults are armed."""
+"""Begin and end of the check, as times before the first fault: an unhealthy workload then keeps all faults unarmed."""
 
 
 class Live:
@@ -122,7 +123,7 @@ class Live:
         return self._reported_ns is None or now_ns - self._reported_ns <= LAG_NS or self.is_over()
 
     def unhealthy(self, now_ns: int) -> str | None:
-        """Return what is wrong with the workload just before the first fault; None: nothing, or it is another time."""
+        """Return what is wrong with the workload just before the first fault; None: nothing, or not the time."""
         reads, standstills = self.reads(), self.standstills()
         with self._lock:
             start_ns, fault_ns = self._start_ns, self._fault_ns

@@ -83,10 +83,12 @@ def wants_twin(experiment: Experiment) -> bool:
 
 
 def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], places: Mapping[str, str]) -> None:
-    """Refuse a fault of a program that the (fitted) workload will not have on its target; `places` are by its name.
+    """Reject a fault of a rank or of the storage on a host where the fitted workload has none.
+
+    `places` maps the name of each fault to its path in the file, such as `faults[0]`.
 
     Raises:
-        ConfigError: it could not be armed.
+        ConfigError: such a fault could not be armed.
     """
     workload = experiment.workload
     for fault in faults:
@@ -98,7 +100,7 @@ def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], places
             host = kind_of(workload).storage_host(workload)
             hosts, missing = (host,) if host else (), "no storage ([workload.storage])"
         if fault.target.node not in hosts:
-            placement = f"; it has on {', '.join(hosts)}" if hosts else ""
+            placement = f"; choose one of {', '.join(hosts)}" if hosts else ""
             problem = f"{fault.kind} on {fault.target.text}: the workload has {missing} there{placement}"
             raise ConfigError(f"{experiment.source}: {places[fault.spec.name]}: {problem}")
 

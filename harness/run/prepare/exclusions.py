@@ -130,7 +130,7 @@ def find_unfit_hosts(
         first = result.remaining[0]
         more = f", and {len(result.remaining) - 1} more" if len(result.remaining) > 1 else ""
         raise LabError(
-            f"{inventory.name}: {first.check} at {first.where}: {first.observed}, right is {first.expected}{more}; "
+            f"{inventory.name}: {first.check} at {first.where}: {first.observed}, expected {first.expected}{more}; "
             "no host can be left out for that; repair it (`faultbed preflight` lists all findings), or run without "
             "--leave-out"
         )

@@ -61,7 +61,8 @@ def resolve(
     """
     inventory = without_hosts(inventory, [exclusion.host for exclusion in left_out])
     if experiment.lab_kind not in (None, inventory.kind):
-        raise Unsupported(f"{experiment.source}: it is for a {experiment.lab_kind} lab; {inventory.name} is none")
+        labs = f"for a {experiment.lab_kind} lab, but {inventory.name} is a {inventory.kind} lab"
+        raise Unsupported(f"{experiment.source}: it is {labs}")
     lacking = unmet(experiment.needs, inventory.topology)
     if lacking:
         raise Unsupported(f"{experiment.source}: {inventory.name} is not enough for it: {'; '.join(lacking)}")

@@ -1,7 +1,7 @@
-"""One experiment, run several times with seeds that follow each other: how often each check passed. Pure.
+"""One experiment, run several times with consecutive seeds: how often each check passed. Pure.
 
 The bound of a check may differ from run to run, such as the load that the emulation forwards, which is measured again.
-Each run is then judged by its own.
+Each run is then judged by its own bound.
 
 The seeds select what the experiment leaves open (times, targets), so the runs are independent trials. The share of runs
 that passed has an exact binomial interval. The median of the observed values has an interval by order statistics, which

@@ -81,7 +81,7 @@ def without(source: bytes, ids: Sequence[str], keep: Sequence[int]) -> bytes:
                 kept.append(_named(piece, ids[number]))
             else:
                 kept.append(_tail(piece))
-        elif piece.startswith(_EXPECT) and not _asks_only(piece, stays):
+        elif piece.startswith(_EXPECT) and not _has_metric(piece, stays):
             kept.append(_tail(piece))
         else:
             kept.append(piece)
@@ -119,7 +119,7 @@ def _tail(piece: str) -> str:
     return "\n".join(tail) + "\n" if tail else ""
 
 
-def _asks_only(piece: str, ids: set[str]) -> bool:
+def _has_metric(piece: str, ids: set[str]) -> bool:
     """Return whether a run with these faults has the metric that this `[[expect]]` section names."""
     metric = tomllib.loads(piece)["expect"][0].get("metric")
     known = lookup(metric, ids)

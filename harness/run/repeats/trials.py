@@ -19,7 +19,7 @@ __all__ = ["trial_of"]
 def trial_of(run: RunDir, verdict: VerdictFile, expectations: Sequence[Expectation]) -> Trial:
     """Return a run with its observations, whose intervals are those that the judge decides by.
 
-    They share the risk of all noisy checks of the run, and hold the noise floor that the run directory keeps.
+    The intervals share the risk of all noisy checks of the run, and are widened by the noise floor in its directory.
     """
     measured = run.read_measurements()
     observed = observe(measured, level=level_for(noisy_checks(expectations)))

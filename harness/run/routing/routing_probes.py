@@ -1,6 +1,6 @@
 """Query the switches' kernels for the port and table that they select, and compare the answers with a routing scheme.
 
-A separate process on the switches' machine asks each kernel (`ip route get`) about sample packets: the process that
+A separate process on the switches' machine queries each kernel (`ip route get`) about sample packets: the process that
 applied the scheme does not check itself. Rules, routes, groups and weights are compared as the kernels show them.
 """
 
@@ -332,7 +332,7 @@ def _wrong_groups(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[st
 
 
 def _wrong_weights(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one sentence for each route with other weights: shares of samples do not tell 4:3 from 1:1."""
+    """Return one sentence for each route with other weights: shares of samples cannot distinguish 4:3 from 1:1."""
     wrong = []
     for switch, switch_tables in tables.switches.items():
         for prefix, ports in switch_tables.hops.items():

@@ -1,7 +1,8 @@
 """Judge the times at which switches did not route as the scheme of a run was installed. Pure.
 
-The switches' machine records them (`testbed.node.routing.agent`). While a path is dead, a scheme follows BGP: next hops
-that BGP lost because of a fault of the run are part of its course. All else makes the scheme unproven.
+The switches' machine records them (`testbed.node.routing.agent`). While a path is dead, a scheme follows BGP, so next
+hops that BGP lost because of a fault of the run are expected. All other deviations make the scheme unproven, unless
+they are shorter than an instant (`why_not_as_installed`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _CLOCK_NS = 500_000_000
 _SETTLE_NS = 10_000_000_000
 """How long after the end of a fault BGP may lose more next hops because of it: sessions are established anew."""
 _MOST = 5
+"""Maximum number of sentences about deviations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +82,15 @@ def deviations_of(
     paths = ValleyFreePaths(topology)
     merged: list[SchemeDeviation] = []
     lost: dict[tuple[str, str, str], list[Deviation]] = {}
-    for one in recorded:
-        if one.begin_ns > span.end_ns or (one.end_ns is not None and one.end_ns < span.begin_ns):
+    for deviation in recorded:
+        begin_ns, end_ns = deviation.begin_ns, deviation.end_ns
+        if begin_ns > span.end_ns or (end_ns is not None and end_ns < span.begin_ns):
             continue
-        if one.cause == BGP:
-            lost.setdefault((one.switch, one.port, _fault_of(one, span.faults, topology, paths)), []).append(one)
+        if deviation.cause == BGP:
+            fault = _fault_of(deviation, span.faults, topology, paths)
+            lost.setdefault((deviation.switch, deviation.port, fault), []).append(deviation)
         else:
-            merged.append(_in_seconds(one, one.what, one.begin_ns, one.end_ns, span))
+            merged.append(_in_seconds(deviation, deviation.what, begin_ns, end_ns, span))
     for (_, port, fault), losses in lost.items():
         for begin_ns, end_ns, prefixes in _overlapping(losses):
             what = f"BGP had no next hop by {port} to {len(prefixes)} prefix{'es' if len(prefixes) > 1 else ''}"
@@ -102,15 +106,15 @@ def why_not_as_installed(deviations: Sequence[SchemeDeviation], *, since: str) -
     """
     reasons = []
     instants: dict[str, list[float]] = {}
-    for one in deviations:
-        if one.fault:
+    for deviation in deviations:
+        if deviation.fault:
             continue
-        if one.to_s is not None and one.to_s - one.from_s < _INSTANT_S and one.cause != UNWATCHED:
-            instants.setdefault(one.switch, []).append(one.to_s - one.from_s)
+        from_s, to_s = deviation.from_s, deviation.to_s
+        if to_s is not None and to_s - from_s < _INSTANT_S and deviation.cause != UNWATCHED:
+            instants.setdefault(deviation.switch, []).append(to_s - from_s)
             continue
-        end = f"to {one.to_s:.1f} s {since}" if one.to_s is not None else f"s {since} until the scheme was removed"
-        begin = f"from {one.from_s:.1f}{' s' if one.to_s is not None else ''}"
-        reasons.append(f"{one.switch}, {begin} {end}: {_sentence(one)}")
+        end = f"s to {to_s:.1f} s {since}" if to_s is not None else f"s {since} until the scheme was removed"
+        reasons.append(f"{deviation.switch}, from {from_s:.1f} {end}: {_sentence(deviation)}")
     reasons += [
         f"{switch}: {len(lengths)} deviations of less than {_INSTANT_S:g} s each took {sum(lengths):.1f} s in all"
         for switch, lengths in instants.items()
@@ -143,7 +147,7 @@ def _in_seconds(
 def _overlapping(losses: Sequence[Deviation]) -> Iterator[tuple[int, int | None, set[str]]]:
     """Yield begin, end and prefixes of the losses by one port that overlap in time."""
     begin_ns, end_ns, prefixes = 0, -1.0, set[str]()
-    for loss in sorted(losses, key=lambda one: one.begin_ns):
+    for loss in sorted(losses, key=lambda loss: loss.begin_ns):
         if prefixes and loss.begin_ns > end_ns:
             yield begin_ns, int(end_ns), prefixes
             prefixes, end_ns = set(), -1.0

@@ -55,8 +55,8 @@ def points_of(
     Raises:
         ConfigError: a path or a value is wrong, or an experiment does not fit the lab.
         UsageError: a path is given twice, there are too many runs, or a fault does not fit its target.
-        Unsupported: the lab cannot do it.
-        Forbidden: the lab's owner does not allow it.
+        Unsupported: the lab does not support the experiment.
+        Forbidden: the lab's owner does not allow its faults.
     """
     paths = [parameter.path for parameter in parameters]
     if len(set(paths)) < len(paths):
@@ -84,10 +84,10 @@ def points_of(
     return tuple(points)
 
 
-def _is_same_run(one: ResolvedRun, other: ResolvedRun) -> bool:
+def _is_same_run(first: ResolvedRun, second: ResolvedRun) -> bool:
     """Return whether two runs do the same and are judged the same: a size may be written as 64KiB and as 65536."""
-    bounds = [(resolved.experiment.expectations, resolved.experiment.stops) for resolved in (one, other)]
-    return one.plan == other.plan and bounds[0] == bounds[1]
+    bounds = [(resolved.experiment.expectations, resolved.experiment.stops) for resolved in (first, second)]
+    return first.plan == second.plan and bounds[0] == bounds[1]
 
 
 def metrics_for(points: Sequence[Point], names: Sequence[str]) -> tuple[Metric, ...]:

@@ -162,6 +162,6 @@ def test_probes_in_the_run_directory_reach_the_command_and_the_page(tmp_path):
     page = render(directory.path).read_text(encoding="utf-8")
     assert "times what they take on similar paths" in page
     assert "were lost between" in page
-    assert "<b>Not whole:</b> host2 is gone" in page
+    assert "<b>Incomplete:</b> host2 is gone" in page
     assert "3 more have no known path" in page
     assert 'aria-labelledby="h-probes"' in page

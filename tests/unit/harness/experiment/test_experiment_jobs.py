@@ -204,10 +204,10 @@ for = "2s"
     [
         ("storage.stall", "host4", None),
         ("storage.burst", "host4", None),
-        ("storage.burst", "host2", r"no storage .* there; it has on host4"),
-        ("storage.slow", "host1", r"no storage .* there; it has on host4"),
+        ("storage.burst", "host2", r"no storage .* there; choose one of host4"),
+        ("storage.slow", "host1", r"no storage .* there; choose one of host4"),
         ("host.rank-hang", "host2", None),
-        ("host.rank-kill", "host3", r"no rank there; it has on host1, host2"),
+        ("host.rank-kill", "host3", r"no rank there; choose one of host1, host2"),
     ],
 )
 def test_experiment_fault_of_a_program_the_workload_lacks_is_rejected(kind, target, missing):

@@ -29,7 +29,7 @@ def test_rack_experiment_fits_the_example_and_its_policy(path):
     assert resolved.faults
     for fault in resolved.faults:
         safety.check(fault, RACK)
-    with pytest.raises(Unsupported, match="it is for a rack lab; soft is none"):
+    with pytest.raises(Unsupported, match="it is for a rack lab, but soft is a soft lab"):
         run.resolve(resolved.experiment, path.read_bytes(), SOFT)
 
 
@@ -111,7 +111,7 @@ def test_experiment_for_the_other_kind_of_lab_is_skipped_and_no_pass(of_the_demo
     done = of_the_demo("--junitxml=junit.xml", "experiments")
     done.assert_outcomes(skipped=1)
     assert done.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    done.stdout.fnmatch_lines(["*this is not a pass*", "*it is for a soft lab; rack-h100 is none*"])
+    done.stdout.fnmatch_lines(["*this is not a pass*", "*it is for a soft lab, but rack-h100 is a rack lab*"])
     page = markdown("x", JobResults(cases=read_junit([pytester.path / "junit.xml"])))
     assert page.startswith("## ❌")
     assert "it is for a soft lab" in page

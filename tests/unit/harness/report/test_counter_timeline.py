@@ -183,7 +183,7 @@ def test_report_shows_which_counters_moved_and_when(tmp_path):
 
     assert "Counters that moved, by how much a second: between two samples" in page
     assert "Nodes were sampled 0.1 times a second" in page
-    assert "2 changes in words" in page
+    assert "2 changes as text" in page
     assert "9.500 s" in page
 
 
@@ -200,4 +200,4 @@ def test_report_of_a_quiet_run_shows_that_no_counter_moved(tmp_path):
 
     page = " ".join(report.render(directory.path).read_text(encoding="utf-8").split())
 
-    assert "No counter of trouble moved, and no link and no route changed." in page
+    assert "No error counter moved, and no link and no route changed." in page

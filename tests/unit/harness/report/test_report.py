@@ -256,7 +256,7 @@ def test_report_describes_ecn_marks_and_cnps_by_flow(tmp_path):
         ("CNPs back", "2"),
         ("Without a mark", "1"),
         ("Median delay", "4 µs"),
-        ("Closest two", "85 µs"),
+        ("Shortest interval", "85 µs"),
     ):
         assert f'data-label="{label}">{value}</td>' in text
     assert "No RNIC here answers a mark" not in text

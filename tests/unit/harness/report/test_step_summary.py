@@ -151,7 +151,7 @@ def test_step_summary_exists_for_a_job_that_failed_before_its_tests(tmp_path):
         "No test and no experiment ran",
         "**Stopped at preflight**: failure.",
         "junit.xml` was not written",
-        "- mtu: host1:rxe0: 1500, right is 4200",
+        "- mtu: host1:rxe0: 1500, expected 4200",
     ):
         assert words in page, words
     assert "reserve" not in page
