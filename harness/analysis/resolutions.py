@@ -1,8 +1,8 @@
 """Uncertainty of recovery times: bins, clocks, and when exactly the fault fired. Pure.
 
 A fault's timestamp (`fired.first_ns` of its receipt) is when its firing was first *observed*, by reading its rule's
-counter at intervals of 20 ms or more. It fired between the two times of `fired.between_ns`. Times measured from the firing have
-that uncertainty, and effects of the fault may precede the timestamp.
+counter at intervals of 20 ms or more. It fired between the two times of `fired.between_ns`. Times measured from the
+firing have that uncertainty, and effects of the fault may precede the timestamp.
 
 Each interval certainly contains the true value, if the clocks keep to their own error bounds. Goodput that stays
 slightly below its floor may do so by chance. The lower bound of a recovery is therefore the time until goodput was

@@ -311,7 +311,10 @@ def _responder_rules(packets: Packets, flow: Flow, tracked: Track) -> list[Viola
         if requested == int(answer[later_nak]) and not (between == requested).any():
             broken.append(
                 _violation(
-                    packets, "nak-repeated", int(responses[later_nak]), "the PSN had not arrived again since the last NAK"
+                    packets,
+                    "nak-repeated",
+                    int(responses[later_nak]),
+                    "the PSN had not arrived again since the previous NAK",
                 )
             )
     return broken

@@ -46,8 +46,8 @@ _ROUNDING = 1e-9
 _STEP = {"recovery.total": 0.1, "after_clear.total": 0.1}
 """Resolution of metrics that are read from bins of goodput, in s: equal times may be a bin apart."""
 TRACKED = ("jct_ratio", "recovery.total", "after_clear.total", "dip", "goodput.mean", "busbw.mean", "iterations")
-"""Metrics that are stored and compared. Earlier values that are 0 or missing are not compared. If a metric of which more
-is better becomes 0, that is a regression.
+"""Metrics that are stored and compared. Earlier values that are 0 or missing are not compared. If a metric that should
+be high becomes 0, that is a regression.
 
 Runs with a fault or a routing scheme that is not proven, or with more load than the emulation forwards, have no metrics
 in the index."""

@@ -96,7 +96,7 @@ class WorkloadKind(Protocol[W_contra]):
 
 
 class _Ranks:
-    """Base of the workloads of ranks. Its defaults are those of a workload without storage, compute phases or own inputs."""
+    """Base of the workloads of ranks. The defaults suit a workload without storage, compute phases or own inputs."""
 
     def fit(self, names: LabNames, work: Any) -> Any:
         topology = names.topology

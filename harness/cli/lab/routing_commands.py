@@ -102,7 +102,9 @@ def routing() -> None:
 @_of_a_job
 @click.option("--failed", multiple=True, metavar="LINK", help="A link that carries nothing; repeatable.")
 @weight_option
-@click.option("--draws", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Draws for schemes that hash.")
+@click.option(
+    "--draws", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Draws for schemes that hash."
+)
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of the draws.")
 @json_option
 @pass_session
@@ -142,7 +144,7 @@ def routing_predict(
         return
     columns = list(dict.fromkeys(name for answer in answers for name in (*answer.uplinks, *answer.tiers)))
     if not columns:
-        session.out.print("no switch of this lab sends these flows up over more than one link: every scheme is alike")
+        session.out.print("no switch of this lab sends these flows up over more than one link: all schemes are equal")
         return
     rows = [
         (answer.scheme, str(answer.draws), *(_cell({**answer.uplinks, **answer.tiers}.get(name)) for name in columns))

@@ -37,9 +37,13 @@ PLAN_COLUMNS = ("record", "collective", "algorithm", "size(B)", "ranks", "waits"
 @click.option("--format", "form", type=click.Choice(traces.FORMATS), help="Default: by the names of the files.")
 @click.option("--groups", type=click.Path(path_type=Path), help="Ranks of process groups (JSON), for Chakra traces.")
 @click.option("--dry-run", is_flag=True, help="Print what would be replayed, and do nothing.")
-@click.option("--speed", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Pauses are divided by it.")
+@click.option(
+    "--speed", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Pauses are divided by it."
+)
 @click.option("--no-compute", is_flag=True, help="Leave out the pauses between operations.")
-@click.option("--scale", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Factor of all sizes.")
+@click.option(
+    "--scale", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Factor of all sizes."
+)
 @click.option("--shrink", is_flag=True, help="Replay only the first ranks of a trace with more ranks than RNICs.")
 @click.option("--skip-unsupported", is_flag=True, help="Skip records that cannot be replayed.")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="How many times.")

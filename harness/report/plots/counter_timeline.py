@@ -1,8 +1,8 @@
 """Counters and events of the lab on the run's time axis, for the report's chart. Pure.
 
-**Error counters** (`TROUBLE`). A watcher samples as often as it can (ten times a second on a quiet machine, once in four seconds
-on an emulated one) and records what has changed. A series here consists of steps: the growth from one sample of its
-node to the next, divided by the time between them. The exact moment of the growth is unknown.
+**Error counters** (`TROUBLE`). A watcher samples as often as it can (ten times a second on a quiet machine, once in
+four seconds on an emulated one) and records what has changed. A series here consists of steps: the growth from one
+sample of its node to the next, divided by the time between them. The exact moment of the growth is unknown.
 
 **Events.** Kernels report changes of links, routes and logs as they happen. Equal events of one node within
 `TOGETHER_NS` of each other are one mark.

@@ -150,10 +150,10 @@ def wrong_routes(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str
 
 
 def wrong_marks(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one sentence for each switch whose nftables statements draw marks otherwise than the scheme.
+    """Return one sentence for each switch whose nftables rules draw marks with a wrong modulus or seed.
 
-    The kernels' decisions do not show this, because they are queried with a mark. A switch without any statement is
-    left out: that its marks are gone is reported by itself.
+    The kernels' decisions do not show this, because they are queried with a mark. A switch without the scheme's
+    nftables table is left out: another check reports it.
     """
     wrong = []
     for switch in tables.switches:
@@ -173,7 +173,7 @@ def changed_marks(
 
     A rule that draws as the scheme does may still mark other destinations, or give other marks. Addresses and marks are
     compared with what the kernel showed when the scheme was applied, because nft lists adjacent prefixes as one range.
-    A switch without any rule is left out: that its marks are gone is reported by itself.
+    A switch without the scheme's nftables table is left out: another check reports it.
     """
     changed = []
     for switch, state in applied.items():
