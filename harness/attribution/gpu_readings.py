@@ -2,7 +2,7 @@
 
 The newest reading of a GPU's registers replaces all earlier ones: an error that made it a GPU to drain is gone after
 its reset. An XID event is in no register. Only a newer run that followed the host's kernel log, and saw none, replaces
-it: a preflight does not look at XIDs.
+it: a preflight does not read XIDs.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Strike:
         cause: what was wrong: a cause of the attribution, or a check of preflight.
         origin: the run or the preflight that says so.
         at: when, in UTC.
-        weight: confidence of the finding, 0 to 1; 1 for a preflight, which looks at the thing itself.
+        weight: confidence of the finding, 0 to 1; 1 for a preflight, which reads the part itself.
     """
 
     name: str

@@ -199,7 +199,8 @@ def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
     elif guard.missing is not None and guard.missing.condition == condition:
         outcome = Verdict.INCONCLUSIVE
         since_s, at_s = (guard.missing.since_ns - t0_ns) / 1e9, (guard.missing.at_ns - t0_ns) / 1e9
-        detail = f"no data of it from {since_s:.1f} s on; at {at_s:.1f} s all faults were cleared and the run was ended"
+        missing = f"no data of the metric from {since_s:.1f} s on"
+        detail = f"{missing}; at {at_s:.1f} s all faults were cleared and the run was ended"
     elif value is None:
         outcome, detail = Verdict.INCONCLUSIVE, "it could not be evaluated while faults were on"
     elif (watched_ns := guard.evaluated_ns[condition][1] - guard.evaluated_ns[condition][0]) < condition.for_ns:

@@ -128,7 +128,7 @@ def _not_decoded(capture: Capture) -> Iterator[str]:
     if packets.hidden:
         yield (
             f"{packets.hidden:,} frames are encrypted (IPsec, MACsec) or in a tunnel (VXLAN, Geneve, GRE, IP in IP, "
-            "MPLS, PPPoE): RoCEv2 in them was not seen, so no rule was checked; capture where they are out of it"
+            "MPLS, PPPoE): RoCEv2 in them was not seen, so no rule was checked; capture where they are not"
         )
     if dropped:
         yield (

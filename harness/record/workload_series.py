@@ -115,8 +115,8 @@ def serving_of(result: InferenceResult) -> Serving:
 def latencies_of(result: FlowsResult) -> tuple[tuple[int, ...], ...]:
     """Return the message times of each flow that measured them, thinned to every k-th if there are many.
 
-    All flows have the same k, so that each message counts alike in a percentile of all: an engine whose memory was full
-    has thinned the times of its flow already, by a power of two.
+    All flows have the same k, so that each message counts equally in a percentile of all. An engine whose memory was
+    full has thinned the times of its flow already, by a power of two.
     """
     timed = [flow for flow in result.flows if flow.latencies_ns]
     every = max((flow.latencies_every for flow in timed), default=1)

@@ -343,7 +343,7 @@ def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
     units = {"wrong_elements": "count", "after_clear.total": "s", "jct_ratio": "ratio", "dip": "ratio"}
     names = {
         "wrong_elements": "wrong elements",
-        "after_clear.total": "worst time to recover once lifted",
+        "after_clear.total": "worst time to recover once cleared",
         "jct_ratio": "job time against its twin",
         "dip": "deepest dip",
     }

@@ -117,7 +117,7 @@ def _recovery(verdict: VerdictFile, index: int, observed: Observed) -> str:
     else:
         value, name, since = impact.after_clear_ns, "after_clear", "recovered"
     bound = _bound(verdict.checks, f"{name}.{fault.id}", f"{name}.total")
-    suffix = " after it was lifted" if name == "after_clear" else ""
+    suffix = " after it was cleared" if name == "after_clear" else ""
     return f"{fault_text} {since} {format_duration(value)}{suffix}{bound}."
 
 

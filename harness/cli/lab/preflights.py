@@ -139,14 +139,14 @@ def _show(session: Session, result: preflight_module.Preflight) -> None:
     with_finding, incomplete = ({item.check for item in items} for items in (result.findings, result.unchecked))
     skipped = [name for name in dict.fromkeys(part.check for part in result.unchecked) if name not in result.checked]
     marks = [(_mark(name, with_finding, incomplete), name) for name in result.checked]
-    session.table(("", "check"), [*marks, *((styled("not looked at", "yellow"), name) for name in skipped)])
+    session.table(("", "check"), [*marks, *((styled("not checked", "yellow"), name) for name in skipped)])
     _show_findings(session, result.findings)
     if result.burnin is not None:
         _show_goodput(session, result.burnin)
     _show_unchecked(session, result)
     for exclusion in result.leave_out:
         session.out.print(Text.assemble("leave out ", (exclusion.host, "bold"), f": {exclusion.why}"), soft_wrap=True)
-    unchecked = f", {len(skipped)} not looked at" if skipped else ""
+    unchecked = f", {len(skipped)} not checked" if skipped else ""
     session.out.print(
         f"{result.lab}: {len(result.findings) or 'nothing'} wrong in {len(result.checked)} checks{unchecked}"
     )
@@ -172,10 +172,10 @@ def _show_goodput(session: Session, burnin: Burnin) -> None:
 
 
 def _mark(name: str, with_finding: set[str], incomplete: set[str]) -> Text:
-    """Return the result of a check: wrong, in part (some of it was not checked), or right."""
+    """Return the result of a check: wrong, partly checked, or right."""
     if name in with_finding:
         return styled("wrong", "red")
-    return styled("in part", "yellow") if name in incomplete else styled("right", "green")
+    return styled("partly checked", "yellow") if name in incomplete else styled("right", "green")
 
 
 def _show_unchecked(session: Session, result: preflight_module.Preflight) -> None:
@@ -185,7 +185,7 @@ def _show_unchecked(session: Session, result: preflight_module.Preflight) -> Non
         places.setdefault((part.check, part.why), []).append(part.where)
     rows = [(check, first_of(where, 1), why) for (check, why), where in places.items()]
     if rows:
-        session.table(("not looked at", "where", "why"), rows)
+        session.table(("not checked", "where", "why"), rows)
 
 
 @click.command("support-bundle")

@@ -1,4 +1,4 @@
-"""Commands that look at a lab's counters: counters, top."""
+"""Commands that show a lab's counters: counters, top."""
 
 from __future__ import annotations
 

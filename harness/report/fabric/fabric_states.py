@@ -74,7 +74,7 @@ def moments(
             (f"{window.number} on", min(window.start_ns + _SETTLE_NS, max(window.start_ns, window.end_ns - 1)))
         )
         if with_removals:
-            times.append((f"{window.number} lifted", window.end_ns))
+            times.append((f"{window.number} cleared", window.end_ns))
     times.append(("end", max(end_ns, *(at_ns for _, at_ns in times))))
     times.sort(key=lambda time: time[1])
     known = _Known(topology, ordered)

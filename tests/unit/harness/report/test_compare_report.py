@@ -72,7 +72,7 @@ def test_compare_page_lists_differences_before_measurements(html):
 
 def test_compare_page_lists_the_changed_check_first_with_its_reason(html):
     text = text_of(html)
-    section = text[text.index("Checks 1 differ in B") :]
+    section = text[text.index("Checks Different in B: 1") :]
     assert section.index("jct_ratio") < section.index("fired.uplink")
     assert "B too long" in section
     assert "The verdict went from PASS to FAIL" in text

@@ -36,15 +36,15 @@ def test_fabric_states_link_down_reroutes_its_switch():
     assert [(state.title, state.at_s) for state in states.values()] == [
         ("before", 9.999999999),
         ("1 on", 11),
-        ("1 lifted", 13),
+        ("1 cleared", 13),
         ("end", 20),
     ]
     assert (states["before"].links, states["before"].nodes, states["before"].summary) == ({}, {}, "nothing amiss")
     assert states["1 on"].links == {"rtsw1:ctsw1": ("fault", "down")}
     assert states["1 on"].nodes == {"rtsw1": ("routes",)}
     assert states["1 on"].faults == (1,)
-    assert states["1 lifted"].links == {"rtsw1:ctsw1": ("down",)}
-    assert states["1 lifted"].summary == "no carrier: rtsw1:ctsw1; changed routes: 1 on rtsw1"
+    assert states["1 cleared"].links == {"rtsw1:ctsw1": ("down",)}
+    assert states["1 cleared"].summary == "no carrier: rtsw1:ctsw1; changed routes: 1 on rtsw1"
     assert states["end"].links == {"rtsw1:ctsw1": ("recovered",)}
     assert states["end"].nodes == {"rtsw1": ("recovered",)}
 
@@ -54,7 +54,7 @@ def test_fabric_states_changed_route_is_never_recovered():
         assert at([window()], [change(11, "rtsw1", ROUTE, text)])["end"].nodes == {"rtsw1": ("routes",)}
     again = [change(11, "rtsw1", ROUTE, ONE), change(12, "rtsw1", ROUTE, TWO), change(14, "rtsw1", ROUTE, ONE)]
     states = at([window()], again)
-    assert [states[title].nodes for title in ("1 on", "1 lifted", "end")] == [
+    assert [states[title].nodes for title in ("1 on", "1 cleared", "end")] == [
         {"rtsw1": ("routes",)},
         {"rtsw1": ("recovered",)},
         {"rtsw1": ("routes",)},
@@ -92,19 +92,19 @@ def test_fabric_states_many_faults_are_a_few_moments_in_time_order():
 def test_fabric_states_are_drawn_over_the_plain_fabric():
     topology = soft_topology()
     states = moments(topology, [window()], FLAP, t0_ns=T0, end_ns=T0 + 20 * S)
-    before, on, lifted, end = moments_svg(topology, states, [Mark(number=1, colour="#d1495b", target="rtsw1:ctsw1")])
+    before, on, cleared, end = moments_svg(topology, states, [Mark(number=1, colour="#d1495b", target="rtsw1:ctsw1")])
 
     parsed(plain_svg(topology) + on)
     assert 'id="fabric-plain"' in plain_svg(topology)
-    assert all(one.count('href="#fabric-plain"') == 1 for one in (before, on, lifted, end))
+    assert all(one.count('href="#fabric-plain"') == 1 for one in (before, on, cleared, end))
     assert "state" not in before
     assert "s-fault" in on
     assert "stroke:#d1495b" in on
     assert "s-down" in on
     assert "s-routes" in on
     assert 'class="badge"' in on
-    assert "s-fault" not in lifted
-    assert 'class="badge"' not in lifted
+    assert "s-fault" not in cleared
+    assert 'class="badge"' not in cleared
     assert end.count("s-recovered") == 2
 
 

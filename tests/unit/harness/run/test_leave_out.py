@@ -276,7 +276,7 @@ def test_preflight_lists_hosts_to_leave_out_and_skipped_checks(looked):
     done = call(*argv)
     assert done.return_value == 1
     assert "leave out host4: gid" in done.output
-    assert "not looked at" in done.output
+    assert "not checked" in done.output
     output = json.loads(call(*argv, "--json", "--leave-out").stdout)
     assert [exclusion["host"] for exclusion in output["leave_out"]] == ["host4"]
     assert output["rest"] == []

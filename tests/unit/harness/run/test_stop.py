@@ -180,7 +180,7 @@ def test_guard_condition_whose_data_stop_coming_ends_the_run_as_inconclusive():
     assert guard.missing is not None
     output = judged(verdict_of(), guard, t0_ns=0)
     assert output.verdict is Verdict.INCONCLUSIVE
-    assert "no data of it from 10.5 s on; at 12.0 s all faults were cleared" in output.checks[-1].detail
+    assert "no data of the metric from 10.5 s on; at 12.0 s all faults were cleared" in output.checks[-1].detail
 
 
 def test_guard_gap_shorter_than_a_second_does_not_end_the_run():
