@@ -1,10 +1,10 @@
 """Repeat offenders: places that runs and preflights blame again and again, with what to do about each. Pure.
 
-A strike is one confident finding of one run, or one wrong result of one preflight; a thing gets one strike of each. Its
-score is the sum of its strikes, each halved for every `half_life` that has passed. A run whose faults faultbed itself
-injected blames nothing, or the injector would send its own victims to repair. Such runs count only on request, and
-then only findings that none of their faults explains. A run that ended in ERROR could not be judged, because the
-harness failed: its findings rest on what the harness measured, so they are no strikes.
+A strike is one confident finding of one run, or one wrong result of one preflight. A place gets at most one strike
+from each run or preflight. Its score is the sum of its strikes, each halved for every `half_life` that has passed. A
+run whose faults faultbed itself injected blames nothing, or the injector would send its own victims to repair. Such
+runs count only on request, and then only findings that none of their faults explains. A run that ended in ERROR could
+not be judged, because the harness failed: its findings rest on what the harness measured, so they are no strikes.
 
 A GPU whose newest reading has reached a threshold (`testbed.observe.gpu_thresholds`) is drained or returned at once,
 whatever its score and however its run ended: the GPU itself reports it.
@@ -43,7 +43,7 @@ class Strike:
         cause: what was wrong: a cause of the attribution, or a check of preflight.
         origin: the run or the preflight that says so.
         at: when, in UTC.
-        weight: confidence of the finding, 0 to 1; 1 for a preflight, which reads the part itself.
+        weight: confidence of the finding, 0 to 1; 1 for a preflight, which reads the place itself.
     """
 
     name: str
@@ -136,9 +136,9 @@ def strikes_of_run(
 def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[Strike, ...]:
     """Return what a preflight blames: each host, RNIC, switch or link that a check found wrong, once.
 
-    A pair of RNICs that fell out of the burn-in blames the end that it has in common with other such pairs, and no end
-    if there is none. What a fault or a command left behind is not a defect, and what is wrong with the lab as a whole,
-    such as a burn-in that did not start, blames no part of it.
+    A pair of RNICs that failed the burn-in blames the end that it has in common with other such pairs, and no end if
+    there is none. What a fault or a command left behind is not a defect. A finding about the whole lab, such as a
+    burn-in that did not start, blames no place.
 
     Args:
         content: what `faultbed preflight --json` printed, decoded.

@@ -196,4 +196,4 @@ WORKLOADS: Mapping[str, Callable[[Topology], st.SearchStrategy[dict[str, Any]]]]
     "flow": _flow,
     "pattern": _pattern,
 }
-"""Workloads that last for a given time, by name. A job goes by iterations: no fault can be planned for its middle."""
+"""Workloads that last for a given time, by name. A job ends after its iterations, and the time of its middle is unknown."""

@@ -190,7 +190,7 @@ LONG = {
         "'faults[0].set.share=0.0005,0.001,0.004,0.016' --out runs/loss"
     ): Expected(says="12 runs to make", more="--plan", why="twelve runs are ten minutes"),
     "faultbed campaign": Expected(
-        says="said to be",
+        says="attributed to",
         makes="runs/campaign/*link.flap*/verdict.json",
         more=_ONE_RUN,
         resets=True,

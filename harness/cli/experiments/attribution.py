@@ -218,7 +218,7 @@ def _outcome(verdict: VerdictFile) -> str:
         failed = next((check.detail for check in verdict.checks if check.verdict == Verdict.ERROR), "no check says why")
         return f"ERROR, {failed}"
     top = verdict.attribution[0]
-    return f"{verdict.verdict}, said to be {top.cause} at {top.name or 'nowhere'}"
+    return f"{verdict.verdict}, attributed to {top.cause} at {top.name or 'nowhere'}"
 
 
 def _parts(interval: Interval | None, count: int, of: int) -> dict[str, float] | None:

@@ -134,7 +134,7 @@ def _show_plan(session: Session, opened: Sweep, *, as_json: bool) -> None:
 
 def _time(seconds: float | None) -> str:
     if seconds is None:
-        return "unknown until the first run is over: the workload goes by iterations"
+        return "unknown until the first run is over: the workload ends after its iterations"
     return format_duration(seconds * 1e9)
 
 

@@ -135,7 +135,7 @@ def _play(lab: Lab, playbook: str, machines: Sequence[str], roles: Sequence[str]
         audit_log.append(lab.state_dir, "provisioning failed", **subject, detail=str(error))
         raise
     audit_log.append(
-        lab.state_dir, "provisioned", **subject, detail=f"{sum(done.changed.values())} tasks changed things"
+        lab.state_dir, "provisioned", **subject, detail=f"{sum(done.changed.values())} tasks made changes"
     )
     return done
 
