@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.intervals import operation_times
+from harness.analysis.links.queue_wait import RXE_PACKETS
 from harness.analysis.observe import Observed
 from harness.analysis.resolutions import Firing
 from harness.quantities import format_duration
@@ -52,8 +53,6 @@ _SLACK = 4
 """A timer may take up to four times its nominal time."""
 _BETWEEN_COUNTERS = 1
 """Packets that may be between the counter of passed packets and the counter of hits when both are read."""
-_RXE_WINDOW = 64
-"""Packets that an rxe queue pair has in flight (rxe_param.h, RXE_INFLIGHT_SKBS_PER_QP_HIGH)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +151,7 @@ def _in_flight(run: Measurements) -> int:
     if "flow" not in spec or not spec.get("depth"):
         return 0
     packets = int(spec["depth"]) * max(1, math.ceil(int(spec["size_bytes"]) / _qp_of(run).mtu))
-    return min(packets, _RXE_WINDOW) if traits_of(run.lab_kind).is_emulated else packets
+    return min(packets, RXE_PACKETS) if traits_of(run.lab_kind).is_emulated else packets
 
 
 def _goodput_under_loss(run: Measurements, observed: Observed) -> Iterator[Prediction]:

@@ -196,4 +196,5 @@ WORKLOADS: Mapping[str, Callable[[Topology], st.SearchStrategy[dict[str, Any]]]]
     "flow": _flow,
     "pattern": _pattern,
 }
-"""Workloads that last for a given time, by name. A job ends after its iterations, and the time of its middle is unknown."""
+"""Workloads that last for a given time, by name. A job ends after its iterations, so the time of its middle is
+unknown."""

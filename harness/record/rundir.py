@@ -316,7 +316,7 @@ def create(
         run._write("experiment.toml", experiment)  # noqa: SLF001 - the class's own module
         run._write("repro.sh", repro_script(seed=seed, lab=lab, without=without, control=control), mode=0o755)  # noqa: SLF001
         return run
-    raise UsageError(f"{root / stem}: a hundred runs in one second; choose another place with --out")
+    raise UsageError(f"{root / stem}: 99 runs in one second; choose another place with --out")
 
 
 def open_run(path: Path) -> RunDir:

@@ -14,10 +14,10 @@ from testbed.inventory.lab_inventory import Inventory
 from testbed.packets.bth import timeout_ns
 from traffic.flows.flow_spec import FlowSpec, shape
 
-__all__ = ["QueueWait", "describe_wait", "longest_wait"]
+__all__ = ["RXE_PACKETS", "QueueWait", "describe_wait", "longest_wait"]
 
 RXE_PACKETS = 64
-"""Packets that a queue pair of rxe has in flight at most."""
+"""Maximum number of packets in flight of an rxe queue pair (rxe_param.h, RXE_INFLIGHT_SKBS_PER_QP_HIGH)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
