@@ -84,7 +84,7 @@ def plain(run: Measurements) -> dict[str, Observation]:
         "ingest.p99_ratio": Observation(value=reads.p99_ratio, detail=reads.describe()),
         "checkpoint.wait": _checkpoint_wait(run, checkpoint_ns),
         **_latency(run),
-        **_split(run.series),
+        **_operation_split(run.series),
         **_serving(run, run.serving),
         "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
         "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected again, as the engine reports"),
@@ -181,7 +181,7 @@ def _latency(run: Measurements) -> dict[str, Observation]:
     }
 
 
-def _split(ranks: Sequence[RankSeries]) -> dict[str, Observation]:
+def _operation_split(ranks: Sequence[RankSeries]) -> dict[str, Observation]:
     shares = operation_shares(ranks)
     if not len(shares):
         nothing = Observation(value=None, detail="no collective finished on all ranks with a record of its parts")

@@ -66,12 +66,12 @@ def lines(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> tuple[ProbedL
     """Return every directed link that probes or answers took, by name. A loss on a path counts for all of its links."""
     by_link: dict[tuple[str, str], list[LinkWindow]] = {}
     for window in results.windows(trips, length_ns=WINDOW_NS, start_ns=start_ns, end_ns=end_ns):
-        for link, at in _of(window).items():
+        for link, at in _by_link(window).items():
             by_link.setdefault(link, []).append(at)
     return tuple(ProbedLink(link=link, windows=tuple(windows)) for link, windows in sorted(by_link.items()))
 
 
-def _of(window: WindowStats) -> dict[tuple[str, str], LinkWindow]:
+def _by_link(window: WindowStats) -> dict[tuple[str, str], LinkWindow]:
     crossed: dict[tuple[str, str], list[int]] = {}
     for group in window.probes:
         for link in itertools.pairwise(group.path):

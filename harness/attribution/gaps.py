@@ -54,7 +54,8 @@ def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other:
                 if crosses(connection, near, far, rnic=link.rnic)
             ]
             if pairs:
-                at_ends = _log(gaps, [dst for _, dst in pairs], ends) + _log(naks, [src for src, _ in pairs], ends)
+                at_ends = _log_likelihood(gaps, [dst for _, dst in pairs], ends)
+                at_ends += _log_likelihood(naks, [src for src, _ in pairs], ends)
                 candidates.append((at_ends, link))
     if not candidates:
         return other
@@ -103,7 +104,8 @@ def match_lost_in_switch(run: Measurements, signs: Signs, switch: str) -> tuple[
         ]
         if not out:
             continue
-        likely = _log(gaps, [dst for _, dst in out], ends) + _log(naks, [src for src, _ in out], ends)
+        likely = _log_likelihood(gaps, [dst for _, dst in out], ends)
+        likely += _log_likelihood(naks, [src for src, _ in out], ends)
         for pair in signs.dead:  # its data was lost, or the ACKs for data in the other direction
             hit = pair in out or pair in back
             likely += math.log((1 - _STRAY) * hit / len({*out, *back}) + _STRAY / every)
@@ -115,7 +117,7 @@ def match_lost_in_switch(run: Measurements, signs: Signs, switch: str) -> tuple[
     return (link, share) if share > _LEAST_SHARE else None
 
 
-def _log(counted: dict[str, int], ends: list[str], every: set[str]) -> float:
+def _log_likelihood(counted: dict[str, int], ends: list[str], every: set[str]) -> float:
     """Return the log-likelihood of the counts at each RNIC, if events occur at `ends` or, rarely, at any RNIC."""
     share = Counter(ends)
     return sum(

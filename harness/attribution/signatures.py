@@ -118,7 +118,12 @@ class Signs:
         lost_in = _lost_in(run, deltas)
         kept = frozenset(name for name in lost_in if _IS_EXACT in deltas.get(name, {}))
         return cls(
-            counts=counts, counted=counted, dead=_dead(run), lost_in=lost_in, kept=kept, lost_on=_lost_on(run, deltas)
+            counts=counts,
+            counted=counted,
+            dead=_dead_pairs(run),
+            lost_in=lost_in,
+            kept=kept,
+            lost_on=_lost_on(run, deltas),
         )
 
     @property
@@ -279,7 +284,7 @@ def _predicted(
                     add("passed", node, share)
             continue
         if signs.dead and (((connection.src, connection.dst) in signs.dead and forth) if some else (forth or back)):
-            add(*_died(connection.src, connection.dst))
+            add(*_dead_key(connection.src, connection.dst))
         if forth:
             add("gap", connection.dst)
             add("nak", connection.src)
@@ -312,7 +317,7 @@ def _weighed(counts: Mapping[_Key, float], dead: Iterable[tuple[str, str]]) -> d
     for (sign, _), count in counts.items():
         largest[sign] = max(largest.get(sign, 0.0), count)
     weighed = {(sign, end): _WEIGHTS[sign] * count / largest[sign] for (sign, end), count in counts.items()}
-    return weighed | {_died(*pair): _WEIGHTS["dead"] for pair in dead}
+    return weighed | {_dead_key(*pair): _WEIGHTS["dead"] for pair in dead}
 
 
 def _predicted_of_acks(run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | None) -> dict[_Key, float]:
@@ -350,7 +355,7 @@ def _unfit(run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | 
     return float(np.linalg.norm(lost @ best.clip(min=0.0) - counted)) / size
 
 
-def _dead(run: Measurements) -> frozenset[tuple[str, str]]:
+def _dead_pairs(run: Measurements) -> frozenset[tuple[str, str]]:
     """Return pairs of RNICs whose queue pairs ran out of retries at moments that one place can explain.
 
     If many fail at once between all hosts, the machine below the VMs stood still, and the network is not the reason.
@@ -391,7 +396,7 @@ def _silent(run: Measurements, host: str, signs: Signs) -> dict[_Key, float]:
     for connection in run.connections:
         if connection.dst.partition(":")[0] == host:
             if signs.dead:
-                predicted[_died(connection.src, connection.dst)] = _WEIGHTS["dead"]
+                predicted[_dead_key(connection.src, connection.dst)] = _WEIGHTS["dead"]
             predicted["timer", connection.src] = _WEIGHTS["timer"]
             predicted["duplicate", connection.dst] = _WEIGHTS["duplicate"]
     return predicted
@@ -404,7 +409,7 @@ def out_of_retries(dead: Iterable[tuple[str, str]]) -> str:
 
 def crosses(connection: Connection, near: str, far: str, *, rnic: str | None) -> bool:
     """Return whether a connection's data goes from `near` to `far`; a host's link must be that of the RNIC in use."""
-    return _goes(connection.path, connection.src, connection.dst, (near, far), rnic)
+    return _is_on_path(connection.path, connection.src, connection.dst, (near, far), rnic)
 
 
 def ack_path(connection: Connection) -> tuple[str, ...]:
@@ -414,15 +419,15 @@ def ack_path(connection: Connection) -> tuple[str, ...]:
 
 def acks_cross(connection: Connection, near: str, far: str, *, rnic: str | None) -> bool:
     """Return whether a connection's ACKs go from `near` to `far`; a host's link must be that of the RNIC in use."""
-    return _goes(ack_path(connection), connection.dst, connection.src, (near, far), rnic)
+    return _is_on_path(ack_path(connection), connection.dst, connection.src, (near, far), rnic)
 
 
-def _goes(path: tuple[str, ...], src: str, dst: str, link: tuple[str, str], rnic: str | None) -> bool:
+def _is_on_path(path: tuple[str, ...], src: str, dst: str, link: tuple[str, str], rnic: str | None) -> bool:
     is_of_rnic = rnic is None or f"{link[0]}:{rnic}" == src or f"{link[1]}:{rnic}" == dst
     return is_of_rnic and link in itertools.pairwise(path)
 
 
-def _died(src: str, dst: str) -> _Key:
+def _dead_key(src: str, dst: str) -> _Key:
     return "dead", f"{src}>{dst}"
 
 

@@ -169,7 +169,7 @@ def _report(packets: Packets, whole: Flow, flow: Flow, port: str, *, check_rules
     broken = gobackn.violations(packets, flow, tracked) if check_rules else []
     syndrome = packets.syndrome[flow.responses]
     missing = int((flow.psn[tracked.jumps] - tracked.top[tracked.jumps - 1]).sum())
-    late = _late(flow, tracked)
+    late = _count_late(flow, tracked)
     distinct, covered = _distinct(flow, tracked)
     never = int(tracked.top[-1] - flow.psn.min() - covered)
     times = packets.time_ns[np.concatenate([whole.requests[[0, -1]], flow.responses[-1:]])]
@@ -206,7 +206,7 @@ def _report(packets: Packets, whole: Flow, flow: Flow, port: str, *, check_rules
     )
 
 
-def _late(flow: Flow, tracked: gobackn.Track) -> int:
+def _count_late(flow: Flow, tracked: gobackn.Track) -> int:
     """Count the PSNs in runs that arrived late without a retransmission."""
     ends = dict(zip(tracked.begin.tolist(), tracked.end.tolist(), strict=True))
     return sum(

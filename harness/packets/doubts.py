@@ -89,7 +89,7 @@ def psn_jumps(capture: Capture) -> list[PsnJump]:
         first, final = packets.msn[flow.responses], packets.msn[before.responses]
         first, final = first[first >= 0][:1], final[final >= 0][-1:]
         is_reconnected = bool(len(first) and len(final) and distance(first, final)[0] < 0)
-        name = f"{flow.src} -> {flow.dst} QP {flow.dqpn}{_at(capture, flow.port)}"
+        name = f"{flow.src} -> {flow.dst} QP {flow.dqpn}{_at_port(capture, flow.port)}"
         expected = int((before.psn + before.span).max()) % PSN_SPACE
         jump = f"PSNs continue at {int(flow.psn[0]) % PSN_SPACE:,} instead of {expected:,}"
         sentence = (
@@ -149,7 +149,7 @@ def _unchecked_flows(capture: Capture) -> Iterator[str]:
             ambiguous.setdefault((flow.port, flow.src, flow.dst), []).append(flow.dqpn)
     for (port, src, dst), qpns in ambiguous.items():
         yield (
-            f"{src} -> {dst}{_at(capture, port)}: responses match more than one of the QPs "
+            f"{src} -> {dst}{_at_port(capture, port)}: responses match more than one of the QPs "
             f"{first_of(sorted(qpns), _NAMED)} (equal UDP source ports, PSNs within one window), so rules of responses "
             "were not checked"
         )
@@ -185,7 +185,7 @@ def _one_direction(capture: Capture) -> Iterator[str]:
             yield f"{capture.frames.interfaces[port]}: all packets {captured}: responses were not checked there"
 
 
-def _at(capture: Capture, port: int) -> str:
+def _at_port(capture: Capture, port: int) -> str:
     """Return " at NAME"; empty if the port has no name."""
     name = capture.frames.interfaces[port]
     return f" at {name}" if name else ""

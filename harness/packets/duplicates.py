@@ -57,7 +57,7 @@ def duplicates(packets: Packets, flow: Flow) -> NDArray[np.bool_]:
     ident = packets.ident[flow.requests]
     if _is_numbered(ident):
         # `packet.corrupt` sets a fixed number: two corrupted packets are not copies of each other.
-        copies: NDArray[np.bool_] = _twice(flow.psn << 16 | ident) & (ident != CORRUPTED_ID)
+        copies: NDArray[np.bool_] = _seen_before(flow.psn << 16 | ident) & (ident != CORRUPTED_ID)
         return copies
     return _without_reason(packets, flow, starts, top)
 
@@ -95,7 +95,7 @@ def _response_copies(packets: Packets, flow: Flow) -> tuple[NDArray[np.bool_], b
     return copies, False
 
 
-def _twice(numbers: Indices) -> NDArray[np.bool_]:
+def _seen_before(numbers: Indices) -> NDArray[np.bool_]:
     """Return which numbers occurred before."""
     order = np.argsort(numbers, kind="stable")
     repeated = np.zeros(len(numbers), dtype=np.bool_)

@@ -148,7 +148,7 @@ def render_html(run: RunDir) -> str:
             **_moments(measured, faults, marks, recorded.changes if recorded else measured.changes),
             gantts=_gantts(measured, observed, (faults, bands), flights=flights, waits=waits, findings=findings),
             iterations=page.markup(goodput_plot.iterations_chart(measured, bands)),
-            cut=_cut(measured),
+            cut=_bar_limit_ms(measured),
             kernel=measured.kernel,
             most_lost=_MOST_LOST,
             stored=any(step.ingest_ns or step.checkpoint_ns for rank in measured.series for step in rank.iterations),
@@ -306,7 +306,7 @@ def _packets(evidence: Evidence | None, *, is_emulated: bool) -> dict[str, Any]:
     }
 
 
-def _cut(run: Measurements) -> float | None:
+def _bar_limit_ms(run: Measurements) -> float | None:
     """Return where the iterations chart cuts its bars (ms), or None if it cuts none."""
     top_ms = goodput_plot.iteration_cut_ms(run.series)
     cut = any(step.end_ns - step.start_ns > top_ms * 1e6 * 1.001 for rank in run.series for step in rank.iterations)

@@ -264,8 +264,8 @@ class JobResults:
             self.has_run
             and not any(troubles)
             and not any(step.stopped for step in self.steps)
-            and all(map(_fine, self.verdicts))
-            and all(map(_fine, self.joint))
+            and all(map(_is_clean_pass, self.verdicts))
+            and all(map(_is_clean_pass, self.joint))
         )
 
 
@@ -279,7 +279,7 @@ def markdown(title: str, results: JobResults) -> str:
     lines += _section("Runs without a verdict: killed, or still running", [_code(name) for name in results.unfinished])
     lines += _section(
         "Pools and sweeps that are no PASS",
-        [f"{_code(joint.name)}: {_plain(_state(joint))}" for joint in results.joint if not _fine(joint)],
+        [f"{_code(joint.name)}: {_plain(_state(joint))}" for joint in results.joint if not _is_clean_pass(joint)],
     )
     lines += _section("Regressions against earlier runs", [_plain(text) for text in results.worse])
     lines += _section("Failures", [_case_line(case) for case in results.failed])
@@ -304,7 +304,7 @@ def _verdict_table(verdicts: Sequence[VerdictFile]) -> list[str]:
     """Return a table with a row for each run. If there are too many, runs that need attention come first."""
     if not verdicts:
         return []
-    shown = sorted(verdicts, key=_fine)[:SHOWN_RUNS] if len(verdicts) > SHOWN_RUNS else verdicts
+    shown = sorted(verdicts, key=_is_clean_pass)[:SHOWN_RUNS] if len(verdicts) > SHOWN_RUNS else verdicts
     return [
         "| | experiment | seed | lab | faults fired | verdict |",
         "|---|---|---|---|---|---|",
@@ -347,7 +347,7 @@ def _totals(results: JobResults) -> str:
     return ", ".join(parts) + (f"; tests took {seconds:.0f} s" if cases else "")
 
 
-def _fine(verdict: VerdictFile | Joint) -> bool:
+def _is_clean_pass(verdict: VerdictFile | Joint) -> bool:
     return verdict.verdict == "PASS" and verdict.lab_state == "CLEAN"
 
 

@@ -246,7 +246,7 @@ class _Norm:
     @classmethod
     def _steady(cls, past: Floats, at: int) -> _Norm:
         count, middle = len(past), _medians(past)
-        cut = _cut(past - middle)
+        cut = _outlier_limit(past - middle)
         inner = np.clip(past - middle, -cut, cut)
         return cls(
             at=at,
@@ -265,10 +265,10 @@ class _Norm:
         level, slope = _medians(past), np.zeros(past.shape[1])
         for _ in range(2):
             rest = past - level - slope * far
-            inner = np.clip(rest, -_cut(rest), _cut(rest))
+            inner = np.clip(rest, -_outlier_limit(rest), _outlier_limit(rest))
             level, slope = level + inner.mean(axis=0), slope + (far * inner).sum(axis=0) / (far**2).sum()
         rest = past - level - slope * far
-        cut = _cut(rest)
+        cut = _outlier_limit(rest)
         ahead = (count - 1) / 2 + GUARD
         return cls(
             at=at,
@@ -296,7 +296,7 @@ class _Norm:
         return large
 
 
-def _cut(rest: Floats) -> Floats:
+def _outlier_limit(rest: Floats) -> Floats:
     """Return the limit beyond which an iteration is an outlier: array by rank."""
     cut: Floats = CUT * np.maximum(1.4826 * _medians(np.abs(rest - _medians(rest))), 1e-6)
     return cut

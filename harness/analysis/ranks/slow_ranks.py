@@ -191,9 +191,8 @@ def _slow_ranks(series_of: _ByIdentity, ranks: _ByIdentity, topology: _ByIdentit
 
 def _words(slow: tuple[SlowRank, ...], smallest: float | None, count: int) -> str:
     if slow:
-        return "; ".join(
-            _about([alarm for alarm in slow if alarm.host == host]) for host in {alarm.host: None for alarm in slow}
-        )
+        hosts = dict.fromkeys(alarm.host for alarm in slow)
+        return "; ".join(_describe_alarms([alarm for alarm in slow if alarm.host == host]) for host in hosts)
     if smallest is None:
         return f"{count} iterations are too few, or too noisy, to know what is normal"
     return (
@@ -201,7 +200,7 @@ def _words(slow: tuple[SlowRank, ...], smallest: float | None, count: int) -> st
     )
 
 
-def _about(alarms: Sequence[SlowRank]) -> str:
+def _describe_alarms(alarms: Sequence[SlowRank]) -> str:
     """Describe the alarms of a host; if several ranks are slow, only the slowest."""
     count = len({alarm.rank for alarm in alarms})
     alarms_shown = alarms if count == 1 else [max(alarms, key=lambda alarm: alarm.slowdown)]

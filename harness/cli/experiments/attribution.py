@@ -56,8 +56,8 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
             {
                 "runs": {str(path): msgspec.to_builtins(findings) for path, findings in findings_by_run.items()},
                 "judged": total.runs,
-                "precision": _parts(total.precision, total.correct, total.correct + total.false),
-                "recall": _parts(total.recall, total.found, total.found + total.missed),
+                "precision": _proportion(total.precision, total.correct, total.correct + total.false),
+                "recall": _proportion(total.recall, total.found, total.found + total.missed),
                 "single": {"runs": total.single, "right": total.right, "network_right": total.network_right},
                 "matrix": [
                     {"true": true, "said": named, "runs": n} for (true, named), n in sorted(total.matrix.items())
@@ -84,7 +84,8 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
     if total.precision and total.recall:
         session.out.print(
             f"\nagainst the faults of {total.runs} runs: precision {total.correct}/{total.correct + total.false} "
-            f"({_range(total.precision)}), recall {total.found}/{total.found + total.missed} ({_range(total.recall)})"
+            f"({_interval_text(total.precision)}), recall {total.found}/{total.found + total.missed} "
+            f"({_interval_text(total.recall)})"
         )
     if total.single:
         session.out.print(
@@ -221,11 +222,11 @@ def _outcome(verdict: VerdictFile) -> str:
     return f"{verdict.verdict}, attributed to {top.cause} at {top.name or 'nowhere'}"
 
 
-def _parts(interval: Interval | None, count: int, of: int) -> dict[str, float] | None:
+def _proportion(interval: Interval | None, count: int, of: int) -> dict[str, float] | None:
     return None if interval is None else {"count": count, "of": of, "low": interval.low, "high": interval.high}
 
 
-def _range(interval: Interval) -> str:
+def _interval_text(interval: Interval) -> str:
     return f"{interval.low:.2f}..{interval.high:.2f}, {100 * interval.level:g} %"
 
 

@@ -357,11 +357,11 @@ def _show_receipt(session: Session, receipt: FaultReceipt, outcome: dirty.Outcom
         session.json({**receipt.to_json(), "doubts": list(receipt.doubts), **compared})
         return
     fired = receipt.fired
-    moved = {name: delta for name, delta in fired.must_move.items() if delta}
+    moved = _short({name: delta for name, delta in fired.must_move.items() if delta}) or "nothing"
     rows = [
-        ("armed", _yes(receipt.armed.ok), receipt.armed.error or _short(receipt.armed.readback)),
-        ("fired", _yes(fired.count > 0), f"{fired.count} times{_hit_text(fired)}; moved: {_short(moved) or 'nothing'}"),
-        ("cleared", _yes(receipt.cleared.ok), receipt.cleared.error or _short(receipt.cleared.readback)),
+        ("armed", _yes_or_no(receipt.armed.ok), receipt.armed.error or _short(receipt.armed.readback)),
+        ("fired", _yes_or_no(fired.count > 0), f"{fired.count} times{_hit_text(fired)}; moved: {moved}"),
+        ("cleared", _yes_or_no(receipt.cleared.ok), receipt.cleared.error or _short(receipt.cleared.readback)),
     ]
     session.table(("receipt", "", ""), rows, title=f"{receipt.kind} on {receipt.target} ({receipt.fidelity})")
     if fired.loss_unknown_why:
@@ -380,7 +380,7 @@ def _hit_text(fired: Fired) -> str:
     return passed + (f", {fired.selection}" if fired.selection else "")
 
 
-def _yes(flag: bool) -> Text:  # noqa: FBT001 (one word from one flag)
+def _yes_or_no(flag: bool) -> Text:  # noqa: FBT001 (one word from one flag)
     return styled("yes", "green") if flag else styled("no", "red")
 
 

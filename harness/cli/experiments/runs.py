@@ -105,7 +105,7 @@ def run(
     """
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
-    most = _most(loaded, repeat, until_decided=until_decided, most=most)
+    most = _most_runs(loaded, repeat, until_decided=until_decided, most=most)
     left_out = exclusions.named_by_user(inventory, without)
     (resolved,) = _resolve_each(loaded, source, inventory, [seed], left_out)
     _refuse_drained_spares(session, resolved, inventory, out)
@@ -142,7 +142,7 @@ def run(
     return exit_code(pool.verdict, pool.lab_state)
 
 
-def _most(loaded: Experiment, repeat: int, *, until_decided: bool, most: int | None) -> int | None:
+def _most_runs(loaded: Experiment, repeat: int, *, until_decided: bool, most: int | None) -> int | None:
     """Return how many runs `--until-decided` makes at most; None: it was not given."""
     if not until_decided:
         if most is not None:
@@ -319,7 +319,7 @@ def _show_repeated(
                 check.name,
                 f"{check.verdicts[Verdict.PASS]} of {len(runs)}",
                 f"{check.passed.low:.0%} .. {check.passed.high:.0%}",
-                _span(check.median, check.middle, check.unit),
+                _with_interval(check.median, check.middle, check.unit),
                 " .. ".join(summary.format_value(end(check.values), check.unit) for end in (min, max) if check.values),
                 " .. ".join(_ends(check.bounds, check.unit)),
             )
@@ -370,7 +370,7 @@ def _ends(bounds: Sequence[float | int | str | None], unit: str) -> list[str]:
     return [summary.format_value(end, unit) for end in ends]
 
 
-def _span(median: float | None, interval: Interval | None, unit: str) -> str:
+def _with_interval(median: float | None, interval: Interval | None, unit: str) -> str:
     if median is None:
         return ""
     text = summary.format_value(median, unit)

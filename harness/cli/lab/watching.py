@@ -45,7 +45,7 @@ def counters(
         snapshot = _matching(lab, nodes, pattern)
         if seconds is not None:
             time.sleep(seconds)
-            snapshot = _moved(snapshot, _matching(lab, nodes, pattern))
+            snapshot = _growth(snapshot, _matching(lab, nodes, pattern))
         if prometheus:
             click.echo(exposition(lab.name, snapshot, increments=seconds is not None), nl=False)
         elif as_json:
@@ -66,7 +66,7 @@ def _matching(lab: Lab, nodes: tuple[str, ...], pattern: str) -> dict[str, dict[
     }
 
 
-def _moved(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+def _growth(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     growth = counters_module.deltas(before, after)
     for node, values in after.items():
         growth[node] |= {name: value for name, value in values.items() if name not in before.get(node, {})}

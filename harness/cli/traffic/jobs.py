@@ -130,7 +130,7 @@ def job(
     if record is not None:
         write_record(session, recording.of_job(result), record, record_format)
     write_rows(session, rows_file.of_ranks(result), out)
-    code = _code(session, result)
+    code = _job_exit_code(session, result)
     by_place = {} if code else _run_alone(session, jobs_alone)
     disturbed = interference.interference(result, by_place)
     if as_json:
@@ -140,9 +140,11 @@ def job(
         _print_job(session, spec, result, disturbed)
     if code and alone:
         session.err.print("no group was run alone, because the whole job failed")
-    return max(
-        [code, *(_code(session, job_result, title=_alone(jobs_alone[place])) for place, job_result in by_place.items())]
-    )
+    codes_alone = [
+        _job_exit_code(session, job_result, title=_title_alone(jobs_alone[place]))
+        for place, job_result in by_place.items()
+    ]
+    return max([code, *codes_alone])
 
 
 def _print_job(session: Session, spec: JobSpec, result: JobResult, disturbed: Sequence[Interference]) -> None:
@@ -162,7 +164,7 @@ def _print_job(session: Session, spec: JobSpec, result: JobResult, disturbed: Se
         session.out.print(_readers_text(result), soft_wrap=True)
 
 
-def _code(session: Session, result: JobResult, title: str = "") -> int:
+def _job_exit_code(session: Session, result: JobResult, title: str = "") -> int:
     """Return the exit code for the job `title`, and report its failure on stderr."""
     if result.wrong_elements:
         if title:
@@ -199,12 +201,12 @@ def _readers_text(result: JobResult) -> str:
 
 def _run_alone(session: Session, jobs: Mapping[Place, JobSpec]) -> dict[Place, JobResult]:
     return {
-        place: run_ranks(session, spec_alone.ranks, _alone(spec_alone), partial(_start, spec_alone))
+        place: run_ranks(session, spec_alone.ranks, _title_alone(spec_alone), partial(_start, spec_alone))
         for place, spec_alone in jobs.items()
     }
 
 
-def _alone(spec: JobSpec) -> str:
+def _title_alone(spec: JobSpec) -> str:
     ranks = f" with {spec.ranks_per_rnic} ranks each" if spec.ranks_per_rnic > 1 else ""
     return f"job of {' and '.join(spec.ranks)}{ranks} alone"
 

@@ -166,7 +166,7 @@ def flow(
     if pattern is not None and src is not None:
         raise UsageError("name SRC and DST, or a --pattern, not both")
     _check_perftest(perftest_json, pattern, options["spread"])
-    ends = _ends(inventory.topology)
+    ends = _flow_ends(inventory.topology)
     named = tuple(select_one(inventory.topology, text) for text in (src or ends[0], dst or ends[-1]))
     chosen = pairs_in(inventory.topology, pattern) if pattern else ((named[0], named[1]),)
     specs = flow_specs(chosen, **options)
@@ -361,7 +361,7 @@ def _collective_row(result: CollectiveResult) -> tuple[str, ...]:
     speeds = (f"{result.time_ns / 1e3:.0f}", f"{result.algbw_gbytes_per_s:.5f}", f"{result.busbw_gbytes_per_s:.5f}")
     return (
         str(spec.size_bytes),
-        str(_count(spec, len(result.ranks))),
+        str(_nccl_count(spec, len(result.ranks))),
         NCCL_TYPES[spec.dtype],
         spec.redop if spec.collective in REDUCING else "none",
         str(spec.root) if spec.collective in ROOTED else "-1",
@@ -372,7 +372,7 @@ def _collective_row(result: CollectiveResult) -> tuple[str, ...]:
     )
 
 
-def _count(spec: CollectiveSpec, ranks: int) -> int:
+def _nccl_count(spec: CollectiveSpec, ranks: int) -> int:
     """Return the number of elements as nccl-tests counts them: those between one rank and each other one."""
     share = spec.collective in ("all-gather", "reduce-scatter", "all-to-all", "all-to-allv")
     return spec.elements // ranks if share else spec.elements
@@ -447,7 +447,7 @@ def _event_text(name: str, event: dict[str, Any]) -> str:
     return f"QP rebuilt: {rebuild.src} -> {rebuild.dst}, after {rebuild.reason}"
 
 
-def _ends(topology: Topology) -> tuple[str, ...]:
+def _flow_ends(topology: Topology) -> tuple[str, ...]:
     ends = first_rnics(topology)
     if len(ends) < 2:  # noqa: PLR2004 (a flow has two ends)
         raise UsageError("this lab has fewer than two hosts with RNICs: a flow has two ends")
@@ -471,7 +471,7 @@ def _exit_code_of_flows(session: Session, result: FlowsResult) -> int:
         return code
     if silent := [flow_result.spec for flow_result in result.flows if not flow_result.size_bytes]:
         sentence = (
-            f": no message arrived on {_named(silent)}; look for lost packets (faultbed probe), or use smaller "
+            f": no message arrived on {_flow_names(silent)}; look for lost packets (faultbed probe), or use smaller "
             "messages (--size, --depth) or a longer timeout (--qp timeout=20) on slow links"
         )
         session.err.print(Text.assemble(("no data", "red"), sentence), soft_wrap=True)
@@ -479,13 +479,13 @@ def _exit_code_of_flows(session: Session, result: FlowsResult) -> int:
     if unchecked := [
         flow_result.spec for flow_result in result.flows if flow_result.spec.check and not flow_result.checked_bytes
     ]:
-        sentence = f": no byte of {_named(unchecked)} was checked; let it run longer (--for)"
+        sentence = f": no byte of {_flow_names(unchecked)} was checked; let it run longer (--for)"
         session.err.print(Text.assemble(("not checked", "yellow"), sentence), soft_wrap=True)
         return ExitCode.INCONCLUSIVE
     return ExitCode.PASS
 
 
-def _named(specs: Sequence[FlowSpec]) -> str:
+def _flow_names(specs: Sequence[FlowSpec]) -> str:
     more = f" and {len(specs) - 1} more" if len(specs) > 1 else ""
     return f"{specs[0].src} -> {specs[0].dst}{more}"
 

@@ -146,7 +146,7 @@ class _FactChecks:
 def _check_facts(inventory: Inventory, state: State, silent: Mapping[str, str]) -> _FactChecks:
     """Run all checks except the burn-in. `silent` are hosts that do not answer, with the reason."""
     answering = without_hosts(inventory, silent)
-    stale = _stale(inventory)
+    stale = _stale_reservations(inventory)
     exclusions = exclude_unfit(inventory, state, ALL_CHECKS, unreachable_hosts(silent))
     return _FactChecks(
         findings=(*map(_unreachable, silent.items()), *run_checks(answering, state, ALL_CHECKS), *stale),
@@ -246,7 +246,7 @@ def suspects(outliers: tuple[Outlier, ...]) -> list[str]:
     return sorted(set(ends), key=lambda end: (-ends.count(end), end))
 
 
-def _stale(inventory: Inventory) -> list[PreflightFinding]:
+def _stale_reservations(inventory: Inventory) -> list[PreflightFinding]:
     """Return a finding for each reservation that has ended but is still in the book."""
     now = store_of(inventory).read()
     alive = reservation.live(now.book, now_s=now.now_s, is_dead=is_dead)

@@ -78,11 +78,11 @@ def without(source: bytes, ids: Sequence[str], keep: Sequence[int]) -> bytes:
         if piece.startswith(_FAULT):
             number += 1
             if number in keep:
-                kept.append(_named(piece, ids[number]))
+                kept.append(_with_id(piece, ids[number]))
             else:
-                kept.append(_tail(piece))
+                kept.append(_trailing_comments(piece))
         elif piece.startswith(_EXPECT) and not _has_metric(piece, stays):
-            kept.append(_tail(piece))
+            kept.append(_trailing_comments(piece))
         else:
             kept.append(piece)
     text_without = "".join(kept)
@@ -101,14 +101,14 @@ def _split(some: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
     return [some[low:high] for low, high in itertools.pairwise(edges) if low < high]
 
 
-def _named(piece: str, name: str) -> str:
+def _with_id(piece: str, name: str) -> str:
     if "id" in tomllib.loads(piece)["faults"][0]:
         return piece
     head, _, rest = piece.partition("\n")
     return f'{head}\nid = "{name}"\n{rest}'
 
 
-def _tail(piece: str) -> str:
+def _trailing_comments(piece: str) -> str:
     """Return the comments at the end of a removed table, which belong to the next table."""
     body = piece.rstrip("\n").split("\n")
     tail: list[str] = []

@@ -9,7 +9,7 @@ from synthetic_run import synthetic_run
 
 from harness.analysis.observe import observe
 from harness.cli.lab.screen import Screen
-from harness.cli.lab.watching import _moved
+from harness.cli.lab.watching import _growth
 from harness.record.measurements import Rank, counter_deltas
 from inject.mechanisms.rack.rack_mechanism import COUNTERS
 from testbed.observe.telemetry import Sample
@@ -82,4 +82,4 @@ def test_top_shows_trouble_of_mlx5_and_reset_counters():
 def test_moved_counters_are_never_negative_except_states():
     before = {"host1": {"be0.mtu": 4200, "rxe0.send_err": 9, "rxe0.sent_pkts": 4}}
     after = {"host1": {"be0.mtu": 1500, "rxe0.send_err": 2, "rxe0.sent_pkts": 4, "rxe1.sent_pkts": 6}}
-    assert _moved(before, after) == {"host1": {"be0.mtu": -2700, "rxe0.send_err": 2, "rxe1.sent_pkts": 6}}
+    assert _growth(before, after) == {"host1": {"be0.mtu": -2700, "rxe0.send_err": 2, "rxe1.sent_pkts": 6}}
