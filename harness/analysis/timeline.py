@@ -418,24 +418,17 @@ def impact(
     is_back = back is None or back < len(means)
     is_confirmed = is_back and series.time_of(len(means)) > sure_ns
     censored = not is_confirmed or not base.is_steady
-    back_ns = fired_ns
-    if back is not None:
-        back_ns = series.time_of(back)
-        if is_back:
-            carrying = np.flatnonzero(known.bytes_per_s[back : back + base.window_ns // series.step_ns] >= base.healthy)
-            back_ns = series.time_of(back + (int(carrying[0]) if len(carrying) else 0))
-    back_ns = max(back_ns, fired_ns)
+    if back is not None and is_back:
+        back = _first_healthy_bin(known, base, back)
+    back_ns = fired_ns if back is None else max(fired_ns, series.time_of(back))
     carried = float(series.bytes[first : series.bin_of(back_ns)].sum())
     expected = base.mean * (series.bin_of(back_ns) - first) * series.step_ns / 1e9
     known_ns = series.time_of(end)
     recovery_state = "not back" if not is_back else "no dip yet" if dip is None else "back, but not yet for long enough"
-    if is_confirmed:
-        reason = (
-            f"the fault-free start is too unsteady: its own rolling goodput falls to {base.floor / base.mean:.2f} of "
-            f"its mean (at least {STEADY_SHARE:g} is needed)"
-        )
-    else:
+    if not is_confirmed:
         reason = _why_censored(recovery_state, until, known_ns - fired_ns, known_ns - cleared_ns)
+    else:
+        reason = "" if base.is_steady else _why_unsteady(base)
     return Impact(
         fired_ns=fired_ns,
         cleared_ns=cleared_ns,
@@ -445,17 +438,34 @@ def impact(
         censored=censored,
         min_ratio=float(means[first : max(last_dip, first) + 1].min()) / base.mean,
         lost_bytes=max(0.0, expected - carried),
-        reason=reason if censored else "",
+        reason=reason,
         dip_ns=None if dip is None else series.time_of(dip),
         acted_until_ns=back_ns,
         is_back=is_back,
     )
 
 
+def _first_healthy_bin(series: Goodput, base: Baseline, begin: int) -> int:
+    """Return the first bin at the healthy level in the rolling window that begins at `begin`; `begin` if there is none.
+
+    The rolling mean is healthy as soon as its window is, although the first bins of the window may be low.
+    """
+    window = series.bytes_per_s[begin : begin + base.window_ns // series.step_ns]
+    healthy = np.flatnonzero(window >= base.healthy)
+    return begin + (int(healthy[0]) if len(healthy) else 0)
+
+
 def while_acting(series: Goodput, impact: Impact) -> NDArray[np.float64]:
     """Return the rate (bytes/s) of each bin from a fault's firing to its removal; at least one bin."""
     first = min(series.bin_of(impact.fired_ns), len(series.bytes) - 1)
     return series.bytes_per_s[first : max(series.bin_of(impact.cleared_ns), first + 1)]
+
+
+def _why_unsteady(base: Baseline) -> str:
+    return (
+        f"the fault-free start is too unsteady: its own rolling goodput falls to {base.floor / base.mean:.2f} of "
+        f"its mean (at least {STEADY_SHARE:g} is needed)"
+    )
 
 
 def _why_censored(recovery_state: str, until: str, after_fired_ns: int, after_cleared_ns: int) -> str:

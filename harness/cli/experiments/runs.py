@@ -291,13 +291,12 @@ def _show_repeated(
     if as_json:
         done = [
             {
-                "seed": verdict.seed,
-                "verdict": verdict.verdict,
-                "lab_state": verdict.lab_state,
+                "seed": finished.verdict.seed,
+                "verdict": finished.verdict.verdict,
+                "lab_state": finished.verdict.lab_state,
                 "run_dir": finished.run_dir.path,
             }
             for finished in runs
-            for verdict in [finished.verdict]
         ]
         checks = [{**msgspec.to_builtins(check), "median": check.median} for check in checks_over_runs]
         session.json(

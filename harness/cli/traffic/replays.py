@@ -21,7 +21,7 @@ from testbed.inventory.lab_inventory import Inventory
 from traffic import traces
 from traffic.engine.engine_client import endpoint
 from traffic.schedules import cost
-from traffic.traces import Trace
+from traffic.traces import Operation, Trace
 from traffic.workloads import replay
 from traffic.workloads.replay_batches import Batch, ReplaySpec, batches, check
 from traffic.workloads.replay_result import ReplayResult
@@ -136,27 +136,16 @@ def _show_plan(
         for operation, algorithm, waits in zip(batch.operations, batch.algorithms, _waits(batch), strict=True)
     ]
     if as_json:
-        plan: dict[str, Any] = {
-            "source": trace.source,
-            "format": trace.format,
-            "ranks": dict(enumerate(spec.ranks)),
-            "batches": len(planned_batches),
-            "operations": [
-                {
-                    "record": operation.record,
-                    "collective": operation.collective,
-                    "algorithm": algorithm,
-                    "size_bytes": operation.size_bytes,
-                    "members": operation.members,
-                    "root": operation.root,
-                    "counts_bytes": operation.counts,
-                    "wait_ns": wait,
-                }
-                for operation, algorithm, wait in rows
-            ],
-            "not_replayed": _not_replayed(trace),
-        }
-        session.json(plan)
+        session.json(
+            {
+                "source": trace.source,
+                "format": trace.format,
+                "ranks": dict(enumerate(spec.ranks)),
+                "batches": len(planned_batches),
+                "operations": [_plain_operation(*row) for row in rows],
+                "not_replayed": _not_replayed(trace),
+            }
+        )
         return
     session.table(
         PLAN_COLUMNS,
@@ -181,13 +170,30 @@ def _show_plan(
     )
     session.out.print("ranks: " + ", ".join(f"{rank} on {name}" for rank, name in enumerate(spec.ranks)))
     for note in trace.notes:
-        stands = styled("not supported", "red") if note.blocks else "skipped"
+        treatment = styled("not supported", "red") if note.blocks else "skipped"
         details = f": {note.file} record {note.record}: {note.what}"
-        session.out.print(Text.assemble(stands, details), soft_wrap=True)
+        session.out.print(Text.assemble(treatment, details), soft_wrap=True)
+
+
+def _plain_operation(operation: Operation, algorithm: str, wait_ns: int) -> dict[str, Any]:
+    return {
+        "record": operation.record,
+        "collective": operation.collective,
+        "algorithm": algorithm,
+        "size_bytes": operation.size_bytes,
+        "members": operation.members,
+        "root": operation.root,
+        "counts_bytes": operation.counts,
+        "wait_ns": wait_ns,
+    }
 
 
 def _waits(batch: Batch) -> list[int]:
-    """Return, by operation, the longest time in ns that its first member waits by the program alone."""
+    """Return what the first member of each operation waits for in its program, in ns; 0: nothing.
+
+    That is a pause before the operation, or the time since the batch began until which it must not start: the larger
+    number of both.
+    """
     waits = []
     for operation, gates in zip(batch.operations, batch.gates, strict=True):
         gate = gates[0]
