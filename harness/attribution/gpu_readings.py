@@ -1,4 +1,4 @@
-"""What runs and preflights read of the health of GPUs, and the thresholds that it has reached. Pure.
+"""Health of GPUs, as runs and preflights have read it, and the thresholds that each GPU has reached. Pure.
 
 The newest reading of a GPU's registers replaces all earlier ones: an error that made it a GPU to drain is gone after
 its reset. An XID event is in no register. Only a newer run that followed the host's kernel log, and saw none, replaces

@@ -8,7 +8,7 @@
                    start, or a range `["6s", "9s"]` from which the seed draws); `for`; optionally `id` (default: the
                    kind, numbered if it repeats); `set = { ... }`, parameters that the injector gets unchanged
     [[stop]]       `metric` (`harness.experiment.stop.METRICS`); its bound (`min` or `max`); optionally `for` (how long
-                   the condition must hold) and `verdict` (`FAIL` or `INCONCLUSIVE`). A condition that holds clears all
+                   the value must be beyond the bound) and `verdict` (`FAIL` or `INCONCLUSIVE`). Such a value clears all
                    faults at once and ends the run
     [capture]      `ports`: switch ports whose packets are kept and checked (`rtsw2:host4:rxe0`, or `host4:rxe0` for the
                    port that faces it, or `rtsw1:ctsw1`)

@@ -5,13 +5,14 @@
     min = 0.1
     for = "5s"
 
-While faults are on, each condition is compared with live values at least once a second
-(`harness.run.faults.live_guard`). The first condition that holds for its time ends the faults and the run at once, as
-FAIL, or as INCONCLUSIVE if the experiment says so. A condition is also INCONCLUSIVE
+A condition *holds* while its value is beyond its bound, here below 0.1. While faults are on, each condition is compared
+with live values at least once a second (`harness.run.faults.live_guard`). The first condition that holds for its time
+(`for`) ends the faults and the run at once, as FAIL, or as INCONCLUSIVE if the experiment says so. A condition is also
+INCONCLUSIVE
 
 - if its value was never known;
-- if its value was not known for as long as the condition has to hold;
-- if it held at every known value for that long, but some values in between were unknown.
+- if its value was known for less than its time;
+- if every known value within its time was beyond the bound, but some values in between were unknown.
 
 Missing data end the faults, too, and the run is INCONCLUSIVE: if the value of a condition is unknown for more than
 `MISSING_NS` although it was known before, or should be known by now. An experiment without `[[stop]]` has no guard.
@@ -195,23 +196,24 @@ def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
     if ending is not None and ending.condition == condition:
         value, outcome = ending.value, condition.verdict
         since_s, at_s = (ending.since_ns - t0_ns) / 1e9, (ending.at_ns - t0_ns) / 1e9
-        detail = f"it held from {since_s:.1f} s on; at {at_s:.1f} s all faults were cleared and the run was ended"
+        beyond = f"beyond the bound from {since_s:.1f} s on"
+        detail = f"{beyond}; at {at_s:.1f} s all faults were cleared and the run was ended"
     elif guard.missing is not None and guard.missing.condition == condition:
         outcome = Verdict.INCONCLUSIVE
         since_s, at_s = (guard.missing.since_ns - t0_ns) / 1e9, (guard.missing.at_ns - t0_ns) / 1e9
         missing = f"no data of the metric from {since_s:.1f} s on"
         detail = f"{missing}; at {at_s:.1f} s all faults were cleared and the run was ended"
     elif value is None:
-        outcome, detail = Verdict.INCONCLUSIVE, "it could not be evaluated while faults were on"
+        outcome, detail = Verdict.INCONCLUSIVE, "never known while faults were on"
     elif (watched_ns := guard.evaluated_ns[condition][1] - guard.evaluated_ns[condition][0]) < condition.for_ns:
         outcome = Verdict.INCONCLUSIVE
-        detail = f"it was evaluated for {watched_ns / 1e9:.1f} s, and could only have held after {lasting.strip()[4:]}"
+        detail = f"known for {watched_ns / 1e9:.1f} s only, but the condition must hold{lasting}"
     elif condition in guard.may_have_held_ns:
         outcome = Verdict.INCONCLUSIVE
         since_s, at_s = ((at_ns - t0_ns) / 1e9 for at_ns in guard.may_have_held_ns[condition])
-        detail = f"it may have held from {since_s:.1f} s to {at_s:.1f} s, with times in between when it was unknown"
+        detail = f"beyond the bound from {since_s:.1f} s to {at_s:.1f} s, but not known all the time in between"
     else:
-        outcome, detail = Verdict.PASS, "never while faults were on; observed is the last value"
+        outcome, detail = Verdict.PASS, f"never beyond the bound{lasting} while faults were on; observed is the last value"
     return Check(
         name=f"stop.{metric.name}",
         verdict=outcome,

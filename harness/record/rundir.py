@@ -1,22 +1,21 @@
 """The run directory: `runs/<utc>-<name>-<seed>/`, made once, every file written whole or not at all.
 
 experiment.toml     the file as it was given
-trace/              of an experiment that replays one, its trace (harness.experiment.replayed)
+trace/              the trace, if the experiment replays one (harness.experiment.replayed)
 plan.json           what the seed decided
 journal.jsonl       what was done to the lab
 measurements.json   what was measured
 samples.parquet     goodput samples, long form (harness.record.samples_file)
 telemetry.parquet   counters of every node over time (harness.record.telemetry_file)
 changes.parquet     links, routes and next hops as they changed (the same)
-environment.json    what it ran on
-noise-floor.json    how much fault-free runs on the lab differ, where that was known and entered the verdict
-                    (harness.analysis.noise)
+environment.json    versions and settings of the controller, QEMU and the guests
+noise-floor.json    how much fault-free runs on the lab differ, if that was known to the judge (harness.analysis.noise)
 verdict.json        the verdict (harness.verdict)
-report.html         all of it for people, in one file
-repro.sh            runs the same thing again
-flights.json        what each rank's flight recorder held, of a job that failed (traffic.engine.flight_recorder)
+report.html         a page with all results
+repro.sh            a script that repeats the run
+flights.json        the flight recorder of each rank, if the job failed (traffic.engine.flight_recorder)
 flights-asked-N.json  the same, for each request during the run (harness.run.flight_dump)
-probes.parquet      probes beside the workload, of an experiment with [probe] (harness.record.probes_file)
+probes.parquet      probes beside the workload, if the experiment has [probe] (harness.record.probes_file)
 packets.json        captured packets, analysed, and capture*.pcapng beside it (harness.packets)
 """
 

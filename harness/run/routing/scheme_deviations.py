@@ -1,4 +1,4 @@
-"""Judge the times at which switches did not route as the scheme of a run was installed. Pure.
+"""Judge deviations: times at which a switch did not route by the scheme that the run had installed. Pure.
 
 The switches' machine records them (`testbed.node.routing.agent`). While a path is dead, a scheme follows BGP, so next
 hops that BGP lost because of a fault of the run are expected. All other deviations make the scheme unproven, unless

@@ -125,7 +125,7 @@ def test_stop_condition_evaluated_for_less_than_its_holding_time_is_inconclusive
         guard.evaluate(at_s * S, {"goodput_ratio": 0.0})
     (_, slow) = judged(verdict_of(), guard, t0_ns=90 * S).checks
     assert slow.verdict is Verdict.INCONCLUSIVE
-    assert slow.detail == "it was evaluated for 2.0 s, and could only have held after 5 s"
+    assert slow.detail == "known for 2.0 s only, but the condition must hold for 5 s"
 
 
 def test_stop_condition_that_only_unknown_values_kept_from_holding_is_inconclusive():
@@ -137,7 +137,7 @@ def test_stop_condition_that_only_unknown_values_kept_from_holding_is_inconclusi
     assert guard.missing is None
     (_, slow) = judged(verdict_of(), guard, t0_ns=90 * S).checks
     assert slow.verdict is Verdict.INCONCLUSIVE
-    assert slow.detail == "it may have held from 10.0 s to 15.0 s, with times in between when it was unknown"
+    assert slow.detail == "beyond the bound from 10.0 s to 15.0 s, but not known all the time in between"
 
 
 def test_stop_condition_that_was_better_in_between_did_not_hold():
