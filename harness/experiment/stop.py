@@ -213,7 +213,8 @@ def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
         since_s, at_s = ((at_ns - t0_ns) / 1e9 for at_ns in guard.may_have_held_ns[condition])
         detail = f"beyond the bound from {since_s:.1f} s to {at_s:.1f} s, but not known all the time in between"
     else:
-        outcome, detail = Verdict.PASS, f"never beyond the bound{lasting} while faults were on; observed is the last value"
+        outcome = Verdict.PASS
+        detail = f"never beyond the bound{lasting} while faults were on; observed is the last value"
     return Check(
         name=f"stop.{metric.name}",
         verdict=outcome,
