@@ -184,7 +184,7 @@ class Noise:
 
     def __str__(self) -> str:
         if self.moves:
-            return f"worth {self.independent:.0f}, the means of their quarters, because their level moves"
+            return f"worth {self.independent:.0f} (the means of their quarters), because their level moves"
         return f"worth {self.independent:.0f} independent ones at a lag-1 correlation of up to {self.lag1:.2f}"
 
 

@@ -364,8 +364,8 @@ def _workload_checks(run: Measurements) -> list[Check]:
     if has_moved and not silent:
         return []
     detail = (
-        f"nothing arrived on {silent[0]} from beginning to end ({len(silent)} such), so the effect of the faults on it "
-        "is unknown"
+        f"nothing arrived on {silent[0]} from beginning to end ({len(silent)} such flows), so the effect of the faults "
+        "on it is unknown"
         if has_moved
         else "no data arrived and no iteration finished, so the effect of the faults is unknown"
     )

@@ -54,18 +54,18 @@ _PHASES = {
     "detect": "From the first firing until an end reacted: a NAK or timer at a captured port, or a dead queue pair",
     "retransmit": "From detection until the lost packet passed a captured port again",
     "qp_error": "From the first firing until the first completion with an error; 0 when no queue pair died",
-    "rebuild": "From that error until the last dead queue pair was connected again; 0 if there was none",
+    "rebuild": "From the first completion with an error until the last failed QP was connected again; 0 without one",
     "first_data": "From the rebuild until data arrived over the new queue pairs",
-    "hold": "From the last of these events until goodput was back and stayed",
+    "hold": "From the last event of the other phases until goodput was back and stayed",
 }
 
 _RESTART = {
     "detect": "From the fault's first firing (without one: from the last iteration) until the loss was noticed",
-    "diagnose": "From there until it was known which hosts were lost, and whether only their network was",
-    "reschedule": "From there until the other ranks were stopped and every rank had a host again",
-    "initialise": "From there until all ranks had engines, memory and connections",
-    "restore": "From there until all ranks had the state of the newest intact checkpoint",
-    "catch_up": "From there until all iterations that were finished before were finished again",
+    "diagnose": "From the noticed loss until it was known which hosts were lost, and whether only their network was",
+    "reschedule": "From the diagnosis until the other ranks were stopped and every rank had a host again",
+    "initialise": "From the rescheduling until all ranks had engines, memory and connections",
+    "restore": "From the initialisation until all ranks had the state of the newest intact checkpoint",
+    "catch_up": "From the restored state until all iterations that were finished before were finished again",
     "total": "From the fault's first firing until all iterations that were finished before were finished again",
 }
 
@@ -106,7 +106,7 @@ _TABLE = (
         name="capture.missed",
         unit="count",
         meaning="Frames by the captured ports' own counters that the capture lacks, each direction by itself, and what "
-        "the kernel dropped; at least, if the capture has frames that the ports did not count",
+        "the kernel dropped; a lower bound if the capture has frames that the ports did not count",
     ),
     Metric(
         name="capture.broken_rules",
@@ -276,31 +276,34 @@ _TABLE = (
         name="routing.detected",
         unit="s",
         about_faults=True,
-        meaning="From a fault's first firing to the first link, next hop or route that changed on a switch; the worst",
+        meaning="From a fault's first firing to the first link, next hop or route that changed on a switch; the worst "
+        "fault counts",
     ),
     Metric(
         name="routing.next-hop",
         unit="s",
         about_faults=True,
-        meaning="From a fault's first firing to the first route that a switch moved off a link that it lost; the worst",
+        meaning="From a fault's first firing to the first route that a switch moved off a link that it lost; the worst "
+        "fault counts",
     ),
     Metric(
         name="routing.withdrawn",
         unit="s",
         about_faults=True,
-        meaning="From a fault's first firing to the first route that BGP changed where no link was lost; the worst",
+        meaning="From a fault's first firing to the first route that BGP changed where no link was lost; the worst "
+        "fault counts",
     ),
     Metric(
         name="routing.converged",
         unit="s",
         about_faults=True,
-        meaning="From a fault's first firing to the last route that changed before its removal; the worst",
+        meaning="From a fault's first firing to the last route that changed before its removal; the worst fault counts",
     ),
     Metric(
         name="routing.restored",
         unit="s",
         about_faults=True,
-        meaning="From a fault's removal to the last route that changed after it; the worst",
+        meaning="From a fault's removal to the last route that changed after it; the worst fault counts",
     ),
     Metric(
         name="slow_rank",
@@ -312,7 +315,7 @@ _TABLE = (
         name="slow_rank.iterations",
         unit="count",
         about_faults=True,
-        meaning="Iterations from the fault's first firing until that detector named the rank",
+        meaning="Iterations from the fault's first firing until an online detector named the rank",
     ),
     Metric(
         name="nak_episodes",
@@ -325,8 +328,9 @@ _TABLE = (
         name="go_back_n",
         unit="count",
         about_faults=True,
-        meaning="Growth of rcvd_seq_err (mlx5: packet_seq_err) on all RNICs: a sender got such a NAK and went back to "
-        "the lost PSN. rxe does not count a NAK that acknowledges nothing: that for the first packet of a message",
+        meaning="Growth of rcvd_seq_err (mlx5: packet_seq_err) on all RNICs: a sender got a NAK for a gap and went "
+        "back to the lost PSN. rxe does not count the NAK for the first packet of a message, because it acknowledges "
+        "nothing",
     ),
 )
 

@@ -57,7 +57,7 @@ def parse_need(text: str) -> Need:
         raise ValueError(f'no need "{text}"; {hint(text.split(" ", maxsplit=1)[0], known)}')
     if match["name"] in _FEATURES:
         if match["op"]:
-            raise ValueError(f'"{match["name"]}" is there or not; write it without "{match["op"]} {match["number"]}"')
+            raise ValueError(f'"{match["name"]}" has no number; write it without "{match["op"]} {match["number"]}"')
         return Need(name=match["name"])
     if not match["op"]:
         raise ValueError(f'"{match["name"]}" is a number; write "{match["name"]} >= 2"')

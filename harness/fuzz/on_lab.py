@@ -57,7 +57,7 @@ class Runner:
     def _restore(self, case: Case, *, see: str) -> None:
         if not backend_of(self.inventory.kind).reset(self.inventory, self.progress):
             raise DirtyLab(
-                f"{self.inventory.name} is DIRTY after {describe(case)}: see {see}; `faultbed heal`, then fuzz again"
+                f"{self.inventory.name} is DIRTY after {describe(case)}: see {see}; run `faultbed heal`, then repeat"
             )
 
 

@@ -30,5 +30,5 @@ def _version_text(environment: Environment) -> str:
     if environment.code is not None:
         return f"faultbed{version} (code {environment.code[:8]}{', ' if commit else ''}{commit})"
     if version or commit:
-        return f"faultbed{version}{f' ({commit})' if commit else ''}, which did not say of which code,"
-    return "a version of faultbed that did not say which,"
+        return f"faultbed{version} ({commit or 'code unknown'})"
+    return "an unknown version of faultbed"

@@ -359,7 +359,7 @@ def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
         if name == "jct_ratio" and isinstance(observation.value, float):
             text = f"{observation.value:.2f}\N{MULTIPLICATION SIGN}"
         tiles.append((names[name], ("≥ " if observation.censored else "") + text, observation.detail))
-    tiles.append(("QP errors / rebuilds", f"{run.qp_errors} / {run.rebuilds}", "counted by the engine, never hidden"))
+    tiles.append(("QP errors / rebuilds", f"{run.qp_errors} / {run.rebuilds}", "as the traffic engine reports"))
     return tiles
 
 

@@ -63,7 +63,7 @@ def describe_wait(wait: QueueWait) -> str:
     timeout = format_duration(timeout_ns(wait.timeout))
     return (
         f"up to {format_bytes(wait.queued_bytes)} wait for the {format_rate(wait.rate_bps / 8)} of {wait.rnic}, the "
-        f"last of it for {format_duration(wait.wait_ns)}: longer than the ACK timeout of {timeout}, so senders "
+        f"last byte for {format_duration(wait.wait_ns)}: longer than the ACK timeout of {timeout}, so senders "
         f"retransmit packets that are only queued; use --qp timeout={wait.sufficient_timeout} or a smaller --depth"
     )
 

@@ -168,7 +168,7 @@ def campaign(
             finished = run_module.execute(resolved, inventory, out=out, progress=progress, guard=holding.refresh)
             if finished.verdict.lab_state == "DIRTY" and not backend_of(inventory.kind).reset(inventory, progress):
                 raise DirtyLab(
-                    f"{inventory.name} is DIRTY after {label.name}: `faultbed heal`, then the campaign again"
+                    f"{inventory.name} is DIRTY after {label.name}; run `faultbed heal`, then repeat"
                 )
             progress(f"{label.name}: {_outcome(finished.verdict)}")
             verdicts.append(_counted(finished.verdict))

@@ -220,7 +220,7 @@ def _show(session: Session, search: Search, folders: Sequence[Path], *, as_json:
 
 
 def _show_failure(session: Session, failure: Failure, folder: Path) -> None:
-    again = {None: "not run again", True: "fails again", False: "did not fail again: by chance?"}[failure.fails_again]
+    again = {None: "not run again", True: "fails again", False: "did not fail again"}[failure.fails_again]
     whole = "" if failure.is_smallest else "; the budget ended before the shrinking did"
     session.out.print(styled(f"fails {', '.join(failure.checks)}", "bold"))
     for name in failure.checks:

@@ -209,7 +209,7 @@ def _show(
         ],
     )
     once_more = (
-        "and fails again" if fails_again else "which did not fail when run once more: by chance? (`run --repeat`)"
+        "and fails again" if fails_again else "which did not fail when run once more; try `run --repeat`"
     )
     session.out.print(
         Text.assemble(

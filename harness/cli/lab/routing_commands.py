@@ -60,7 +60,12 @@ _job_options = (
     click.option("--collective", default="all-to-all", show_default=True, type=click.Choice(COLLECTIVES)),
     click.option("--algorithm", default=AUTO, show_default=True, type=click.Choice(ALGORITHM_NAMES)),
     click.option("--size", default="1MiB", show_default=True, help="Buffer of the collective."),
-    click.option("--grid", default="", metavar="DIM=N,...", help="Instead: a job of `traffic job`, with --phase."),
+    click.option(
+        "--grid",
+        default="",
+        metavar="DIM=N,...",
+        help="Grid of a job, as in `traffic job`, instead of a collective; needs --phase.",
+    ),
     click.option(
         "--phase",
         "phases",
@@ -251,7 +256,7 @@ def routing_show(session: Session, *, switches: tuple[str, ...], as_json: bool) 
     if left and not state.schemes:
         parts = ", ".join(_parts_of_scheme(state.switches[left[0]]))
         session.out.print(
-            f"{parts} on {', '.join(left)}, and no scheme is held: left behind; run `faultbed heal`", soft_wrap=True
+            f"{parts} left on {', '.join(left)}, although no scheme is held; run `faultbed heal`", soft_wrap=True
         )
     elif state.schemes and set(state.switches) == set(known) and not left:
         session.out.print(

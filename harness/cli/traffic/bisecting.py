@@ -53,7 +53,7 @@ __all__ = ["COMMANDS"]
     "--routing",
     "scheme",
     type=click.Choice(tuple(SCHEMES)),
-    help="Routing scheme of the switches meanwhile, as [fabric] of an experiment applies it. Default: BGP's ECMP.",
+    help="Routing scheme that the switches apply meanwhile, as [fabric] of an experiment does. Default: BGP's ECMP.",
 )
 @click.option("--min", "least", type=FiniteRange(0), help="FAIL a tier whose whole interval lies below this value.")
 @json_option

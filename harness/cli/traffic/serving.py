@@ -116,11 +116,11 @@ def _show_result(session: Session, result: InferenceResult) -> None:
     )
     if result.spec.prefill_ranks:
         error_ms = max(result.clock_error_ns.values()) / 1e6
-        session.out.print(f"times to first token are of clocks that differ by up to {error_ms:.2f} ms")
+        session.out.print(f"times to first token are by two hosts' clocks, which differ by up to {error_ms:.2f} ms")
 
 
 @traffic.command("ranking")
-@click.option("--embedding", default="1MiB", show_default=True, help="Rows that each rank gets.")
+@click.option("--embedding", default="1MiB", show_default=True, help="Size of the rows that each rank gets.")
 @click.option(
     "--skew",
     default=1.0,

@@ -143,7 +143,7 @@ def wrong_routes(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str
             table, prefix = altered[0]
             wrong.append(
                 f"{switch}: {len(altered)} of {len(expected)} routes of the scheme changed at the end of the workload: "
-                f"{prefix} in table {table} is by {_route_text(installed[altered[0]])}; the scheme expects "
+                f"{prefix} in table {table} goes by {_route_text(installed[altered[0]])}; the scheme expects "
                 f"{_route_text(expected[altered[0]])}"
             )
     return wrong

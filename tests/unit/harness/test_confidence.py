@@ -241,7 +241,7 @@ def test_series_whose_level_moves_has_a_wide_interval_of_its_mean_and_no_percent
     narrow, wide = confidence.mean_interval(steady), confidence.mean_interval(moving)
     assert narrow.high - narrow.low < 0.06
     assert wide.high - wide.low > 2 * 0.04
-    assert "60 values, worth 4, the means of their quarters, because their level moves" in wide.method
+    assert "60 values, worth 4 (the means of their quarters), because their level moves" in wide.method
     assert confidence.independent_of(moving) is None
     assert confidence.mean_interval(steady + 0.2 * (np.arange(60) >= 30)) is None, "two values, not four"
 

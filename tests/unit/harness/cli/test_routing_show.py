@@ -62,7 +62,7 @@ def test_routing_show_lists_table_and_next_hop(monkeypatch, state, row):
 def test_routing_show_reports_rules_without_a_holder_as_leftovers(monkeypatch):
     done = shown(monkeypatch, {"rules": [rule(1001, mark=1001)]}, "rtsw1", held=())
 
-    assert "rules on rtsw1, and no scheme is held: left behind; run `faultbed heal`" in done.output
+    assert "rules left on rtsw1, although no scheme is held; run `faultbed heal`" in done.output
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_routing_show_reports_every_part_without_a_holder_as_a_leftover(monkeypa
     """Rules are removed first, so that a removal that was cut short leaves the other parts."""
     done = shown(monkeypatch, state, "rtsw1", held=())
 
-    assert f"{parts} on rtsw1, and no scheme is held: left behind; run `faultbed heal`" in done.output
+    assert f"{parts} left on rtsw1, although no scheme is held; run `faultbed heal`" in done.output
 
 
 def test_routing_show_reports_a_held_scheme_without_rules(monkeypatch):

@@ -331,9 +331,9 @@ def test_report_by_the_judging_code_does_not_mention_it(tmp_path):
     [
         ({"code": "aa01" * 4, "git": None}, "faultbed 0.0.9 (code aa01aa01)"),
         ({"code": "aa01" * 4, "git": "v0-dirty"}, "faultbed 0.0.9 (code aa01aa01, commit v0-dirty)"),
-        ({"code": None, "git": "abc123"}, "faultbed 0.0.9 (commit abc123), which did not say of which code,"),
-        ({"code": None, "git": None}, "faultbed 0.0.9, which did not say of which code,"),
-        ({"code": None, "git": None, "faultbed": "unknown"}, "a version of faultbed that did not say which,"),
+        ({"code": None, "git": "abc123"}, "faultbed 0.0.9 (commit abc123)"),
+        ({"code": None, "git": None}, "faultbed 0.0.9 (code unknown)"),
+        ({"code": None, "git": None, "faultbed": "unknown"}, "an unknown version of faultbed"),
     ],
 )
 def test_report_by_another_version_names_the_judging_version(tmp_path, other, who):

@@ -218,8 +218,8 @@ def _put(part, value):
 @pytest.mark.parametrize(
     ("scheme", "overwritten", "reason_part"),
     [
-        ("static-parity", _move_routes, "in table 1001 is by ctsw2; the scheme expects ctsw1"),
-        ("e-ecmp", _move_routes, "in table 1001 is by ctsw2; the scheme expects ctsw1"),
+        ("static-parity", _move_routes, "in table 1001 goes by ctsw2; the scheme expects ctsw1"),
+        ("e-ecmp", _move_routes, "in table 1001 goes by ctsw2; the scheme expects ctsw1"),
         ("pinned", _change("rules", priority=40000), "8 of 8 rules of the scheme missing"),
         ("e-ecmp", _put("draws", [[2, 5]]), "marks are drawn by mod 2 seed 5; the scheme expects mod 2 seed 1"),
         ("e-ecmp", _put("draws", []), "marks are drawn by no statement; the scheme expects mod 2 seed 1"),
