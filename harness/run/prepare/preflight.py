@@ -269,5 +269,5 @@ def _finding_of(outlier: Outlier) -> PreflightFinding:
         observed, expected = "nothing got through", f"{outlier.what} {outlier.usual:.0f}"
     else:
         observed = f"{outlier.what} {outlier.value:.0f}, {outlier.ratio:.2f} times worse"
-        expected = f"near {outlier.usual:.0f}, as in the best quarter of the {pair.kind} pairs"
+        expected = f"near {outlier.usual:.0f}, as the best quarter of all pairs of its kind ({pair.kind})"
     return _burnin_finding(f"{pair.src} > {pair.dst}", observed=observed, expected=expected, do=_DO_BURNIN)
