@@ -48,7 +48,7 @@ from harness.pytest_plugin.keys import (
     RAN,
     RUNNING,
 )
-from harness.pytest_plugin.skips import add_worker_reasons, reasons, skip, summary_lines, report_to_controller
+from harness.pytest_plugin.skips import add_worker_reasons, reasons, report_to_controller, skip, summary_lines
 from testbed.errors import DirtyLab, FaultbedError, RevertFailed
 
 # Every pytest session of every project that has faultbed installed imports this module. The product, which takes more

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-__all__ = ["add_worker_reasons", "reasons", "skip", "summary_lines", "report_to_controller"]
+__all__ = ["add_worker_reasons", "reasons", "report_to_controller", "skip", "summary_lines"]
 
 _REASONS: pytest.StashKey[list[str]] = pytest.StashKey()
 _SKIPS, _HAS_RUN = "faultbed_skips", "faultbed_has_run"

@@ -167,9 +167,7 @@ def campaign(
             resolved = run_module.resolve(experiment_module.decode(source, source=label.name), source, inventory)
             finished = run_module.execute(resolved, inventory, out=out, progress=progress, guard=holding.refresh)
             if finished.verdict.lab_state == "DIRTY" and not backend_of(inventory.kind).reset(inventory, progress):
-                raise DirtyLab(
-                    f"{inventory.name} is DIRTY after {label.name}; run `faultbed heal`, then repeat"
-                )
+                raise DirtyLab(f"{inventory.name} is DIRTY after {label.name}; run `faultbed heal`, then repeat")
             progress(f"{label.name}: {_outcome(finished.verdict)}")
             verdicts.append(_counted(finished.verdict))
             in_error = in_error + 1 if finished.verdict.verdict == Verdict.ERROR else 0

@@ -208,9 +208,7 @@ def _show(
             for some, finished in search.tried
         ],
     )
-    once_more = (
-        "and fails again" if fails_again else "which did not fail when run once more; try `run --repeat`"
-    )
+    once_more = "and fails again" if fails_again else "which did not fail when run once more; try `run --repeat`"
     session.out.print(
         Text.assemble(
             "\nsmallest: ",

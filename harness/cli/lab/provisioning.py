@@ -134,9 +134,7 @@ def _play(lab: Lab, playbook: str, machines: Sequence[str], roles: Sequence[str]
     except FaultbedError as error:
         audit_log.append(lab.state_dir, "provisioning failed", **subject, detail=str(error))
         raise
-    audit_log.append(
-        lab.state_dir, "provisioned", **subject, detail=f"{sum(done.changed.values())} tasks made changes"
-    )
+    audit_log.append(lab.state_dir, "provisioned", **subject, detail=f"{sum(done.changed.values())} tasks made changes")
     return done
 
 

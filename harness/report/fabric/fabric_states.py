@@ -190,9 +190,7 @@ def _moment(
     if down:
         sentences.append(f"no carrier: {', '.join(down)}")
     if routes:
-        sentences.append(
-            f"changed routes: {', '.join(f'{count} on {node}' for node, count in sorted(routes.items()))}"
-        )
+        sentences.append(f"changed routes: {', '.join(f'{count} on {node}' for node, count in sorted(routes.items()))}")
     if back:
         sentences.append(f"recovered: {', '.join(back)}")
     return Moment(
