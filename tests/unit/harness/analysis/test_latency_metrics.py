@@ -68,7 +68,7 @@ def test_latency_of_bulk_messages_and_of_a_probe_in_one_record_has_no_value():
         assert one.interval is not None
     mixed = observe(both).metrics["latency.p99"]
     assert (mixed.value, mixed.interval) == (None, None)
-    assert "no percentile is of both" in mixed.detail
+    assert "percentiles mean nothing" in mixed.detail
 
 
 def test_run_without_timed_messages_has_no_percentile():

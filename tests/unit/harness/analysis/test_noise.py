@@ -125,7 +125,7 @@ def test_noise_floor_of_an_older_version_is_not_used(tmp_path):
     (tmp_path / noise.FILE).write_bytes(msgspec.json.encode(old))
     reasons = []
     assert noise.load(tmp_path, CONDITIONS, reasons.append) is None
-    assert "unknown conditions" in reasons[0]
+    assert "it was measured under unknown conditions; measure" in reasons[0]
 
 
 def test_noise_floor_needs_three_series_that_ran_as_planned():

@@ -122,7 +122,7 @@ def test_compare_page_has_both_commands_and_the_common_axis(html, pair):
     for one in pair:
         assert f"run {one.path.name}/experiment.toml --seed 7" in text
     assert f"faultbed report --compare {pair[0].path.name} {pair[1].path.name}" in text
-    assert "0 is where the first fault of each fired" in text
+    assert "0 is the first firing of a fault in each run" in text
 
 
 def test_compare_page_draws_the_noise_floor_around_the_runs_interval(tmp_path):

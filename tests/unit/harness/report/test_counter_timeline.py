@@ -181,7 +181,7 @@ def test_report_shows_which_counters_moved_and_when(tmp_path):
 
     page = " ".join(report.render(directory.path).read_text(encoding="utf-8").split())
 
-    assert "Counters that moved, by how much a second: between two samples" in page
+    assert "Growth per second of the error counters that moved, between two samples" in page
     assert "Nodes were sampled 0.1 times a second" in page
     assert "2 changes as text" in page
     assert "9.500 s" in page

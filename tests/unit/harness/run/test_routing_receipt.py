@@ -228,12 +228,16 @@ def _put(part, value):
         ("spray", _match_less, 'rtsw1: nftables rule 1 of the scheme changed while the workload ran: {"match"'),
         ("e-ecmp", _mark_alike, '{"set": [[0, 1001], [1, 1001]]}'),
         ("spray", _put("mark_rules", []), "became nothing"),
-        ("resilient", _change("groups", buckets=8), "is by 8 buckets over ctsw1, ctsw2; the scheme expects 128 b"),
-        ("resilient", _change("groups", ports=["ctsw1"]), "is by 128 buckets over ctsw1; the scheme expects 128 bucke"),
+        ("resilient", _change("groups", buckets=8), "goes by 8 buckets over ctsw1, ctsw2; the scheme expects 128 b"),
+        (
+            "resilient",
+            _change("groups", ports=["ctsw1"]),
+            "goes by 128 buckets over ctsw1; the scheme expects 128 bucke",
+        ),
         (
             "weighted",
             _even_shares,
-            "is by ctsw1, ctsw2; the scheme expects ctsw1 weight 3, ctsw2",
+            "goes by ctsw1, ctsw2; the scheme expects ctsw1 weight 3, ctsw2",
         ),
     ],
 )
