@@ -73,7 +73,10 @@ _EVENTS: dict[str, Literal["started", "ok", "changed", "skipped", "failed", "unr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """The start or end of one task on one node. `detail` is the node's message or its changes."""
+    """The start or end of one task on one node. `detail` is the node's message or its changes.
+
+    `seconds` is how long the task took; 0 at its start.
+    """
 
     node: str
     task: str
@@ -84,7 +87,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvisionResult:
-    """Result of a playbook, by name of the node; `changes` describes the changes on each."""
+    """Result of a playbook, by name of the node. `changed` counts the tasks that changed it, `changes` says what."""
 
     changed: Mapping[str, int]
     ok: tuple[str, ...]
@@ -137,7 +140,7 @@ def bring_up(lab: Lab, progress: Callable[[str], None]) -> None:
 
 
 def site_of(lab: Lab) -> Site:
-    """Return the site of an open lab."""
+    """Return the site of an open lab, and create the folders that it needs."""
     short = short_dir(lab.state_dir)
     for folder in (lab.state_dir, short.parent, short):  # a rack lab may not have them yet
         private_dir(folder)
@@ -150,7 +153,7 @@ def site_of(lab: Lab) -> Site:
 
 
 def roles_of(name: str) -> tuple[str, ...]:
-    """Return the roles of a playbook, in its order. Those of `rack` are its tags too."""
+    """Return the roles of a playbook, in its order. In `rack`, each role has its name as its tag."""
     text = (playbooks() / f"{name}.yml").read_text(encoding="utf-8")
     return tuple(re.findall(r"- role: (\w+)", text))
 
@@ -164,8 +167,9 @@ def provision(site: Site, on_event: OnEvent | None = None) -> ProvisionResult:
 
     Raises:
         LabError: a task failed or a node did not answer; the message has node, task and the node's message.
-        KeyboardInterrupt: Ctrl-C, after Ansible has been stopped. For SIGTERM and SIGHUP it is what their handlers
-            raise, and SystemExit without a handler.
+        KeyboardInterrupt: the user pressed Ctrl-C; Ansible has been stopped.
+        SystemExit: SIGTERM or SIGHUP came, and the process has no handler for it. If it has one, that is called
+            instead. Ansible has been stopped.
     """
     with _connections(site):
         return _run(_PROVISION, site, on_event)
@@ -250,14 +254,14 @@ def files_of_soft_labs(folder: Path) -> list[Path]:
 
 
 def _verify_play() -> _Play:
-    """Return the verify play, with a new `run` for the ping: a run must ignore datagrams of another one."""
+    """Return the verify play. Its `faultbed_verify_run` is new each time: a ping ignores datagrams of other runs."""
     extra = {"faultbed_verify_run": secrets.token_hex(8), "faultbed_verify_deadline_s": VERIFY_DEADLINE_S}
     return _Play(name="verify", timeout_s=240, extra=extra)
 
 
 @dataclass(kw_only=True)
 class _Progress:
-    """What the events of a run have reported so far; `reached` is true once a task has run on a machine."""
+    """The results that the events of a play have reported so far; `reached`: a task has run on a machine."""
 
     on_event: OnEvent
     changes: dict[str, list[str]] = field(default_factory=dict)
@@ -350,7 +354,7 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
 def _run_folder(artifacts: Path, name: str) -> Path:
     """Create a folder for one run; only the last few folders of this playbook are kept."""
     artifacts.mkdir(mode=0o700, parents=True, exist_ok=True)
-    older = sorted(artifacts.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime)
+    older = sorted(artifacts.glob(f"{name}-[0-9]*"), key=lambda path: path.stat().st_mtime)
     for old in older[: 1 - _KEPT_RUNS]:
         shutil.rmtree(old, ignore_errors=True)
     folder = artifacts / f"{name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(2)}"
@@ -437,8 +441,8 @@ def _connections(site: Site) -> Iterator[None]:
 def _end_processes_of(folder: Path) -> None:
     """End the processes of Ansible and SSH that have this folder of ours on their command line.
 
-    Ansible's workers and SSH's masters lead sessions of their own, so that ending Ansible does not end them. Any other
-    program that names the folder is not ours to signal.
+    Ansible's workers and SSH's masters lead sessions of their own, so that ending Ansible does not end them. Other
+    programs with the folder on their command line, such as an editor, are the user's and get no signal.
     """
     ending = []
     for entry in Path("/proc").iterdir():

@@ -11,7 +11,18 @@ import yaml
 
 from testbed.errors import HalfProvisioned, LabError
 from testbed.inventory.lab_inventory import load
-from testbed.provision import Event, Site, _environment, _failure, _is_passed_on, _Play, _Progress, provision
+from testbed.provision import (
+    _KEPT_RUNS,
+    Event,
+    Site,
+    _environment,
+    _failure,
+    _is_passed_on,
+    _Play,
+    _Progress,
+    _run_folder,
+    provision,
+)
 from testbed.shipped import inventories
 
 
@@ -192,3 +203,10 @@ def test_provision_failure_after_contact_warns_of_changed_machines(tmp_path, eve
         progress.take(raw(event, msg="no wire"))
     error = _failure(_Play(name="rack", timeout_s=1, check=check), "timeout", progress, tmp_path)
     assert isinstance(error, HalfProvisioned) is half
+
+
+def test_run_folder_of_a_playbook_removes_no_run_of_a_playbook_whose_name_begins_with_its_own(tmp_path):
+    teardown = _run_folder(tmp_path, "rack-teardown")
+    runs = [_run_folder(tmp_path, "rack") for _ in range(_KEPT_RUNS + 1)]
+    assert teardown.exists()
+    assert sum(run.exists() for run in runs) == _KEPT_RUNS
