@@ -1,10 +1,11 @@
-"""All errors that faultbed raises on purpose.
+"""The errors that faultbed raises on purpose. A module that needs a more specific one derives it from one of these.
 
 Each message says where, what is wrong, and what to do; `exit_code` is the exit status of the command line.
 
     FaultbedError (3)
-    ├── UsageError (4)            the user named something that does not exist
-    │   └── ConfigError (4)       a file is wrong: the message carries the file and the path inside it
+    ├── UsageError (4)            the user named something that does not exist, or gave a value that cannot be used
+    │   ├── ConfigError (4)       a file is wrong: the message carries the file and the path inside it
+    │   └── RecordError (3)       a file of a run was edited, damaged or written by another version
     ├── LabError (3)              the lab could not do what was requested
     │   ├── Unreachable (3)       a node does not answer, or its host key is not the pinned one
     │   ├── BootFailed (3)        a VM did not come up by its deadline
@@ -44,7 +45,7 @@ class FaultbedError(Exception):
 
 
 class UsageError(FaultbedError):
-    """The user named something that does not exist."""
+    """The user named something that does not exist, or gave a value that cannot be used."""
 
     exit_code = 4
 
@@ -76,7 +77,7 @@ class CommandFailed(LabError):
 
 
 class HalfProvisioned(LabError):
-    """Provisioning failed after it had reached a machine, which may be changed in part."""
+    """Provisioning failed after it had reached a machine, so the machine may be partly changed."""
 
 
 class DirtyLab(LabError):

@@ -19,7 +19,7 @@ _LARGEST = 2**63
 
 
 def what_is_wrong(value: object) -> str | None:
-    """Return what is wrong with a number, in words; None: it is finite, or not a number."""
+    """Return what is wrong with a number, in words; None if it is usable, or if `value` is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isinstance(value, int):
@@ -28,7 +28,7 @@ def what_is_wrong(value: object) -> str | None:
 
 
 def wrong_number(raw: object) -> tuple[str, str] | None:
-    """Return path and fault of the first unusable number in decoded TOML, YAML or JSON; None: there is none."""
+    """Return path and problem of the first unusable number in decoded TOML, YAML or JSON; None: there is none."""
     return next(((path, wrong) for path, value in leaves(raw) if (wrong := what_is_wrong(value))), None)
 
 

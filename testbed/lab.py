@@ -71,7 +71,7 @@ class Lab:
         self.scheme: SchemeTables | None = None
         """Routing scheme that is applied to the switches, set by the code that applies it; None: BGP's own ECMP."""
         self.kernel_messages = KernelMessages()
-        """What watchers have sent of the machines' kernel logs."""
+        """The messages of the machines' kernel logs that watchers have sent."""
 
     def __enter__(self) -> Self:
         return self
@@ -148,7 +148,11 @@ class Lab:
         return backend_of(self.kind).vm_pid(self.inventory_model, node)
 
     def nic_id(self, node: str, netdev: str) -> str:
-        """Return the QEMU id of a VM's network device, for `set_link`."""
+        """Return the QEMU id of a VM's network device, for `set_link`.
+
+        Raises:
+            UsageError: the node is not a VM of a soft lab.
+        """
         self.qmp_socket(node)
         return f"nic-{netdev}"
 
@@ -231,7 +235,7 @@ class Lab:
         Raises:
             Unreachable: the machine does not answer.
             CommandFailed: no answer in time.
-            LabError: the watcher could not do it.
+            LabError: the watcher reported that the request failed.
         """
         watcher = self.watcher(machine)
         try:
@@ -247,8 +251,8 @@ class Lab:
         """Return what a machine's kernel has logged since the last call; the first call starts to record.
 
         A watcher sends each message at once, so that those from before a reboot are known. If the machine has rebooted
-        or its watcher was killed, the next watcher continues where the last one ended. What a kernel logs in the very
-        moment in which its machine or the management network dies is not known.
+        or its watcher was killed, the next watcher continues where the last one ended. Messages from the moment in
+        which the machine or the management network dies can be lost.
 
         Raises:
             LabError: the machine does not answer, or its log may not be read.
@@ -258,14 +262,14 @@ class Lab:
         return self.kernel_messages.take(machine)
 
     def carried(self, nodes: Iterable[str]) -> dict[str, dict[str, str | None]]:
-        """Return nodes by the machine that carries them, with their namespaces there (None: the machine itself)."""
+        """Group nodes by the machine that carries them: machine → node → its namespace there (None: no namespace)."""
         machines: dict[str, dict[str, str | None]] = {}
         for name in nodes:
             machines.setdefault(self._carrier_name(name) or name, {})[name] = self.netns(name)
         return machines
 
     def down_links(self, nodes: Iterable[str], *, timeout_s: float) -> frozenset[str]:
-        """Return the names of the links that are down by what some nodes report; silent ones are left out."""
+        """Return the names of the links that any of these nodes reports as down; unreachable nodes are skipped."""
         return read_down_links(self, nodes, timeout_s=timeout_s)
 
     def forget_connections(self) -> None:

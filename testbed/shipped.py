@@ -30,8 +30,10 @@ def inventories() -> Path:
 def inventory_named(text: str) -> Path:
     """Return the inventory that a user means: a file, or the name of one of faultbed's own (`soft-mini`).
 
+    A text with a folder or a suffix is always a path. The path is returned even if there is no such file.
+
     Raises:
-        UsageError: there is no such file, and no inventory of that name.
+        UsageError: `text` is a plain word, and there is neither a file nor an inventory of that name.
     """
     path = Path(text)
     if path.exists():

@@ -36,7 +36,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What a run's record says about the machines; None: does not apply."""
+    """Versions of the machines' software, for a run's record; None: does not apply to this kind of lab."""
 
     qemu: str | None = None
     guest_kernel: str | None = None
@@ -56,7 +56,7 @@ class LabBackend(Protocol):
     """A kind of lab."""
 
     def up(self, inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
-        """Start a lab, and return how.
+        """Start a lab, and return in words how it was started.
 
         Raises:
             UsageError: its machines are not started by faultbed.
@@ -64,7 +64,7 @@ class LabBackend(Protocol):
         """
 
     def make_ready(self, inventory: Inventory, progress: Progress) -> str:
-        """Start a lab if its machines are started by faultbed; return how, or `already up`.
+        """Start a lab if faultbed starts its machines; return in words how, or `already up`.
 
         Raises:
             LabError: it did not come up.
@@ -80,20 +80,24 @@ class LabBackend(Protocol):
         """
 
     def down(self, inventory: Inventory) -> bool:
-        """End a lab, and return whether there was something to end.
+        """Stop a lab, and return whether it was running.
 
         Raises:
             UsageError: its machines are not started by faultbed.
         """
 
     def purge(self, inventory: Inventory) -> None:
-        """Remove the snapshot of a lab."""
-
-    def check_can_start(self, inventory: Inventory) -> None:
-        """Refuse a lab whose machines are not started by faultbed.
+        """Stop a lab and remove all of its files, including its snapshot.
 
         Raises:
-            UsageError: it is one.
+            UsageError: its machines are not started by faultbed.
+        """
+
+    def check_can_start(self, inventory: Inventory) -> None:
+        """Reject a lab whose machines are not started by faultbed.
+
+        Raises:
+            UsageError: the lab's machines run already.
         """
 
     def access(self, inventory: Inventory) -> Access:
@@ -105,7 +109,7 @@ class LabBackend(Protocol):
         """
 
     def ssh_command(self, inventory: Inventory, machine: str) -> list[str]:
-        """Return the command that opens a shell on a machine, up to the host.
+        """Return the `ssh` command for a machine, without its last argument: the caller appends the host's address.
 
         Raises:
             UsageError: users log in by themselves.
@@ -149,7 +153,7 @@ class LabBackend(Protocol):
         """Return whether every machine answers."""
 
     def examine(self, inventory: Inventory) -> list[DoctorFinding]:
-        """Check what the lab needs on this machine besides memory, and how it is."""
+        """Check the lab's needs on this machine other than memory, and whether the lab works."""
 
 
 def backend_of(kind: LabKind) -> LabBackend:

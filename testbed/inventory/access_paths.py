@@ -117,7 +117,10 @@ def _in_plan(by_ssh: list[_AccessPath], lab: LabVars) -> Iterator[InventoryFindi
 
 
 def _shared(paths: list[_AccessPath]) -> Iterator[InventoryFinding]:
-    """Yield addresses that two owners share. Those within the fabric are checked when its topology is built."""
+    """Yield addresses that two owners share, and addresses of BMCs and PDUs that have a prefix length.
+
+    Addresses that two nodes of the fabric share are found when its topology is built.
+    """
     first: dict[str, list[_AccessPath]] = {}
     for path in paths:
         if path.kind in ("BMC", "PDU") and "/" in path.address:

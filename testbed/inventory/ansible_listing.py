@@ -1,7 +1,7 @@
 """Ansible's view of an inventory file, cached.
 
-`ansible-inventory --list` takes about half a second, so its output is kept under FAULTBED_CACHE by the content of the
-file and of the group_vars and host_vars beside it.
+`ansible-inventory --list` takes about half a second, so its output is kept under FAULTBED_CACHE. The key is a digest of
+the file and of the group_vars and host_vars beside it.
 """
 
 from __future__ import annotations

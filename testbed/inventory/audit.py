@@ -1,8 +1,9 @@
 """Find all mistakes in an inventory: `faultbed inventory check`.
 
-`testbed.inventory.lab_inventory.load` stops at the first mistake; the audit reports all of them. It also reports what
-a lab would only show later: an MTU that shrinks along a path, an address outside the IP plan, a QoS profile that pauses
-the wrong priority, two machines on one outlet. Pure except for `unreachable`.
+`testbed.inventory.lab_inventory.load` stops at the first mistake; the audit reports all of them. It also reports
+mistakes that would only show on the running lab: an MTU that shrinks along a path, an address outside the IP plan, a
+QoS profile that pauses the wrong priority, two machines on one outlet. Pure, except that `audit` reads the inventory
+and `unreachable` opens connections.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from testbed.model.lab_kind import traits_of
 __all__ = ["InventoryFinding", "audit", "unreachable"]
 
 ROCE_HEADERS_BYTES = 40 + 8 + 12 + 16 + 4
-"""Around the payload of an RDMA write: IPv6 (the larger of the two), UDP, BTH, RETH, ICRC (InfiniBand annex A17)."""
+"""Headers of an RDMA write: IPv6 (larger than IPv4), UDP, BTH, RETH and ICRC (InfiniBand annex A17)."""
 RDMA_MTU_BYTES = 4096
 _PRIORITIES = range(8)
 _ALPHAS = range(-8, 8)
 _PCIE_GTS, _PCIE_WIDTHS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0), (1, 2, 4, 8, 16, 32)
 _DSCPS = range(64)
 _VLANS = range(1, 4095)
-"""IEEE 802.1Q keeps 0 (priority only) and 4095."""
+"""IEEE 802.1Q reserves 0 (priority tag without a VLAN) and 4095."""
 _SEEDS = 2**32
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "send-recv")
-"""What testbed.preflight.busbw makes of the names of nccl-tests."""
+"""The names that testbed.preflight.busbw gives to the collectives of nccl-tests."""
 _REACH_TIMEOUT_S = 5.0
 _REDFISH_PORT, _IPMI_PORT = 443, 623
 _PDU_PORTS = (443, 80, 22, 23)
@@ -78,24 +79,24 @@ def audit(path: Path) -> list[InventoryFinding]:
     if mistaken:
         return mistaken
     variables: Mapping[str, Mapping[str, Any]] = answer["_meta"]["hostvars"]
-    beyond = [*_beyond(entries), *_safety(entries, names), *check_access_paths(entries, variables)]
-    return sorted(beyond, key=lambda finding: finding.place)
+    further = [*_further_findings(entries), *_safety(entries, names), *check_access_paths(entries, variables)]
+    return sorted(further, key=lambda finding: finding.place)
 
 
 def unreachable(inventory: Inventory) -> list[InventoryFinding]:
-    """Return what does not answer from here: machines by SSH, BMCs by Redfish or IPMI, PDUs by any protocol.
+    """Return a finding for each device that does not answer: machines (SSH), BMCs (Redfish or IPMI), PDUs (any port).
 
     A soft lab has no such findings, because its ports are not in the file.
     """
     if traits_of(inventory.kind).is_emulated:
         return []
     with ThreadPoolExecutor(max_workers=32) as pool:
-        return [finding for finding in pool.map(_unanswered, _doors(inventory)) if finding]
+        return [finding for finding in pool.map(_unanswered, _endpoints(inventory)) if finding]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Door:
-    """Where something may be reached: one of `ports` has to answer, by TCP, or as IPMI does (`rmcp`)."""
+class _Endpoint:
+    """An address to try: one of `ports` must accept a TCP connection or, with `rmcp`, answer an IPMI presence ping."""
 
     place: str
     address: str
@@ -104,9 +105,9 @@ class _Door:
     rmcp: bool = False
 
 
-def _doors(inventory: Inventory) -> Iterator[_Door]:
+def _endpoints(inventory: Inventory) -> Iterator[_Endpoint]:
     for name, path in [*inventory.management.items(), *([inventory.jump] if inventory.jump else [])]:
-        yield _Door(
+        yield _Endpoint(
             place=f"{name}.ansible_host",
             address=path.address or name,
             ports=(path.port or 22,),
@@ -114,7 +115,7 @@ def _doors(inventory: Inventory) -> Iterator[_Door]:
         )
     for name, bmc in inventory.bmcs.items():
         ipmi = bmc.protocol == "ipmi"
-        yield _Door(
+        yield _Endpoint(
             place=f"hosts.{name}.bmc.address",
             address=bmc.address,
             ports=(_IPMI_PORT if ipmi else _REDFISH_PORT,),
@@ -122,7 +123,7 @@ def _doors(inventory: Inventory) -> Iterator[_Door]:
             rmcp=ipmi,
         )
     for pdu in inventory.pdus:
-        yield _Door(
+        yield _Endpoint(
             place=f"all.pdus[{pdu.name}].address",
             address=pdu.address,
             ports=_PDU_PORTS,
@@ -130,34 +131,34 @@ def _doors(inventory: Inventory) -> Iterator[_Door]:
         )
 
 
-def _unanswered(door: _Door) -> InventoryFinding | None:
+def _unanswered(endpoint: _Endpoint) -> InventoryFinding | None:
     last_error = ""
-    for port in door.ports:
+    for port in endpoint.ports:
         try:
-            if door.rmcp:
-                _ping_rmcp(door.address, port)
+            if endpoint.rmcp:
+                _ping_rmcp(endpoint.address, port)
             else:
-                socket.create_connection((door.address, port), timeout=_REACH_TIMEOUT_S).close()
+                socket.create_connection((endpoint.address, port), timeout=_REACH_TIMEOUT_S).close()
         except OSError as error:
             last_error = str(error)
         else:
             return None
-    ports = " or ".join(map(str, door.ports))
+    ports = " or ".join(map(str, endpoint.ports))
     return InventoryFinding(
-        place=door.place, what=f"{door.address} port {ports} does not answer: {last_error}", do=door.do
+        place=endpoint.place, what=f"{endpoint.address} port {ports} does not answer: {last_error}", do=endpoint.do
     )
 
 
 def _ping_rmcp(address: str, port: int) -> None:
     """Send an ASF presence ping, which needs no login (ASF 2.0, 3.2.4.1). Raise OSError if no answer arrives."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.settimeout(_REACH_TIMEOUT_S)
-        asking.connect((address, port))
-        asking.send(_PRESENCE_PING)
-        asking.recv(64)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(_REACH_TIMEOUT_S)
+        sock.connect((address, port))
+        sock.send(_PRESENCE_PING)
+        sock.recv(64)
 
 
-def _beyond(entries: Entries) -> Iterator[InventoryFinding]:
+def _further_findings(entries: Entries) -> Iterator[InventoryFinding]:
     _, lab = next(iter(entries.placed()))
     yield from _mtu_chain(entries, lab)
     yield from _speeds(entries)
@@ -313,7 +314,7 @@ def _networks(lab: LabVars) -> Iterator[InventoryFinding]:
 
 
 def _ip_plan(entries: Entries, lab: LabVars) -> Iterator[InventoryFinding]:
-    """Every address lies in a prefix that the plan gives to its use; a use that the plan does not name is free."""
+    """Yield addresses outside of the prefixes that the plan gives to their use. Uses without a prefix are skipped."""
     plan: dict[str, list[ipaddress.IPv4Network]] = defaultdict(list)
     for network in lab.networks:
         try:

@@ -1,8 +1,8 @@
 """Check that the nodes of an inventory fit together, and build the topology.
 
-Every reference must lead somewhere, every name, address and MAC be one node's alone, and both ends of a link
-must say the same. The first error is reported with its place in the file. Interfaces have a MAC of their own, but for
-those of a switch that is a machine: SONiC gives all its ports the switch's MAC.
+Every reference must name something in the inventory, no two nodes may have the same name, address or MAC, and both ends
+of a link must agree. Each interface has its own MAC, except on a switch that is a machine: SONiC gives all ports of a
+switch the same MAC.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = ["Entries", "build_topology"]
 _LEVEL: dict[SwitchRole, int] = {"rtsw": 0, "ctsw": 1, "atsw": 2}
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
-# The kernel takes almost anything (IFNAMSIZ - 1; dev_valid_name() in net/core/dev.c); a shell on a machine does not.
+# The kernel allows almost any character (dev_valid_name() in net/core/dev.c), but these names stand in shell commands.
 _NETDEV = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}")
 _DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # IB_DEVICE_NAME_MAX - 1
 _NETNS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # a file name under /run/netns, and a word for root's shell
 _PCIE = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MTU_MIN, _MTU_MAX = 1280, 65535
-_ASN_MIN, _ASN_MAX = 1, 2**32 - 2  # RFC 7607 and RFC 7300 reserve what is beside
+_ASN_MIN, _ASN_MAX = 1, 2**32 - 2  # 0 is reserved by RFC 7607, the last number by RFC 7300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Entries:
     jumps: dict[str, JumpVars] = field(default_factory=dict)
 
     def placed(self) -> Iterator[tuple[str, HostVars | SwitchVars | CarrierVars]]:
-        """Yield all nodes with their places in the file."""
+        """Yield hosts, switches and carriers with their places in the file; jump hosts are not part of the lab."""
         yield from ((f"hosts.{name}", host) for name, host in self.hosts.items())
         yield from ((f"{role}.{name}", switch) for name, (role, switch) in self.switches.items())
         yield from ((f"carriers.{name}", carrier) for name, carrier in self.carriers.items())
@@ -67,6 +67,7 @@ class _UniqueValues:
         self._by: dict[tuple[str, str], tuple[str, str]] = {}
 
     def claim(self, kind: str, value: str, place: str, *, owner: str | None = None) -> None:
+        """Record that a value is used at a place; raise a mistake if another owner (default: another place) uses it."""
         first, whose = self._by.setdefault((kind, value), (place, owner or place))
         if whose != (owner or place):
             raise mistake(self.file, place, f"{kind} {value} is already used at {first}; give another one")
@@ -76,8 +77,8 @@ def build_topology(entries: Entries, mistakes: Mistakes | None = None) -> Topolo
     """Return the topology of checked entries. Host links come before uplinks.
 
     Raises:
-        ConfigError: something does not fit; the message names the place. With `mistakes` that collect nothing is
-            raised, and the topology lacks what does not fit.
+        ConfigError: something does not fit; the message names the place. If `mistakes` collects, nothing is raised,
+            and the topology lacks the links that do not fit.
     """
     mistakes = mistakes or Mistakes()
     _check_values(entries, mistakes)
@@ -142,8 +143,8 @@ def _check_values(entries: Entries, mistakes: Mistakes) -> None:
                 )
             _check_numbers(file, place, mtu=node.mtu)
             if node.management is not None:
-                at, way_in, shared = f"{place}.management", node.management, _shares_mac(node)
-                _take_netdev(file, unique_values, at, name, way_in.netdev, way_in.mac, shared=shared)
+                at, management, shared = f"{place}.management", node.management, _shares_mac(node)
+                _take_netdev(file, unique_values, at, name, management.netdev, management.mac, shared=shared)
         if isinstance(node, HostVars):
             _check_host_values(unique_values, mistakes, place, name, node)
         elif isinstance(node, SwitchVars):
@@ -177,7 +178,7 @@ def _check_switch_values(
     with mistakes.part():
         if not _ASN_MIN <= switch.asn <= _ASN_MAX:
             raise mistake(file, f"{place}.asn", f"must be {_ASN_MIN} to {_ASN_MAX}, not {switch.asn}")
-        # Spines of a zone may share one, so that none reaches another one's racks down and up again (RFC 7938, 5.2.1).
+        # Spines of a zone may share an ASN: a spine then rejects paths through another spine (RFC 7938, 5.2.1).
         role = place.partition(".")[0]
         sharers = None if role == "rtsw" else f"{role} of {switch.zone}"
         unique_values.claim("ASN", str(switch.asn), f"{place}.asn", owner=sharers)
@@ -227,7 +228,7 @@ def _shares_mac(node: HostVars | SwitchVars | CarrierVars) -> bool:
 
 
 def _take_device(unique_values: _UniqueValues, place: str, host: str, name: str, pcie: str | None) -> None:
-    """Reject device names and PCIe addresses that are unsafe in commands on their machine, or name another device."""
+    """Reject device names and PCIe addresses that are unsafe in shell commands, or belong to another device already."""
     file = unique_values.file
     if not _DEVICE.fullmatch(name):
         raise mistake(
@@ -349,7 +350,7 @@ def _check_ends(file: Path, near_place: str, port: PortVars, far_place: str, rni
 
 
 def _check_rnics(entries: Entries, host_links: list[Link], mistakes: Mistakes) -> None:
-    """Every RNIC is at the end of exactly one cable."""
+    """Check that every RNIC is at the end of exactly one cable."""
     ends = [(link.b.node, link.rnic) for link in host_links]
     for name, host in entries.hosts.items():
         for index, rnic in enumerate(host.rnics):
@@ -368,7 +369,7 @@ def _check_rnics(entries: Entries, host_links: list[Link], mistakes: Mistakes) -
 
 
 def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Link]:
-    """Return the link of an uplink port as seen from its lower end; nothing for the upper end."""
+    """Return the link of an uplink port; nothing for the port at its upper end, so that each link occurs once."""
     file = entries.file
     role, switch = entries.switches[name]
     place = f"{role}.{name}.ports[{index}]"

@@ -1,4 +1,4 @@
-"""Checks addresses and uplinks of a fabric: clashing subnets, and switches that cannot be reached. Pure."""
+"""Check addresses and uplinks of a fabric: overlapping subnets, and switches that cannot be reached. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOST_BITS, _PAIR_BITS = 32, 31
 
 
 def fabric(entries: Entries) -> Iterator[InventoryFinding]:
-    """Yield what is wrong with a fabric in which both ends of every link agree."""
+    """Yield findings about subnets, loopbacks, missing uplinks and ASNs. Both ends of every link must agree already."""
     yield from _ends_of_subnets(entries)
     yield from _subnets(entries)
     yield from _loopbacks(entries)
@@ -33,11 +33,11 @@ def _ends_of_subnets(entries: Entries) -> Iterator[InventoryFinding]:
 
 
 def _subnets(entries: Entries) -> Iterator[InventoryFinding]:
-    """Each cable has a subnet to itself; front ends share theirs, all with one prefix length."""
+    """Check that each cable has its own subnet, and that front ends in one subnet have the same prefix length."""
     shared = [(ipaddress.IPv4Interface(text).network, place, True) for place, text in _front_ends(entries)]
     own = [(ipaddress.IPv4Interface(text).network, place, False) for place, text in _ports(entries)]
     before: tuple[ipaddress.IPv4Network, str, bool] | None = None
-    # In this order, a network follows right after the one that contains it, or after others that it contains.
+    # Sorted, a network comes after the one that contains it; only other networks that are contained in it are between.
     for network, place, is_shared in sorted(shared + own, key=lambda placed: (placed[0], placed[1])):
         if before is not None and network.overlaps(before[0]):
             if network != before[0] or not (is_shared and before[2]):
@@ -75,7 +75,7 @@ def _islands(entries: Entries) -> Iterator[InventoryFinding]:
 
 
 def _hidden(entries: Entries) -> Iterator[InventoryFinding]:
-    """Every switch with hosts must learn the routes of every other one, past switches that refuse their own ASN."""
+    """Yield the first switch that rejects routes with its own ASN in their path, if a switch with hosts needs them."""
     asns = {name: switch.asn for name, (_, switch) in entries.switches.items()}
     if len(set(asns.values())) == len(asns):
         return

@@ -1,8 +1,8 @@
 """The JSON schema of our inventories, for completion and checks in editors.
 
 Made from the structs that the loader decodes with; `python3 -m testbed.inventory.json_schema > inventory/schema.json`
-writes the file again, a test keeps both equal. Which variable stands in which group is Ansible's freedom, so that
-nothing can be said to be missing here: `faultbed inventory check` does that.
+writes the file again, a test keeps both equal. Ansible allows every variable in every group, so the schema cannot
+report a missing variable; `faultbed inventory check` does.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def schema_text() -> str:
     for kind in kinds:
         for field, schema in parts.pop(kind.__name__)["properties"].items():
             known = variables.setdefault(PREFIX + field, schema)
-            if known != schema:  # the same variable, wider on one kind of node than on another one
-                ways = [way for variant in (known, schema) for way in variant.get("anyOf", [variant])]
-                variables[PREFIX + field] = {"anyOf": [way for i, way in enumerate(ways) if way not in ways[:i]]}
+            if known != schema:  # one kind of node allows more values of this variable than another
+                options = [option for variant in (known, schema) for option in variant.get("anyOf", [variant])]
+                unique = [option for i, option in enumerate(options) if option not in options[:i]]
+                variables[PREFIX + field] = {"anyOf": unique}
     parts["vars"] = {
         "type": ["object", "null"],
         "properties": variables,

@@ -76,9 +76,9 @@ class Inventory:
     of a rack lab (name and access), which faults and comparisons ignore. `vms` has the resources of each soft machine,
     `netns` the namespace of each soft switch; `mtu` is the back end's. `shapes` says how a soft lab's switches shape
     their ports, by switch and port: the speeds of the topology divided by `rate_scale`. `qos` and `priority_of_dscp`
-    are a rack lab's profile and DSCP map, `safety` what its owner allows, `bmcs` the hosts' baseboard management
-    controllers, `pdus` its power distribution units, `busbw` how fast collectives must be, `golden` which versions
-    hosts must have. `digest` is the SHA-256 of what was read: the file, and the variables beside it that it uses.
+    are a rack lab's profile and DSCP map, `safety` the faults that its owner allows, `bmcs` the hosts' baseboard
+    management controllers, `pdus` the lab's power distribution units, `busbw` the lower bounds of collectives, `golden`
+    the versions that hosts must have. `digest` is the SHA-256 of the file and of the variables beside it that it uses.
     """
 
     path: Path

@@ -1,8 +1,8 @@
 """Rates of a lab's links: the speed of each by its tier, and how a soft lab shapes its switch ports for it. Pure.
 
 A tier is named by the lower end of its links: `host` (host to rack switch), `rtsw` (rack switch to spine) or `ctsw`
-(spine to aggregation). Its speed is given, or follows from its taper: how much more the links below a switch carry
-than its uplinks (1 is full bisection, 2.8 and 7 are Meta's, arXiv 2510.20171 and 2407.21783).
+(spine to aggregation). The speed of its links is given, or follows from its taper: the capacity of the links below a
+switch, divided by that of its uplinks (1 is full bisection, 2.8 and 7 are Meta's, arXiv 2510.20171 and 2407.21783).
 
 A soft lab divides all speeds by `rate_scale` and shapes the ports of its switches. Delays and queues are not scaled.
 The port of a host is never shaped, because a drop there breaks the queue pair (rxe_net.c, rxe_send).
@@ -27,7 +27,7 @@ MOST_RATE_BPS = 100_000_000
 LEAST_RATE_BPS = 500_000
 """At this rate one packet of 4200 bytes takes 67 ms, as long as the shortest retransmission timeout that we use."""
 DEEP_PACKETS = 10_000
-"""A queue whose size is not given: more than all queue pairs of a lab have in flight (rxe: 64 packets each)."""
+"""Size of a queue if none is given: more than all queue pairs of a lab have in flight (rxe: 64 packets each)."""
 MOST_DELAY_US = 500_000
 _TAPER_TOLERANCE = 0.01
 
@@ -42,7 +42,11 @@ _LINKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How a port sends: at `rate_bps` (None: as fast as it can), from a queue of `packets`, each `delay_us` later."""
+    """The rate, queue and delay of what a port sends.
+
+    `rate_bps` is in bits per second; None: no limit. `packets` is the size of the queue, including the packets that are
+    being delayed. Each packet is sent `delay_us` later.
+    """
 
     rate_bps: int | None
     packets: int
@@ -99,10 +103,10 @@ def _check_tier(tier: TierVars, place: str, file: Path) -> None:
 
 
 def check_queue(file: Path, place: str, *, queue_kib: int | None, delay_us: int | None) -> None:
-    """Refuse sizes and delays that no queue has.
+    """Reject a queue of less than 1 KiB and a delay outside of 0 to `MOST_DELAY_US`.
 
     Raises:
-        ConfigError: the message names the place.
+        ConfigError: one is rejected; the message names the place.
     """
     if queue_kib is not None and queue_kib < 1:
         raise mistake(file, f"{place}.queue_kib", f"must be above 0, not {queue_kib}")
@@ -111,7 +115,7 @@ def check_queue(file: Path, place: str, *, queue_kib: int | None, delay_us: int 
 
 
 def _taper(topology: Topology, tier: _Tier, taper: float, speeds: dict[str, float | None], file: Path) -> None:
-    """Set the speeds of a tier's uplinks that have none, or compare the taper with them."""
+    """Set the missing speeds of a tier's uplinks from the taper. If none is missing, compare the taper with them."""
     place = f"all.tiers.{tier}.taper"
     for switch in topology.switches:
         if switch.role != tier:
@@ -152,10 +156,11 @@ def _tier_of(topology: Topology, link: Link) -> str:
 
 
 def shapes_of(topology: Topology, lab: LabVars, file: Path) -> dict[str, dict[str, Shape]]:
-    """Return the shapes of a soft lab's ports, by switch and port. A lab without rates has none.
+    """Return the shapes of a soft lab's ports, by switch and port; empty without a `rate_scale`.
 
     Raises:
-        ConfigError: a rate is not possible in the emulation, or the lab is no soft lab; the message names the place.
+        ConfigError: the emulation does not support a rate, a soft lab lacks the `rate_scale` for its tiers, queues or
+            delays, or a rack lab has a `rate_scale`, a queue or a delay; the message names the place.
     """
     if not traits_of(lab.kind).is_emulated or lab.rate_scale is None:
         _refuse_shaping(topology, lab, file)
@@ -205,7 +210,7 @@ def _rate_bps(link: Link, port: Port, scale: float, file: Path) -> int | None:
 
 
 def _switch_ports(topology: Topology) -> Iterator[tuple[Link, Port]]:
-    """Every switch port, with its link."""
+    """Yield every switch port with its link."""
     for link in topology.links:
         yield link, link.a
         if link.is_uplink:
@@ -213,7 +218,7 @@ def _switch_ports(topology: Topology) -> Iterator[tuple[Link, Port]]:
 
 
 def _refuse_shaping(topology: Topology, lab: LabVars, file: Path) -> None:
-    """Refuse rates, queues and delays on a rack, and on a soft lab tiers without the scale that applies them."""
+    """Reject `rate_scale`, queues and delays on a rack; on a soft lab, reject tiers, queues and delays without one."""
     if traits_of(lab.kind).is_emulated:
         if lab.tiers is not None or any(port.queue_kib or port.delay_us for _, port in _switch_ports(topology)):
             raise mistake(file, "all.rate_scale", "is missing; the lab needs it to give the links their rates")

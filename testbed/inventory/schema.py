@@ -59,7 +59,7 @@ PREFIX = "faultbed_"
 
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of ours refuse keys that they do not know (inherited; msgspec does not inherit `kw_only`)."""
+    """Base of all structs here: unknown keys are rejected. Subclasses inherit that from msgspec, but not `kw_only`."""
 
 
 class BmcVars(_Strict, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class BmcVars(_Strict, frozen=True, kw_only=True):
     address: str
     protocol: Literal["redfish", "ipmi"] = "redfish"
     system: str | None = None
-    """The name below /redfish/v1/Systems, such as System.Embedded.1; left out, the BMC is asked for its only one."""
+    """The name below /redfish/v1/Systems, such as System.Embedded.1; without it, the BMC's only system is used."""
     cacert: str | None = None
     """Path, on the machine that faultbed runs on, of the certificate authority that signs the BMC's certificate."""
 
@@ -113,10 +113,11 @@ class EcnVars(_Strict, frozen=True, kw_only=True):
 
 
 class BufferVars(_Strict, frozen=True, kw_only=True):
-    """Buffers of a paused priority on a switch port: reserved until it resumes (`xon_kib`), headroom after the pause.
+    """Buffers of a lossless priority on a switch port.
 
-    `xoff_kib` must hold what is under way on the cable and in the sender when the pause is sent. `alpha` and
-    `egress_alpha` are the shares of the pool's free rest, as powers of two. Pools are the platform's.
+    `xon_kib` is reserved; the port ends a pause when no more than that is in use. The headroom, `xoff_kib`, must hold
+    what still arrives after the port has sent a pause. `alpha` and `egress_alpha` are exponents: 2 to that power, times
+    the pool's free space, is the most that the priority may use. The pools are those of the platform.
     """
 
     xon_kib: int
@@ -128,10 +129,11 @@ class BufferVars(_Strict, frozen=True, kw_only=True):
 
 
 class QosVars(_Strict, frozen=True, kw_only=True):
-    """How the lab treats RoCE. RNICs and switches are configured from this one profile.
+    """The QoS of RoCE in the lab. RNICs and switches are configured from this one profile.
 
-    `roce_dscp` and `cnp_dscp` are what RNICs mark data and congestion notifications with; `pfc_priorities` pause.
-    Without `buffer`, switches keep the lossless profiles that their platform makes of port speed and cable length.
+    RNICs mark data with `roce_dscp` and congestion notification packets with `cnp_dscp`. PFC pauses the priorities in
+    `pfc_priorities`. Without `buffer`, a switch keeps the lossless profiles that its platform derives from port speed
+    and cable length.
     """
 
     profile: str
@@ -146,7 +148,10 @@ class QosVars(_Strict, frozen=True, kw_only=True):
 
 
 class BusbwVars(_Strict, frozen=True, kw_only=True):
-    """The least busbw (nccl-tests', GB/s of 10^9 bytes) of a collective of so many ranks, from this size on."""
+    """Lower bound of the busbw of a collective with `ranks` ranks and `size_bytes` or more.
+
+    Busbw is that of nccl-tests, in GB/s of 10^9 bytes.
+    """
 
     ranks: int
     size_bytes: int
@@ -169,7 +174,7 @@ class GoldenVars(_Strict, frozen=True, kw_only=True):
 
 
 class SafetyVars(_Strict, frozen=True, kw_only=True):
-    """Faults that the owner of a lab allows. A rack lab without this allows none, a soft lab allows all.
+    """Faults that the owner of a lab allows. A rack lab without these settings allows none, a soft lab allows all.
 
     Attributes:
         may_disrupt: patterns of target names (`host1:*`, `rtsw1:host1:*`).
@@ -177,10 +182,10 @@ class SafetyVars(_Strict, frozen=True, kw_only=True):
         irreversible: kinds that cannot be reverted are refused, need a confirmation, or are allowed.
         power_cycle: a BMC's power cycle is never planned, or only after heal has failed.
         most_links: how many links may be disturbed at the same time; None: 1 on a rack lab, any number on a soft lab.
-        most_hosts: the same for hosts.
-        most_switches: the same for switches.
+        most_hosts: how many hosts may be disturbed at the same time; None as for `most_links`.
+        most_switches: how many switches may be disturbed at the same time; None as for `most_links`.
         all_uplinks: whether all uplinks of a rack switch may be disturbed at the same time; None: not on a rack lab.
-        min_spacing_s: time from the end of every other fault to the begin of the next one; 0: faults may overlap.
+        min_spacing_s: time between the end of a fault and the begin of the next one; 0: faults may overlap.
     """
 
     may_disrupt: list[str] = []
@@ -209,7 +214,7 @@ class VmVars(_Strict, frozen=True, kw_only=True):
 
 
 class FrontEndVars(_Strict, frozen=True, kw_only=True):
-    """A host's TCP interface; `address` is with its prefix length."""
+    """A host's TCP interface; `address` has a prefix length."""
 
     netdev: str
     mac: str
@@ -219,8 +224,8 @@ class FrontEndVars(_Strict, frozen=True, kw_only=True):
 class RnicVars(_Strict, frozen=True, kw_only=True):
     """An RNIC: its RDMA name, its netdev, the switch it is cabled to and that switch's address on the link.
 
-    `pcie` is its address (`0000:18:00.0`), `gpu` the GPU below the same PCIe switch; `mtu` (bytes) is the lab's
-    where it is not said.
+    `pcie` is its PCI address (`0000:18:00.0`), `gpu` the GPU below the same PCIe switch. Without `mtu` (bytes), the
+    lab's MTU applies.
     """
 
     name: str
@@ -236,7 +241,7 @@ class RnicVars(_Strict, frozen=True, kw_only=True):
 
 
 class GpuVars(_Strict, frozen=True, kw_only=True):
-    """A GPU by its name on the host; `pcie` is its address."""
+    """A GPU by its name on the host; `pcie` is its PCI address."""
 
     name: str
     kind: str
@@ -246,9 +251,9 @@ class GpuVars(_Strict, frozen=True, kw_only=True):
 class TierVars(_Strict, frozen=True, kw_only=True):
     """Values of all links of a tier, unless a port has its own.
 
-    `taper` is the capacity of the links below a switch of the tier over that of its uplinks. It determines the speed of
-    the uplinks, or is compared with it. `queue_kib` and `delay_us` are the queue and the delay of a switch port of a
-    soft lab; `rate_scale` does not apply to them.
+    `taper` is the capacity of the links below a switch of the tier, divided by that of its uplinks. It determines the
+    speed of uplinks that have none; otherwise it is compared with their speed. `queue_kib` and `delay_us` are the queue
+    and the delay of a switch port of a soft lab; they are not divided by `rate_scale`.
     """
 
     speed_gbps: float | None = None
@@ -268,7 +273,7 @@ class TiersVars(_Strict, frozen=True, kw_only=True):
 class PortVars(_Strict, frozen=True, kw_only=True):
     """A switch port. A host port has `rnic` and `address`; an uplink has neither (BGP unnumbered).
 
-    `queue_kib` and `delay_us` are those of what it sends, on a soft lab with a `rate_scale`.
+    `queue_kib` and `delay_us` are the queue and the delay of what it sends, on a soft lab with a `rate_scale`.
     """
 
     netdev: str
@@ -350,7 +355,7 @@ class CarrierVars(LabVars, frozen=True, kw_only=True):
 
 
 class JumpVars(LabVars, frozen=True, kw_only=True):
-    """The variables of a rack lab's jump host: none of its own."""
+    """The variables of a rack lab's jump host: only those of the whole lab."""
 
 
 _TEMPLATE = re.compile(r"\{[{%#]")
@@ -369,7 +374,7 @@ def decode(hostvars: Mapping[str, Any], kind: type[Vars], *, file: Path, place: 
     if wrong := wrong_number(ours):
         raise mistake(file, f"{place}.{wrong[0]}", wrong[1])
     for path, text in _strings(ours, ""):
-        if _TEMPLATE.search(text):  # our playbooks would have Ansible resolve it, with any command that it runs
+        if _TEMPLATE.search(text):  # in our playbooks Ansible would resolve it, and run the commands in it
             raise mistake(
                 file, f"{place}{path}", f'a template is not resolved here; write the value instead of "{text}"'
             )
@@ -394,7 +399,7 @@ def mistake(file: Path, place: str, problem: str) -> Mistake:
 
 
 class Mistakes:
-    """What is wrong in an inventory: the first one is raised, or all are collected (`faultbed inventory check`)."""
+    """The mistakes in an inventory: the first is raised, or all are collected (`faultbed inventory check`)."""
 
     def __init__(self, *, collect: bool = False) -> None:
         self._collect = collect
@@ -433,7 +438,7 @@ def _config_error(message: str, *, kind: type[Any], ours: Mapping[str, Any], fil
     value = _value_at(ours, path)
     shown = "" if isinstance(value, dict | list) else f' "{value}"'
     if problem.startswith("Expected `str") and isinstance(value, int | float):
-        shown += "; put it in quotes, or YAML reads it as a number"  # 10:20:30:40:50:59 and 0000:18:00.0, to base 60
+        shown += "; put it in quotes, or YAML reads it as a number"  # 10:20:30:40:50:59 is one, to base 60
     if isinstance(value, dict) and any(str(key).startswith("__ansible_") for key in value):
         shown = "; tags of Ansible (!vault, !unsafe) are not resolved here, write the value itself"
     return mistake(file, location, f"{problem[0].lower()}{problem[1:].replace('`', '')}{shown}")

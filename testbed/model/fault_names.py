@@ -19,15 +19,15 @@ def slug(text: str) -> str:
 
 
 def targets_on(link: Link) -> tuple[str, ...]:
-    """Return the targets of faults on a link: the link from either end, and its RNIC."""
+    """Return the two target names of a link: an uplink's names from both ends, or a host link's name and its RNIC."""
     rnic = f"{link.b.node}:{link.rnic}"
     return (link.name, f"{link.b.node}:{link.a.node}") if link.rnic is None else (link.name, rnic)
 
 
 def is_of(name: str, targets: Iterable[str]) -> bool:
-    """Return whether a stored revert or a unit of this name is that of a fault on one of these targets.
+    """Return whether a stored revert or a unit of this name belongs to a fault on one of these targets.
 
-    Of a name that is cut off, what is left of the target decides.
+    A long name is cut off (`_LONGEST`). The beginning of a target is then enough for a match.
     """
     match = _INSTANCE.fullmatch(name)
     if match is None:

@@ -26,9 +26,9 @@ class LabTraits:
     """How far a machine's clock may be from the controller's. A soft guest's clock is set once after a resume, by a
     command that may take seconds; racks run PTP or chrony."""
     outlier_ratio: float
-    """Ratio to the best quarter from which a pair of RNICs is an outlier of the burn-in. Emulated pairs share a few
-    cores and differ by a third on a quiet machine, and a faulty link is tens of times slower. Hardware pairs of one
-    kind differ by a few percent (not yet run on hardware)."""
+    """The burn-in reports a pair of RNICs as an outlier if it is this many times worse than the best quarter of the
+    pairs. Emulated pairs share a few cores and differ by a third on a quiet machine, and a faulty link is tens of times
+    slower. Hardware pairs of one kind differ by a few percent (not yet run on hardware)."""
 
 
 LAB_KINDS: Mapping[LabKind, LabTraits] = {

@@ -22,7 +22,8 @@ from typing import Literal
 from testbed.errors import UsageError
 from testbed.suggestions import nearest
 
-# Fields that only racks have are left out of `repr`: the snapshots of soft labs are named by it.
+# The key of a soft lab's snapshot contains the `repr` of its topology (testbed.backends.soft.snapshot_key). A field has
+# `repr=False` if it has no effect on a soft lab, or if the key contains its effect elsewhere (`Inventory.shapes`).
 __all__ = ["Gpu", "Host", "Link", "Port", "Rnic", "Switch", "SwitchRole", "Target", "Topology"]
 
 SwitchRole = Literal["rtsw", "ctsw", "atsw"]
@@ -33,7 +34,8 @@ class Rnic:
     """An RDMA network interface of a host, on the back-end fabric.
 
     `address` is the interface address with its prefix length (`10.77.1.1/31`); the RoCEv2 GID is `::ffff:` plus it.
-    `pcie` is its PCI address (`0000:18:00.0`) and `gpu` the name of the GPU beside it, where the inventory says them.
+    `pcie` is its PCI address (`0000:18:00.0`) and `gpu` the name of the GPU below the same PCIe switch; each is None if
+    the inventory does not give it.
     """
 
     name: str
@@ -100,7 +102,7 @@ class Switch:
 
     @property
     def forwards_in_kernel(self) -> bool:
-        """Whether each packet passes its Linux kernel; of what passes an ASIC, the kernel beside it sees nothing."""
+        """Whether its Linux kernel forwards each packet. If an ASIC forwards them, the kernel sees none of them."""
         return self.is_linux and self.nos != "cumulus"
 
 
@@ -108,8 +110,8 @@ class Switch:
 class Port:
     """One end of a link: the node, its interface, and the interface's MAC and address (None: BGP unnumbered).
 
-    `mtu` (bytes) and `speed_gbps` are what it must have, by the inventory; None: that does not say. `queue_kib` and
-    `delay_us` are what it adds to what it sends, where that is not its tier's.
+    `mtu` (bytes) and `speed_gbps` are the values that the inventory requires; None: it gives none. `queue_kib` and
+    `delay_us` are the queue and the delay of what the port sends; None: those of its tier apply.
     """
 
     node: str
@@ -124,7 +126,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A cable. `a` is the lower end (the switch for host links, the RTSW for uplinks), `b` the other one."""
+    """A cable. `a` is the rack switch of a host link, or the lower tier's switch of an uplink; `b` is the other end."""
 
     a: Port
     b: Port
@@ -212,7 +214,7 @@ class Topology:
         """Return the link of an RNIC.
 
         Raises:
-            UsageError: when there is no such RNIC.
+            UsageError: there is no such RNIC.
         """
         for link in self.links:
             if link.b.node == host and link.rnic == rnic:
@@ -220,7 +222,7 @@ class Topology:
         raise UsageError(f"no RNIC {host}:{rnic} in this lab{self._near(f'{host}:{rnic}')}")
 
     def target_names(self) -> Iterator[str]:
-        """Every name that `resolve` takes."""
+        """Yield the name of every target. An uplink has two names, one from each end."""
         for host in self.hosts:
             yield host.name
             yield from (f"{host.name}:{rnic.name}" for rnic in host.rnics)
@@ -233,7 +235,7 @@ class Topology:
                 yield f"{link.b.node}:{link.a.node}"
 
     def resolve(self, text: str) -> Target:
-        """Find what a person typed.
+        """Return the target of a name. The RNIC may be left out of a host link's name if that is unambiguous.
 
         Raises:
             UsageError: unknown or ambiguous; the message names the nearest or the possible names.

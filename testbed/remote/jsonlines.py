@@ -17,7 +17,7 @@ def next_message(
     """Wait for a line and decode it, as `testbed.remote.remote_node.Channel.receive` specifies.
 
     Args:
-        lines: the lines in order; the last is followed by None, which stays for the next caller.
+        lines: the lines in order, then None; the None is put back for the next caller.
         program: the program, for messages.
         stderr_note: the end of its stderr, for messages; may be empty.
         timeout_s: how long to wait.

@@ -1,7 +1,7 @@
 """The code that runs on nodes, as one content-addressed archive.
 
 It contains `traffic.node`, `inject.node` and `testbed.node` with the package files above them, and nvidia-ml-py, a
-single file for NVML. It is unpacked to `/var/lib/faultbed/node/DIGEST/`: a node with that folder has the code.
+single file for NVML. It is unpacked to `/var/lib/faultbed/node/DIGEST/`, where the file `.complete` is created last.
 """
 
 from __future__ import annotations
@@ -74,7 +74,11 @@ def ensure(node: Node) -> str:
     """Install the code on a node, unless it is there, and return its folder.
 
     Byte code is compiled once, on the node: otherwise the start of a program would cost seconds under emulation. NVML's
-    module is compiled only where it is used, because it is long, and most machines have no such GPU.
+    module is left out, because it is long and most machines have no such GPU: Python compiles it at its first use.
+
+    Raises:
+        CommandFailed: the archive could not be written or unpacked.
+        Unreachable: there is no SSH connection.
     """
     code = archive()
     if node.run(["test", "-e", f"{code.folder}/.complete"], check=False).rc == 0:

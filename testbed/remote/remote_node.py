@@ -66,7 +66,12 @@ class Node(Protocol):
         """
 
     def open(self, argv: Sequence[str]) -> Channel:
-        """Start a program that speaks JSON lines (`Channel`)."""
+        """Start a program that speaks JSON lines (`Channel`). Raises `Unreachable` if there is no SSH connection."""
 
     def put(self, content: bytes, path: str, *, mode: int = 0o644) -> None:
-        """Write a file on the node atomically (temporary name, then rename)."""
+        """Write a file on the node atomically (temporary name, then rename), and create its folder.
+
+        Raises:
+            CommandFailed: the file could not be written.
+            Unreachable: there is no SSH connection.
+        """

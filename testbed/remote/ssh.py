@@ -39,7 +39,7 @@ class Address:
     """Address and credentials for SSH to a machine. `host_key` is a public key line (`ssh-ed25519 AAAA…`).
 
     `remedy` is called if the machine does not answer; it returns the known reason and what to do. `cannot_answer` is
-    called before a connection is opened: a reason is reported at once, instead of after the timeout.
+    called before a connection is opened. A reason that it returns is reported at once, instead of after the timeout.
     """
 
     host: str

@@ -99,11 +99,11 @@ def _redfish(bmc: BmcVars) -> tuple[str, ...]:
         else f"system=$({curl} {shlex.quote(at + _SYSTEMS)} | python3 -c {shlex.quote(_ONLY_SYSTEM)})"
     )
     body = r'"{\"ResetType\": \"${reset%% *}\"}"'
-    look = f'{curl} {shlex.quote(at)}"${{system:?}}"'
+    get_system = f'{curl} {shlex.quote(at)}"${{system:?}}"'
     return (
         system,
-        look,
-        f"reset=$({look} | python3 -c {shlex.quote(_RESET)})",
+        get_system,
+        f"reset=$({get_system} | python3 -c {shlex.quote(_RESET)})",
         f"{curl} -H 'Content-Type: application/json' -X POST -d {body} {shlex.quote(at)}\"${{reset##* }}\"",
-        look,
+        get_system,
     )

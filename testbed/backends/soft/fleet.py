@@ -103,7 +103,7 @@ def _last_words(machine: Vm) -> str:
 
 
 def greets(port: int, *, timeout_s: float) -> bool:
-    """Return whether an SSH server answers on a forwarded port. QEMU accepts before the guest does: read a banner."""
+    """Return whether an SSH server sends its banner on a forwarded port. QEMU accepts connections before it is up."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
             connection.settimeout(timeout_s)
@@ -151,7 +151,7 @@ def resume(all_vms: Sequence[Vm]) -> None:
 
 
 def in_parallel(items: Sequence[_S], work: Callable[[_S], _T]) -> list[_T]:
-    """Run the same work on all things at once; the results are in their order."""
+    """Run the same work on all items at once; return the results in the order of the items."""
     with ThreadPoolExecutor(max_workers=max(1, len(items))) as pool:
         return list(pool.map(work, items))
 
@@ -159,7 +159,7 @@ def in_parallel(items: Sequence[_S], work: Callable[[_S], _T]) -> list[_T]:
 def end(all_vms: Sequence[Vm], state: LabState | None) -> int:
     """End the processes of all VMs, recorded or not, and return how many there were.
 
-    A controller that is killed between starting a VM and recording it leaves one that only its disk identifies.
+    A controller that is killed between starting a VM and recording it leaves a VM that only its disk identifies.
     """
 
     def end_one(machine: Vm) -> int:
@@ -180,10 +180,10 @@ def is_copy(all_vms: Sequence[Vm], state: LabState) -> bool:
 
 
 def refuse_copy(all_vms: Sequence[Vm], state: LabState) -> None:
-    """Refuse to reach VMs by the record of a copied state folder, because they are those of the original.
+    """Reject the record of a copied state folder, because the VMs in it are those of the original.
 
     Raises:
-        LabError: it is one.
+        LabError: the record is such a copy.
     """
     if is_copy(all_vms, state):
         raise LabError(

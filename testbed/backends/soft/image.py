@@ -112,7 +112,7 @@ class Image:
 
 
 def digest() -> str:
-    """Return the name of this version's image: 12 hex digits over everything that goes into it."""
+    """Return the name of this version's image: 12 hex digits of a hash of its recipe."""
     sha = hashlib.sha256(json.dumps([SUITE, DISK_MIB, PACKAGES, _EXCLUDED]).encode())
     for path in sorted(_GUEST.iterdir()):
         sha.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -188,7 +188,7 @@ def _build_into(folder: Path, progress: Callable[[str], None]) -> None:
     out.chmod(0o777)
     guest = out / "guest"
     shutil.copytree(_GUEST, guest)
-    for path in (guest, *guest.iterdir()):  # files of a checkout under `umask 077` are readable for its user alone
+    for path in (guest, *guest.iterdir()):  # in a checkout under `umask 077`, only its owner can read the files
         path.chmod(0o755)
     log = folder / "build.log"
     try:
@@ -246,7 +246,7 @@ def _mmdebstrap(guest: Path, out: Path, log: Path) -> None:
 def _end_build(build: subprocess.Popen[bytes]) -> None:
     """End mmdebstrap and all that it has started, and let it remove its tree of hundreds of MiB.
 
-    mmdebstrap itself only waits for its children after a signal, so that all of its process group must get one.
+    After a signal, mmdebstrap only waits for its children. The signal is therefore sent to its whole process group.
     """
     with ignored_signals(), contextlib.suppress(ProcessLookupError):
         os.killpg(build.pid, signal.SIGTERM)
@@ -257,7 +257,7 @@ def _end_build(build: subprocess.Popen[bytes]) -> None:
 
 
 def _mode() -> str:
-    """Prefer user namespaces, even for root: the build cannot change the machine itself then."""
+    """Return mmdebstrap's mode: user namespaces if possible, so that not even root's build can change the machine."""
     probe = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True, check=False
     )

@@ -48,7 +48,8 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A snapshot inside the VMs' disks (`snapshot.json`), valid for `key` only.
 
-    `host_keys` are public key lines; `node_code` is the digest of the node code that the nodes were provisioned with.
+    `host_keys` are public key lines by machine; `complete` is true once every VM has saved its snapshot; `node_code` is
+    the digest of the node code that the nodes were provisioned with.
     """
 
     schema: int = SCHEMA
