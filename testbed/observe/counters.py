@@ -63,8 +63,8 @@ MLX5 = {
 Other counters have the same name in both, such as `duplicate_request`. Those of mlx5 are not yet run on hardware.
 """
 _SINCE_BOOT, _FELL = ("ip.", "tcp.", "cpu", "memory."), 2
-"""Counters that only a boot (or a new network namespace) resets, and how many must be lower: one may have been read
-inconsistently."""
+"""Counters that only a boot or a new network namespace resets, by the beginning of their names, and how many of them
+must have fallen to prove one: a single counter may have been misread."""
 
 
 def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 60.0) -> dict[str, dict[str, int]]:
@@ -106,7 +106,7 @@ def delta(before: int, after: int) -> int:
 def deltas(before: Snapshot, after: Snapshot) -> dict[str, dict[str, int]]:
     """Return the increments by node and name of all that was read both times; for states, the differences.
 
-    For `BOOT` that is whether there was another boot.
+    For `BOOT` the value is 1 if the node has booted in between, else 0.
     """
     return {
         node: {name: _difference(name, was[name], value) for name, value in values.items() if name in was}

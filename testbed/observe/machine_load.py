@@ -27,7 +27,10 @@ _MUCH_PRESSURE, _MUCH_STEAL = 0.1, 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLoad:
-    """Shares of `wall_ns`, 0 to 1; None if the file that `missing` names does not have the value."""
+    """Pressure as shares of `wall_ns`, and steal as a share of CPU time, each 0 to 1.
+
+    A value that could not be read is None; `missing` names its file.
+    """
 
     wall_ns: int
     cpu: float | None = None

@@ -105,7 +105,7 @@ def append(state_dir: Path, event: str, **fields: Any) -> None:
     line = json.dumps({**times, "who": who(), "event": event, **fields}, sort_keys=False)
     file = os.open(path_of(state_dir), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     try:
-        # Behind a torn line, begin a new one.
+        # If a kill has torn the last line, begin a new one.
         size = os.fstat(file).st_size
         torn = size > 0 and _last_byte(path_of(state_dir), size) != b"\n"
         rest = (b"\n" if torn else b"") + line.encode() + b"\n"
@@ -161,7 +161,7 @@ def latest(state_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's message, or its type if it has none, as Ctrl-C."""
+    """Return an error's message, or its type if it has none (`KeyboardInterrupt`)."""
     return str(error) or type(error).__name__
 
 

@@ -1,13 +1,13 @@
 """The marks of a lab whose state is not known to be restored: it is DIRTY, or a command is (or was) changing it.
 
-DIRTY: the lab differs from its state before, or cannot be compared. It refuses work until `faultbed heal`; the mark
-holds the state before, which healing has to restore. `faultbed reset` removes the mark too: the snapshot is a known
-state.
+DIRTY: the lab differs from its state before a command, or cannot be compared. It refuses work until `faultbed heal`.
+The mark contains the earlier state, which healing has to restore. `faultbed reset` removes the mark too: the snapshot
+is a known state.
 
 In progress: a command that changes the lab writes a mark before its first change (`begin`) and removes it once it has
 compared the lab (`end`). If it was killed in between, the next command (`admit`) waits for the leases to expire and
-makes that comparison; only a difference makes the lab DIRTY. Commands that overlap (faults by hand) leave the shared
-part to the last of them: each one's `before` is the lab's state without the others.
+makes that comparison; only a difference makes the lab DIRTY. If commands change the same part at the same time (faults
+by hand), the last of them to end compares that part. The `before` of each is the lab's state without the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from testbed.errors import DirtyLab, FaultbedError, LabError, RevertFailed
 from testbed.observe import fingerprint
 from testbed.observe.fingerprint import Fingerprint
 from testbed.tenancy import durable, in_progress
-from testbed.tenancy.in_progress import Mark, Own
+from testbed.tenancy.in_progress import Mark, OwnMark
 from testbed.tenancy.reservation import WHOLE_LAB, overlap
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Work:
 
     why: str
     before: Fingerprint
-    mark: Own
+    mark: OwnMark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +87,8 @@ def begin(lab: Lab, why: str, *, lease_s: float = LEASE_S, progress: Progress = 
     folder = lab.state_dir
     try:
         with in_progress.locked(folder):
-            running = in_progress.live(folder, beside=True)  # read once: a command killed from now on counts as running
-            _finish_for_the_dead(lab, progress)
+            running = in_progress.live(folder, others_only=True)  # read once: one killed from now on counts as running
+            _compare_for_killed(lab, progress)
             refuse(folder, lab.name)
             before = fingerprint.capture(lab)
             # Faults of commands that died just now, or that were not compared yet, may still be on.
@@ -156,7 +156,7 @@ def admit(lab: Lab, progress: Progress = lambda _: None) -> None:
     folder = lab.state_dir
     if in_progress.dead(folder) and not is_marked(folder):
         with in_progress.locked(folder):
-            _finish_for_the_dead(lab, progress)
+            _compare_for_killed(lab, progress)
     refuse(folder, lab.name)
 
 
@@ -169,9 +169,10 @@ def unfinished(folder: Path) -> tuple[str, ...]:
 
 
 def mark(folder: Path, reasons: Sequence[str], before: Fingerprint | None, *, command: str = "") -> bool:
-    """Mark a lab's state directory as DIRTY; an existing mark keeps its state before.
+    """Mark a lab's state directory as DIRTY. An existing mark is not changed.
 
-    `command` is a command that did not finish, and that removes the mark when it does (`changing`).
+    `before` is the lab's state before the command that changed it, if known. `command` is set by `changing`: that
+    command removes the mark when it is run to its end.
 
     Returns:
         Whether this mark was written; False if one existed.
@@ -200,7 +201,7 @@ def mark(folder: Path, reasons: Sequence[str], before: Fingerprint | None, *, co
 def changing(
     folder: Path, command: str, *, leaves_unknown: tuple[type[FaultbedError], ...] = (RevertFailed,)
 ) -> Iterator[None]:
-    """Mark a lab as DIRTY while a command changes it that no comparison follows.
+    """Mark a lab as DIRTY while a command changes it, for commands that do not compare the lab afterwards.
 
     The mark is removed when the block ends, or fails with an error that tells the user what is wrong. A kill, an
     interrupt, a bug or an error of `leaves_unknown` leaves it; the same command removes it when it is run again to its
@@ -267,7 +268,10 @@ def refuse(folder: Path, name: str) -> None:
 
 
 def baseline(folder: Path) -> Fingerprint | None:
-    """Return the lab's state before the command that left it DIRTY, or was killed; None: unknown, or none did."""
+    """Return the lab's state before the command that left it DIRTY or was killed.
+
+    Returns None if there is no such command, or if the state is not known.
+    """
     if not is_marked(folder):
         return next((killed.before for killed in in_progress.dead(folder)), None)
     return in_progress.before_of(_read(folder))
@@ -289,7 +293,7 @@ def settle(lab: Lab) -> list[str]:
         _path(folder).unlink(missing_ok=True)
     if in_progress.dead(folder):
         with in_progress.locked(folder):
-            _finish_for_the_dead(lab, lambda _: None)
+            _compare_for_killed(lab, lambda _: None)
     return list(reasons(folder))
 
 
@@ -300,8 +304,8 @@ def clean(folder: Path) -> None:
         killed.path.unlink(missing_ok=True)
 
 
-def _finish_for_the_dead(lab: Lab, progress: Progress) -> None:
-    """Make the comparison of each killed command; a difference marks the lab DIRTY."""
+def _compare_for_killed(lab: Lab, progress: Progress) -> None:
+    """Make the comparison that each killed command did not make; a difference marks the lab DIRTY."""
     folder = lab.state_dir
     for killed in in_progress.dead(folder):
         if is_marked(folder) or _others_running(folder, killed.covers):
@@ -327,8 +331,8 @@ def _left_by(lab: Lab, killed: Mark) -> list[str]:
 
 
 def _others_running(folder: Path, covers: tuple[str, ...]) -> tuple[Mark, ...]:
-    """Return the running commands of other processes that overlap with these things."""
-    return tuple(running for running in in_progress.live(folder, beside=True) if overlap(running.covers, covers))
+    """Return the running commands of other processes that change some of these hosts, switches and links."""
+    return tuple(running for running in in_progress.live(folder, others_only=True) if overlap(running.covers, covers))
 
 
 def _without(now: Fingerprint, other: Mark, topology: Topology) -> Fingerprint:
@@ -342,7 +346,7 @@ def _without(now: Fingerprint, other: Mark, topology: Topology) -> Fingerprint:
 
 
 def _compare(lab: Lab, before: Fingerprint, running_commands: Sequence[Mark]) -> list[str]:
-    """Return the differences to `before`, except in parts that other commands are changing: these compare them."""
+    """Return the differences to `before`, except in parts that other commands are changing and will compare."""
     if not running_commands:
         return fingerprint.settle(lab, before)
     theirs = {name for command in running_commands for name in command.covers}
@@ -367,7 +371,7 @@ def _outside(nodes: Nodes, topology: Topology, covers: Collection[str]) -> dict[
     }
 
 
-def _try_to_remove(mark: Own) -> str:
+def _try_to_remove(mark: OwnMark) -> str:
     """Remove the mark of a command whose lab is CLEAN; return a note for the user if that fails."""
     try:
         mark.remove()

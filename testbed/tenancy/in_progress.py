@@ -28,7 +28,7 @@ from testbed.observe.fingerprint import Fingerprint
 from testbed.tenancy.durable import sync_folder
 from testbed.tenancy.reservation import WHOLE_LAB
 
-__all__ = ["Mark", "Own", "ancestors", "before_of", "dead", "decoded", "live", "locked", "write"]
+__all__ = ["Mark", "OwnMark", "ancestors", "before_of", "dead", "decoded", "live", "locked", "write"]
 
 LOCK_S = 180.0
 """Longer than another command may take to compare a lab."""
@@ -62,8 +62,8 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
-    """The mark of a command of this process."""
+class OwnMark:
+    """The mark of a command of this process. The open file holds its lock."""
 
     path: Path
     _file: io.FileIO
@@ -78,7 +78,7 @@ class Own:
         self._file.close()
 
 
-def write(folder: Path, *, why: str, before: Fingerprint, lease_s: float) -> Own:
+def write(folder: Path, *, why: str, before: Fingerprint, lease_s: float) -> OwnMark:
     """Write a mark into a lab's state directory: this process is about to change the lab.
 
     Args:
@@ -88,7 +88,7 @@ def write(folder: Path, *, why: str, before: Fingerprint, lease_s: float) -> Own
         lease_s: how long after this process's death its faults may still be in place.
 
     Raises:
-        OSError: the mark cannot be written; the lab must not be changed then.
+        OSError: the mark cannot be written, so the lab must not be changed.
     """
     # A process id alone is not unique: processes of several containers may share this folder.
     path = _folder(folder) / f"{os.getpid()}-{secrets.token_hex(4)}.json"
@@ -118,15 +118,15 @@ def write(folder: Path, *, why: str, before: Fingerprint, lease_s: float) -> Own
         for written in (temporary, path):
             written.unlink(missing_ok=True)
         raise
-    return Own(path=path, _file=file)
+    return OwnMark(path=path, _file=file)
 
 
-def live(folder: Path, *, beside: bool = False) -> tuple[Mark, ...]:
+def live(folder: Path, *, others_only: bool = False) -> tuple[Mark, ...]:
     """Return the marks of commands that are running now.
 
-    With `beside`, without those of this process and its ancestors: a test session oversees the commands it starts.
+    `others_only` excludes those of this process and its ancestors: a test session waits for the commands it starts.
     """
-    own = ancestors() if beside else {}
+    own = ancestors() if others_only else {}
     return tuple(mark for mark in _marks(folder) if mark.is_live and not _is_of(mark, own))
 
 

@@ -1,9 +1,9 @@
-"""Interventions: commands that end all faults of a lab (heal, reset, down). An older command begins no fault after one.
+"""Interventions: commands that end all faults of a lab (heal, reset, down) while an older command is running.
 
     interventions.json   {"id", "number", "entries": [{"number", "what", "who", "pid", "at", "covers", "processes"}]}
 
 A command notes the record when it begins (`watch`), and reads it again before each fault (`refuse`). The operator who
-ran `faultbed heal` in another shell expects a lab without faults, so that an older command must not begin another one.
+ran `faultbed heal` in another shell expects a lab without faults, so an older command must not begin another fault.
 A command's own interventions do not count, and neither do those of programs that it started: an entry lists the
 ancestors of the command, and this process is one of them.
 
@@ -219,7 +219,7 @@ def boot_and_pid_namespace() -> str:
 
 
 def who() -> str:
-    """Return the user and machine, as other users see them; the number of a user who has no name (of a container)."""
+    """Return `USER@MACHINE` for other users to read; a user without a name (in a container) is given by number."""
     with contextlib.suppress(KeyError, OSError):
         return f"{getpass.getuser()}@{socket.gethostname()}"
     return f"user {os.getuid()}@{socket.gethostname()}"

@@ -48,8 +48,8 @@ of a process that died on this machine is free at once."""
 
 
 _SURE = 0.8
-"""Share of a lease for which its holder relies on it. Two clocks that chrony slews apart at full speed (83333 ppm each,
-chrony.conf(5), maxslewrate) differ by less."""
+"""Fraction of a lease for which its holder relies on it. The rest covers the drift between the clocks of holder and
+store: at most 17 % if chrony slews both apart at full speed (83333 ppm each, chrony.conf(5), maxslewrate)."""
 _SKIP_STORE = 0.6
 """Fraction of the lease that must remain for us to skip a check with the reservation store."""
 
@@ -124,7 +124,7 @@ class LabLease:
         """Release the lease; a DIRTY part stays reserved for its owner. An inherited lease is not released.
 
         Raises:
-            ReservationLost: there was none any more: others may have used the lab meanwhile.
+            ReservationLost: the lease had ended before, so other users may have used the lab meanwhile.
         """
         if self._is_inherited:
             return
@@ -153,9 +153,9 @@ def hold(
     """Hold a lease of the named targets, or of the whole lab, while the block runs.
 
     Raises:
-        Reserved: another user holds a part of it.
+        Reserved: another user or command holds a part of it.
         UsageError: a name is not in the lab, or is outside this user's bookings.
-        ReservationLost: at the end, if the lease was lost meanwhile.
+        ReservationLost: the block has ended, but the lease was lost before.
     """
     interventions.watch(lab_dir(inventory.name))
     requested = covered(inventory.topology, names)
@@ -199,7 +199,7 @@ def _is_dirty(inventory: Inventory) -> bool:
 
 
 def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float, why: str) -> tuple[Entry, Reading]:
-    """Reserve names for a time beyond the end of this process. It replaces an earlier such reservation of this user.
+    """Book names for `for_s` seconds, independent of this process. An earlier booking of this user is replaced.
 
     Raises:
         Reserved: another user holds a part of it.

@@ -164,7 +164,7 @@ def refresh(book: Book, token: str, *, until_s: float) -> Book:
 
 
 def taken_over(book: Book, token: str, *, process: str) -> Book:
-    """Return the entries with one of them held by another process: the one that made it has died."""
+    """Return the entries with a new process for one of them, because the process that made it has died."""
     return tuple(msgspec.structs.replace(entry, process=process) if entry.token == token else entry for entry in book)
 
 
@@ -238,7 +238,7 @@ def describe(entry: Entry, *, now_s: float) -> str:
 
 
 def overlap(covers: tuple[str, ...], other_covers: tuple[str, ...]) -> bool:
-    """Return whether two lists of covered things have something in common."""
+    """Return whether two lists of covered hosts, switches and links have a name in common."""
     return WHOLE_LAB in covers or WHOLE_LAB in other_covers or not set(covers).isdisjoint(other_covers)
 
 

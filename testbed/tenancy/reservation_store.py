@@ -63,7 +63,7 @@ Shell = Callable[[Sequence[str], str | None], tuple[int, str, str]]
 
 
 class NotWritten(LabError):
-    """The reservations cannot be written, as on a full disk; they are what they were."""
+    """The reservations cannot be written, for example on a full disk; the file is unchanged."""
 
 
 class _Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

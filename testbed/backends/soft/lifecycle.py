@@ -60,9 +60,9 @@ __all__ = [
 ]
 
 PATIENCE_S = 3.0
-"""How long a VM may take to send its SSH banner. VMs of a busy machine have taken longer."""
+"""How long one status query waits for a VM's SSH banner. VMs of a busy machine have taken longer."""
 PATIENCE_BEFORE_BROKEN_S, PATIENCE_BEFORE_END_S = 15.0, 60.0
-"""The same before its lab is called broken, and before it is ended."""
+"""How long a VM may take to send its SSH banner before its lab is reported as broken, and before `up` replaces it."""
 
 _PURGED = ".purged-"
 _UNUSABLE = re.compile(r"""[\s,%"'\\`{}]""")
@@ -133,8 +133,9 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
         fresh: boot and provision even if there is a snapshot.
 
     Raises:
-        LabError: something is missing, a VM did not come up, or provisioning failed. No VM is left running.
-        UsageError: the lab is up from another inventory.
+        LabError: something is missing, a VM did not come up, or provisioning failed. Every VM that it started is ended.
+        UsageError: the lab is up from another inventory, or its state folder belongs to another user or has a path
+            that QEMU or ssh cannot use.
     """
     folder = lab_dir(inventory.name)
     _check_owner(folder)
@@ -173,7 +174,7 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
 
 
 def down(inventory: Inventory) -> bool:
-    """End a lab except its snapshot; return whether there was something to end."""
+    """Stop a lab and keep its snapshot; return whether there was a record or a VM of it."""
     folder = lab_dir(inventory.name)
     if not folder.exists():
         return False
@@ -183,7 +184,7 @@ def down(inventory: Inventory) -> bool:
 
 
 def purge(inventory: Inventory) -> bool:
-    """End a lab and remove everything of it, including its snapshot.
+    """Stop a lab and remove all of its files, including its snapshot; return whether there were any.
 
     Its folder is renamed first: an `up` that begins while the old files are being removed has a folder of its own.
     """
@@ -210,8 +211,9 @@ def reset(inventory: Inventory, progress: Progress, *, lab: lab_module.Lab | Non
     guest would expire at once: BGP sessions and leases would end.
 
     Raises:
-        LabError: the lab is not up, or a VM does not come back.
-        DirtyLab: it has no snapshot.
+        LabError: the lab is not up, a fault's holder cannot be ended, or a VM does not come back.
+        DirtyLab: the lab has no snapshot.
+        UsageError: the state folder belongs to another user.
     """
     folder = lab_dir(inventory.name)
     _check_owner(folder)
@@ -251,7 +253,7 @@ def reset(inventory: Inventory, progress: Progress, *, lab: lab_module.Lab | Non
 
 
 def status(inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Status:
-    """Query the current state of a lab. A VM that sends no SSH banner within `patience_s` is reported as silent."""
+    """Query the current state of a lab. `ssh` is false for a VM that sends no SSH banner within `patience_s`."""
     folder = lab_dir(inventory.name)
     state = read_state(folder) if folder.exists() else None
     snapshot = read_snapshot(folder) if folder.exists() else None
@@ -413,14 +415,17 @@ def _write_runtime(inventory: Inventory, folder: Path, state: LabState, host_key
 
 
 def _end_all(inventory: Inventory, folder: Path) -> bool:
-    """End or remove every process, socket and file of a lab but its snapshot, recorded or not."""
+    """End all processes of a lab, recorded or not, and remove its sockets and files except a complete snapshot.
+
+    Returns whether there was a record or a VM.
+    """
     with ignored_signals():
         try:
             state = read_state(folder)
         except LabError:  # damaged, or of another version: processes are found by their disks
             state = None
-        if state is None or not fleet.is_copy(vms(inventory), state):  # a copied claim names the original's holder
-            with contextlib.suppress(OSError):  # a holder of another user; the lab must end all the same
+        if state is None or not fleet.is_copy(vms(inventory), state):  # a copied record names the original's holder
+            with contextlib.suppress(OSError):  # another user's holder cannot be ended, but the VMs must be
                 holders.discard_all(str(stored_reverts(folder)))
         ended = fleet.end(_all_vms(inventory, folder), state)
         _remove_sockets(folder)
@@ -440,7 +445,7 @@ def _end_all(inventory: Inventory, folder: Path) -> bool:
 
 
 def _remove_sockets(folder: Path) -> None:
-    """Remove the sockets of VMs that have ended: only in derived folders, never in a recorded one."""
+    """Remove the sockets of VMs that have ended. A folder that a record names is not removed: it may be any folder."""
     shutil.rmtree(folder / "sockets", ignore_errors=True)
     shutil.rmtree(short_dir(folder), ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -448,7 +453,11 @@ def _remove_sockets(folder: Path) -> None:
 
 
 def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> bool:
-    """Return whether this inventory's lab runs completely, made from the present image, playbooks and node code."""
+    """Return whether this inventory's lab is up, and was made from the present image, playbooks and node code.
+
+    Raises:
+        UsageError: it is up from another inventory of the same name.
+    """
     if running.inventory != str(inventory.path.resolve()) and any(
         vm.is_alive(machine, running.vms[machine.machine.name])
         for machine in vms(inventory)

@@ -238,12 +238,12 @@ def ssh_port(vm: Vm) -> int:
 
 
 def is_alive(vm: Vm, known: VmState) -> bool:
-    """Return whether the recorded QEMU process of a VM runs, and its id was not reused."""
+    """Return whether the recorded QEMU process of a VM runs. A process that has reused its id does not count."""
     return vm_process.inspect(known, vm.disk) == "running"
 
 
 def end(vm: Vm, known: VmState) -> bool:
-    """End a VM's recorded process by SIGTERM, then SIGKILL. Return whether there was one to end.
+    """End a VM's recorded process by SIGTERM, then SIGKILL. Return whether it was still there.
 
     On return the process is gone, and so is the lock of its disk. A process is signalled only through a file descriptor
     that was opened before its identity was checked.
@@ -256,17 +256,17 @@ def end(vm: Vm, known: VmState) -> bool:
     except ProcessLookupError:
         return False
     try:
-        signs: list[tuple[signal.Signals | None, float]]
+        steps: list[tuple[signal.Signals | None, float]]
         match vm_process.inspect(known, vm.disk):
             case "running":
-                signs = [(signal.SIGTERM, QUIT_DEADLINE_S), (signal.SIGKILL, KILL_DEADLINE_S)]
+                steps = [(signal.SIGTERM, QUIT_DEADLINE_S), (signal.SIGKILL, KILL_DEADLINE_S)]
             case "dying":
-                signs = [(None, KILL_DEADLINE_S)]
+                steps = [(None, KILL_DEADLINE_S)]
             case _:
                 return False
-        for sign, patience_s in signs:
-            if sign is not None:
-                _signal(vm, known, handle, sign)
+        for number, patience_s in steps:
+            if number is not None:
+                _signal(vm, known, handle, number)
             if select.select([handle], [], [], patience_s)[0]:
                 return True
         raise LabError(f"QEMU of {vm.machine.name} (process {known.pid}) does not end, not even after SIGKILL")
@@ -275,9 +275,9 @@ def end(vm: Vm, known: VmState) -> bool:
         _reap(known.pid)
 
 
-def _signal(vm: Vm, known: VmState, handle: int, sign: signal.Signals) -> None:
+def _signal(vm: Vm, known: VmState, handle: int, number: signal.Signals) -> None:
     try:
-        signal.pidfd_send_signal(handle, sign)
+        signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
         pass
     except PermissionError:

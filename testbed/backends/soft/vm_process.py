@@ -29,7 +29,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """Start time of a process in clock ticks since boot; 0 if there is no such process."""
+    """Return the start time of a process in clock ticks since boot; 0 if there is no such process."""
     fields = _stat(pid)
     return int(fields[19]) if fields else 0
 
@@ -45,9 +45,9 @@ def inspect(known: VmState, disk: Path) -> Condition:
 
     Args:
         known: the record.
-        disk: the VM's disk image. It identifies the process if the record holds no start time, as written by
-            versions up to 2026-11. A process that runs on another image is that of another lab, of which this one's
-            state folder is a copy.
+        disk: the VM's disk image. It identifies the process if the record has no start time, as written by versions up
+            to 2026-11. If the process runs on another image, the state folder is a copy, and the process belongs to
+            the original.
 
     Returns:
         `running`, `dying` (killed, but its files are still open), `foreign` (another process has the id) or `gone`.
@@ -66,7 +66,7 @@ def inspect(known: VmState, disk: Path) -> Condition:
 
 
 def is_of_original(known: VmState, disk: Path) -> bool:
-    """Return whether a recorded process runs on another image: this lab's state folder is a copy, and it is not ours.
+    """Return whether a recorded process runs on another disk image: the state folder is then a copy of another lab's.
 
     Args:
         known: the record.
@@ -144,7 +144,7 @@ def _has_disk(pid: int, disk: Path) -> bool:
 
 
 def _has_other_disk(pid: int, disk: Path) -> bool:
-    """Return whether a process runs on another file of a disk's name. A folder that was moved still has its files."""
+    """Return whether a process runs on another file with this disk's name. A moved folder still has the same file."""
     namesakes = [file for file in _drives(pid) if file.name == disk.name and file.exists()]
     return disk.exists() and bool(namesakes) and not any(file.samefile(disk) for file in namesakes)
 
