@@ -189,7 +189,7 @@ class Server:
         self.capture: Capture | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out a request."""
+        """Carry out a request, and return the answer."""
         do = request.get("do")
         if do == "clock":
             return {"event": "clock", "monotonic_ns": time.monotonic_ns()}

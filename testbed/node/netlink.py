@@ -37,7 +37,7 @@ _NESTED_OR_ORDER = 0xC000
 
 
 class Netlink:
-    """One netlink socket, in the network namespace of its creation. One request at a time."""
+    """One netlink socket, in the network namespace in which it was created. One request at a time."""
 
     def __init__(self, family: int) -> None:
         self._seq = 0
@@ -139,7 +139,7 @@ def attributes(raw: bytes) -> dict[int, bytes]:
 
 
 def next_hops(raw: bytes) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
-    """Yield the flags (RTNH_F_*), index, weight and attributes of each next hop in a route's RTA_MULTIPATH."""
+    """Yield flags (RTNH_F_*), interface index, weight and attributes of each next hop in a route's RTA_MULTIPATH."""
     at = 0
     while at + _NEXT_HOP.size <= len(raw):
         length, flags, more, index = _NEXT_HOP.unpack_from(raw, at)

@@ -20,7 +20,7 @@ _HOME = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def enter(netns: str | None) -> None:
-    """Enter a namespace; None: the one in which the process started. Sockets opened from now on belong to it.
+    """Enter a network namespace; None: that in which the process started. Sockets opened from now on belong to it.
 
     Staying in the first namespace works with any Python.
 

@@ -1,6 +1,6 @@
 """Capture packets of chosen fabric ports, with a proof that none is missing.
 
-    with capture.start(lab, ["rtsw2:host4:rxe0"]) as running:
+    with packet_capture.start(lab, ["rtsw2:host4:rxe0"]) as running:
         ...
         captured = running.stop()
     capture_file.write_pcapng(path, captured.frames)
@@ -58,10 +58,11 @@ _PREFIX_WORDS, _HEADER_BYTES = 2, 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortProof:
-    """Frames captured between two readings of the port's counters, the counters' increment, and the kernel's drops.
+    """The frames of a port in a capture, compared with the increment of the port's own counters. All are counts.
 
-    `missing` are frames that the port counted and the capture lacks, `extra` those that it has and the port did not
-    count, such as copies. Each direction of the port is compared by itself, so that they do not cancel out there.
+    `missing`: frames that the port counted and the capture lacks. `extra`: frames that the capture has and the port did
+    not count, such as copies. Both are counted for each direction and added up, so that they do not cancel each other
+    out. `drops`: frames that the kernel dropped because the capture was too slow.
     """
 
     name: str
@@ -72,26 +73,26 @@ class PortProof:
     extra: int = 0
 
     def __post_init__(self) -> None:
-        # Records of before the directions were compared have only the totals, whose difference is the least.
+        # Older records have no `missing` and `extra`; the difference of the totals is their minimum.
         object.__setattr__(self, "missing", max(self.missing, self.counted - self.captured))
         object.__setattr__(self, "extra", max(self.extra, self.captured - self.counted))
 
     @property
     def is_whole(self) -> bool:
-        """Whether no frame is missing, and none too many."""
+        """Whether no frame is missing, extra or dropped."""
         return not (self.missing or self.extra or self.drops)
 
 
 def port_proof(name: str, *, captured: tuple[int, int], counted: tuple[int, int], drops: int) -> PortProof:
-    """Compare the frames received and sent that were captured with those that the port counted."""
-    by_direction = [had - has for has, had in zip(captured, counted, strict=True)]
+    """Compare the captured frames with those that the port counted, each as (received, sent)."""
+    lacking = [of_port - of_capture for of_capture, of_port in zip(captured, counted, strict=True)]
     return PortProof(
         name=name,
         captured=sum(captured),
         counted=sum(counted),
         drops=drops,
-        missing=sum(max(less, 0) for less in by_direction),
-        extra=sum(max(-less, 0) for less in by_direction),
+        missing=sum(max(frames, 0) for frames in lacking),
+        extra=sum(max(-frames, 0) for frames in lacking),
     )
 
 
@@ -245,9 +246,9 @@ def frames_of(content: bytes, names: Sequence[str], *, keep: Sequence[int], shif
     """Decode the file that `testbed.node.capture` wrote, in the order of time.
 
     Args:
-        content: the file: blocks of a TPACKET_V3 ring, each behind its port's index and its length.
+        content: the file: blocks of a TPACKET_V3 ring. The index of its port and its length precede each block.
         names: names of the ports, by index.
-        keep: number of frames to keep of each port; later ones arrived after the last reading of its counters.
+        keep: number of frames to keep of each port; later frames arrived after the last reading of its counters.
         shift_ns: added to each frame's time.
 
     Raises:

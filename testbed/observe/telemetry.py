@@ -47,9 +47,8 @@ class Sample:
 class Change:
     """A link, a route or a next hop that is new or has changed; `text` None: it is gone.
 
-    The subject `kernel` is a message in a machine's kernel log: level (0 to 3 are errors) and text.
-
     `subject` and `text` are those of a fingerprint (`testbed.node.state`), such as `link ctsw1` and `UP mtu 4200 ...`.
+    If the subject is `kernel`, the change is a message in a machine's kernel log: level (0 to 3 are errors) and text.
     `at_ns` is when the kernel reported it, in controller time.
     """
 
@@ -60,14 +59,14 @@ class Change:
 
 
 CHANGES_LOST = "news"
-"""Subject of the change that says that a watcher read too late, and the kernel dropped others (ENOBUFS)."""
+"""Subject of a change that reports a loss: the watcher read too late, and the kernel dropped changes (ENOBUFS)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """The cost of watching a machine (CPU time in ns, number of samples), and the uncertainty of its times.
 
-    Its clock offset is measured before and after: `clock_error_ns` covers both.
+    Its clock offset is measured at the start and at the end: `clock_error_ns` covers both.
     """
 
     name: str
@@ -75,7 +74,7 @@ class Machine:
     busy_ns: int
     clock_error_ns: int
     lost: str | None = None
-    """Why there are no data of it from some time on; None: there are."""
+    """Why its data end too early; None: they are complete."""
     no_log: str | None = None
     """Why its kernel's log was not followed; None: it was."""
 
@@ -115,7 +114,7 @@ def start(
 ) -> Following:
     """Begin to follow some nodes (default: every host and switch).
 
-    `on_sample` and `on_change` are called for each of them, on the watchers' threads.
+    `on_sample` is called for each sample and `on_change` for each change, on the watchers' threads.
 
     Raises:
         Unreachable: a machine does not answer.
@@ -158,7 +157,7 @@ class Following:
             list(pool.map(follow_machine, machines))
 
     def heard_ns(self) -> dict[str, int]:
-        """Return when each machine sent its last message (controller time); samples come every `report_ms`."""
+        """Return when the last message of each machine arrived (controller time); samples come every `report_ms`."""
         with self._lock:
             return {name: data.at_ns for name, data in self._data.items()}
 

@@ -26,7 +26,7 @@ _PUSHED = frozenset({"samples", "change", "kernel"})
 
 
 class WatcherGone(Unreachable):
-    """The watcher has ended, or its machine; a new one may be started."""
+    """The watcher has ended, or its machine is gone; a new watcher may be started."""
 
 
 class Watcher:
@@ -36,7 +36,7 @@ class Watcher:
         self.machine = machine
         self._kernel_messages = lab.kernel_messages
         self._channel = lab.open_module(machine, _MODULE)
-        self._asking = threading.Lock()
+        self._request_lock = threading.Lock()
         self._seq = 0
         self._answers: queue.Queue[dict[str, Any] | FaultbedError] = queue.Queue()
         self.on_news: Callable[[Mapping[str, Any]], None] | None = None
@@ -55,9 +55,9 @@ class Watcher:
         Raises:
             WatcherGone: the watcher has ended.
             CommandFailed: no answer in time.
-            LabError: the watcher could not do it.
+            LabError: the watcher reported that the request failed.
         """
-        with self._asking:
+        with self._request_lock:
             self._seq += 1
             try:
                 self._channel.send({**request, "seq": self._seq})

@@ -3,7 +3,7 @@
 Only the walk from record to record is a loop; array arithmetic then decodes the records. pcapng is
 draft-ietf-opsawg-pcapng, pcap is draft-ietf-opsawg-pcap.
 
-A damaged length makes everything behind it unreadable, because neither format has a mark to resume at. The frames
+A damaged length makes the rest of the file unreadable, because neither format has a mark to resume at. The frames
 before the damage are returned, and `Frames.damage` says where it is and how many bytes are not read.
 """
 
@@ -45,7 +45,7 @@ _NS_PER_S = 1_000_000_000
 _AT_ONCE = 50_000
 """Frames that are written in one batch."""
 _TAIL = 128
-"""Zero bytes kept behind the data, so that a read beyond a truncated frame returns zeros instead of an error."""
+"""Zero bytes after the data, so that a read beyond a truncated frame returns zeros instead of an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

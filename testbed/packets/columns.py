@@ -29,22 +29,22 @@ _ETHERNET, _RAW_IP = 1, 101
 _IPV4, _IPV6, _VLANS = 0x0800, 0x86DD, (0x8100, 0x88A8, 0x9100)
 _FRAGMENT, _AUTHENTICATION, _NOTHING = 44, 51, 59
 _EXTENSIONS = (0, 43, _FRAGMENT, _AUTHENTICATION, 60, 135, 139, 140)
-"""Extension headers of IPv6 behind which another header stands (IANA, IPv6 Extension Header Types)."""
+"""Extension headers of IPv6 that another header follows (IANA, IPv6 Extension Header Types)."""
 _UDP = 17
 _HIDING_TYPES = (0x8847, 0x8848, 0x8864, 0x88E5)
 """EtherTypes of MPLS, PPPoE and MACsec."""
 _HIDING_PROTOCOLS, _HIDING_PORTS = (4, 41, 47, 50, _AUTHENTICATION), (4789, 6081, 8472)
-"""IPv4 and IPv6 in IP, GRE, IPsec (its authentication header is skipped behind IPv6); ports of VXLAN, Geneve, and VXLAN
-as Linux had it first."""
+"""Protocols: IPv4 and IPv6 in IP, GRE, IPsec (its authentication header after IPv6 is decoded). UDP ports: VXLAN,
+Geneve, and Linux's first port of VXLAN."""
 _BTH_BYTES, _ICRC_BYTES, _UDP_BYTES = 12, 4, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packets:
-    """RoCEv2 packets in the order of the capture. All arrays have one length. `cut` counts truncated frames.
+    """RoCEv2 packets in the order of the capture. All arrays have the same length.
 
-    `not_decoded` counts RoCEv2 packets that are left out because they are fragments, `hidden` frames that may hold
-    RoCEv2 in a tunnel or encrypted.
+    `cut` counts truncated frames, `not_decoded` RoCEv2 packets that are left out because they are fragments, and
+    `hidden` frames that may contain RoCEv2 in a tunnel or encrypted.
 
         number       number of the frame in the file, from 1, as in Wireshark
         time_ns      time stamp in the file
@@ -102,13 +102,11 @@ _SHARED = ("addresses", "cut", "not_decoded", "hidden")
 def decode(frames: Frames) -> Packets:
     """Decode the RoCEv2 packets among `frames` (UDP to port 4791 over IPv4 or IPv6).
 
-    VLAN tags and extension headers of IPv6 may stand before it, however many. Fragments, and frames that end within
-    their BTH are left out. `cut` counts the frames that are too short to decide whether they are RoCEv2, and the RoCEv2
-    packets without the whole BTH, AETH or RETH of their opcode. `not_decoded` counts fragmented packets, and `hidden`
-    the frames of tunnels and encrypted ones, which are not looked into.
-
-    Raises:
-        UsageError: an interface of the capture is neither Ethernet nor raw IP (from `Frames`).
+    Any number of VLAN tags and IPv6 extension headers may precede the UDP header. Fragments, and frames that end within
+    their BTH, are left out, and so are frames that are neither Ethernet nor raw IP. `cut` counts the frames that are
+    too short to decide whether they are RoCEv2, and the RoCEv2 packets without the whole BTH, AETH or RETH of their
+    opcode. `not_decoded` counts fragmented packets. `hidden` counts tunnelled and encrypted frames, which are not
+    decoded.
     """
     data, starts, kept = frames.data, frames.start, frames.captured
     end = starts + kept
@@ -133,7 +131,7 @@ def decode(frames: Frames) -> Packets:
     v4, ip, end = v4[chosen], ip[chosen], end[chosen]
     opcode = data[bth]
     extended = bth + _BTH_BYTES
-    # AtomicAckETH follows AETH, RETH stands alone: no field read here lies behind another optional header.
+    # AETH and RETH both follow the BTH directly: no other optional header precedes a field that is read here.
     aeth = HAS_AETH[opcode] & (extended + 4 <= end)
     reth = HAS_RETH[opcode] & (extended + 16 <= end)
     cut += int((HAS_AETH[opcode] & ~aeth).sum() + (HAS_RETH[opcode] & ~reth).sum())
@@ -234,7 +232,7 @@ def _network(data: Bytes, starts: Indices, kept: Indices, frames: Frames) -> tup
 
 
 _WHOLE, _FIRST, _LATER = 0, 1, 2
-"""A packet that is no fragment, a first fragment, and one that has no header of the upper layer."""
+"""A packet that is no fragment, a first fragment, and a later fragment, which has no header of the upper layer."""
 
 
 def _transport(

@@ -1,4 +1,4 @@
-"""Dissects one frame of a capture with scapy, from Ethernet to the ICRC."""
+"""Dissect one frame of a capture with scapy, from Ethernet to the ICRC."""
 
 from __future__ import annotations
 

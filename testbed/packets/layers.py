@@ -4,7 +4,8 @@
     Ether() / IP() / UDP(dport=4791) / BTH(opcode="RC_RDMA_WRITE_ONLY") / RETH(...) / Raw(...)
 
 RETH, AtomicETH, AtomicAckETH, ImmDt, IETH and DETH are defined in the InfiniBand Architecture Specification, volume 1,
-9.3; AETH also on READ responses. The code follows scapy's own style, so that it can be contributed to that module.
+9.3. The module also makes scapy dissect the AETH of READ responses. The code follows scapy's own style, so that it can
+be contributed to that module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lines of FRR that give a rack's switches a routing scheme, and lines that remove it. Pure. Not yet run on hardware.
+"""FRR commands that apply a routing scheme to a rack's switches, and that remove it. Pure. Not yet run on hardware.
 
 A switch has every next hop of a prefix from BGP, and shares packets among them because their paths are equal. A static
 scheme makes one path better: a route-map for the uplink's neighbour raises the local preference (RFC 4271, 9.1.1) of
@@ -25,8 +25,8 @@ _UNSUPPORTED = {
     "ecmp": "BGP's equal paths do it by themselves, so there is nothing to configure; the playbook of the rack "
     "selects the fields of the hash",
     "e-ecmp": "no public release of SONiC can hash on the queue pair in the BTH",
-    "weighted": "FRR weighs next hops by the bandwidth that neighbours announce, and ignores one that is set here (FRR "
-    "10.3, tried on a soft lab)",
+    "weighted": "FRR weighs next hops by the bandwidth that neighbours announce, and ignores a bandwidth that is set on "
+    "the switch itself (FRR 10.3, tried on a soft lab)",
     "spray": "public releases of SONiC have no setting for it; some vendors' releases and NICs have their own",
     "resilient": "SONiC's fine-grained groups (FG_NHG) name next hops by address, and sessions here are unnumbered",
 }
@@ -76,7 +76,7 @@ def _configuration(name: str, asn: int, tables: SwitchTables) -> SwitchConfigura
     return SwitchConfiguration(
         switch=name,
         apply=("configure terminal", *maps, *_in_bgp(asn, neighbors), "end"),
-        # Neighbours first: one that names a route-map which does not exist would refuse every prefix.
+        # Neighbours first: a neighbour with a route-map that does not exist would refuse every prefix.
         remove=(
             "configure terminal",
             *_in_bgp(asn, [f"no {line}" for line in neighbors]),

@@ -1,4 +1,4 @@
-"""What flows put on each link under a routing scheme, and how evenly a tier shares it. Pure."""
+"""The load that flows put on each link under a routing scheme, and how evenly a tier shares it. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Direction = tuple[str, str]
 class Fabric:
     """A lab's switches with a routing scheme.
 
-    `paths` are those that live, `healthy` those of the inventory. They differ where links have failed.
+    `healthy` are the paths of the inventory, `paths` those that avoid failed links.
     """
 
     topology: Topology
@@ -44,7 +44,7 @@ class Fabric:
 
 
 def offered_load(fabric: Fabric, flows: Iterable[Flow]) -> dict[Direction, float]:
-    """Return the bytes that flows put on every link between switches, each way; 0 where nothing passes.
+    """Return the bytes that flows put on every link between switches, in each direction; 0 if nothing passes.
 
     Raises:
         UsageError: a flow has no path, because links have failed.
@@ -71,7 +71,7 @@ def _shares(fabric: Fabric, flow: Flow, switch: str, target: str) -> tuple[tuple
     if not alive:
         raise UsageError(f"{flow.src} cannot reach {flow.dst}: {switch} has no path to {target} without failed links")
     healthy = fabric.healthy.next_hops(switch, target)
-    # Where the whole way is longer than in a healthy fabric, no next hop of the healthy one is left.
+    # If failures make the whole path longer, its next hops may be none of the healthy fabric's.
     hops = healthy if set(alive) <= set(healthy) else alive
     return fabric.scheme.choose(
         Choice(topology=fabric.topology, switch=switch, routing=fabric.routing, flow=flow, hops=hops, alive=alive)
@@ -84,7 +84,10 @@ def _rack_switch(topology: Topology, rnic: str) -> str:
 
 
 def max_over_mean(loads: Iterable[float]) -> float | None:
-    """Return the maximum over the mean (MMR): 1 is even, n is all on one of n. None: under two links, or no load."""
+    """Return the ratio of maximum and mean (MMR): 1 if all are equal, n if one of n has everything.
+
+    Returns None for fewer than two values, and if all are 0.
+    """
     values = list(loads)
     if len(values) < 2 or not sum(values):  # noqa: PLR2004 - one link is always even
         return None
@@ -106,9 +109,9 @@ def uplink_mmr(topology: Topology, load: Mapping[Direction, float]) -> dict[str,
 
 
 def tier_mmr(topology: Topology, load: Mapping[Direction, float]) -> dict[str, float]:
-    """Return the MMR over the spines (`ctsw`, `atsw`): of all that each of them receives from below.
+    """Return the MMR of the bytes that each switch of a spine tier receives from below, by tier (`ctsw`, `atsw`).
 
-    Links to one spine count together: this is how many times its fair share the busiest spine carries.
+    The links to one spine are added up. The result is how many times its fair share the busiest spine carries.
     """
     mmr_by_name = {}
     for role in ("ctsw", "atsw"):

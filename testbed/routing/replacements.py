@@ -88,9 +88,9 @@ def _placements(
     replaced: int,
 ) -> Iterator[Replacement]:
     misfit, is_any = "", False
-    for gone in combinations(hosts, replaced):
-        for come in permutations(spares, replaced):
-            moved = dict(zip(gone, come, strict=True))
+    for removed in combinations(hosts, replaced):
+        for added in permutations(spares, replaced):
+            moved = dict(zip(removed, added, strict=True))
             if why := _misfit(fabric.topology, ranks, moved):
                 misfit = why
                 continue

@@ -51,7 +51,7 @@ class ValleyFreePaths:
         if switch == destination:
             return ()
         down = [(self._below(link.other(switch).node, destination), link) for link in self._down[switch]]
-        # A switch above the destination sends down: for the switches below it, a way up would be a valley.
+        # A switch above the destination sends down: a path that goes down and up again would have a valley.
         if min((hops for hops, _ in down), default=math.inf) < math.inf:
             candidates = down
         else:
