@@ -1,4 +1,4 @@
-"""Counters of RDMA devices over netlink: one request per port, where sysfs has a file for each counter.
+"""Counters of RDMA devices over netlink, with one request per port; sysfs needs one file per counter.
 
 Formats: rdma/rdma_netlink.h; content: drivers/infiniband/core/nldev.c, stat_get_doit_default_counter. The names are
 those of the files below ports/1/hw_counters.
@@ -23,7 +23,7 @@ _ATTRIBUTE = 4
 
 
 class Rdma:
-    """The first port of every RDMA device."""
+    """Reader of the counters of every RDMA device's first port."""
 
     def __init__(self) -> None:
         self._netlink: Netlink | None = None

@@ -30,7 +30,7 @@ __all__ = [
     "filter_fact",
     "gathered",
     "link_fact",
-    "link_news",
+    "link_change",
     "look",
     "network_facts",
     "nexthop_fact",
@@ -58,7 +58,7 @@ _UNITS, _UNITS_S = "faultbed-*", 30.0
 _INFINIBAND, _SLICE = "/sys/class/infiniband", "/sys/fs/cgroup/faultbed.slice"
 
 _NO_GROUP = (errno.ENOTDIR, errno.ENOENT, errno.ENODEV)
-"""Errors from reading a file of something that is no cgroup, or one that has ended."""
+"""Errors from reading a file of a cgroup that has ended, or in a folder entry that is no cgroup."""
 
 _ROUTE, _NETFILTER = 0, 12
 _GETLINK, _GETADDR, _GETROUTE, _GETRULE, _GETQDISC, _GETTFILTER, _GETNEIGH = 18, 22, 26, 34, 38, 46, 30
@@ -153,8 +153,8 @@ def link_fact(flags: int, values: dict[int, bytes], names: dict[int, str]) -> tu
     return f"link {_text(values[3])}", " ".join(filter(None, words))
 
 
-def link_news(body: bytes, names: dict[int, str]) -> tuple[int, str, str]:
-    """Return the interface's index and its fact, from an RTM_NEWLINK notification."""
+def link_change(body: bytes, names: dict[int, str]) -> tuple[int, str, str]:
+    """Return an interface's index and its fact, from an RTM_NEWLINK or RTM_DELLINK notification."""
     index, flags = struct.unpack_from("=iI", body, 4)
     subject, text = link_fact(flags, attributes(body[16:]), names)
     return index, subject, text
@@ -226,9 +226,9 @@ def _route_settings(body: bytes, names: dict[int, str]) -> Facts:
 def path_mtu_facts(body: bytes, names: dict[int, str], soft: Collection[str]) -> Facts:
     """Yield a path MTU that the kernel has learnt by ICMP, from an RTM_NEWROUTE body.
 
-    Only for interfaces in `soft`, below a software RDMA device, which sends by the kernel's routes and cannot send
-    larger packets then. A hardware RNIC ignores it. The kernel does not dump entries that were never used (route.c,
-    fnhe_dump_bucket).
+    Yields nothing for interfaces outside of `soft`, the interfaces below software RDMA devices. Such a device sends by
+    the kernel's routes, so it cannot send packets larger than the path MTU; a hardware RNIC ignores it. The kernel does
+    not dump entries that were never used (route.c, fnhe_dump_bucket).
     """
     family, length, _src, _tos, _table, _protocol, _scope, _kind, flags = struct.unpack_from("=BBBBBBBBI", body)
     attrs = attributes(body[12:])
@@ -295,7 +295,10 @@ def _netem(options: bytes) -> str:
 
 
 def filter_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
-    """Return the fact of a filter at a hook of a port's clsact, from an RTM_NEWTFILTER body (struct tcmsg)."""
+    """Return the fact of a filter, from an RTM_NEWTFILTER body (struct tcmsg).
+
+    The filter is at a hook of a port's clsact, or at the queue in front of a shaped port.
+    """
     _family, index, _handle, parent, info = _TCMSG.unpack_from(body)
     return f"filter {names[index]} {_HOOKS.get(parent, f'{parent:x}')} {info >> 16}", _text(attributes(body[20:])[1])
 
@@ -370,7 +373,10 @@ def _process_facts() -> Facts:
 
 
 def program_of(command: str) -> str | None:
-    """Return the module, or `-c`, of a faultbed program; None: it is not one, or it is the watcher."""
+    """Return the module of a faultbed program, or `-c` for any Python program that was started with `-c`.
+
+    Returns None for other programs and for the watcher.
+    """
     words = command.split("\0")
     if "-c" in words[:4]:
         return "-c"
@@ -394,8 +400,8 @@ def gathered(facts: Facts) -> dict[str, str]:
     return {subject: " and ".join(sorted(texts)) for subject, texts in texts_of.items()}
 
 
-def look(nodes: dict[str, str | None]) -> dict[str, dict[str, str]]:
-    """Return the state of nodes, by subject; `nodes` has each one's namespace, None for the machine itself.
+def read_nodes(nodes: dict[str, str | None]) -> dict[str, dict[str, str]]:
+    """Return the state of nodes, by node and subject; `nodes` maps each to its namespace (None: the machine itself).
 
     Raises:
         OSError: a namespace is gone.

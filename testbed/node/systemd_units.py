@@ -79,8 +79,8 @@ class _Connection:
     def authenticate(self) -> None:
         """Authenticate as this process's user, whom the kernel attests.
 
-        BEGIN goes with the name: systemd leaves a request unread that comes in one piece with BEGIN (sd-bus reads
-        both, and waits for more), and BEGIN cannot come late once the answer to the name is here.
+        BEGIN is sent together with the user, and the request only after systemd's answer. If BEGIN and the request
+        arrived in one piece, sd-bus would read both, leave the request unanswered, and wait for more.
         """
         self.send(b"\0AUTH EXTERNAL " + str(os.geteuid()).encode().hex().encode() + b"\r\nBEGIN\r\n")
         answer = self._line()

@@ -1,4 +1,4 @@
-"""Watches a machine and every switch on it: counters and state on request, samples and changes as they come.
+"""Watch a machine and every switch on it: counters and state on request, samples and changes as they come.
 
 JSON lines on stdin and stdout, times in ns of this machine; each answer carries the `seq` of its request:
 
@@ -92,10 +92,10 @@ class Watch:
 
     def state(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the state of some nodes."""
-        return {"nodes": state.look(request["nodes"])}
+        return {"nodes": state.read_nodes(request["nodes"])}
 
     def kernel_log(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return what the kernel has logged since the last such request; the first one says since when it records."""
+        """Return what the kernel has logged since the last such request. The first request gives the starting point."""
         boot = boot_id()
         if self.log is None:
             self.log = KernelLog(is_whole=True)
@@ -112,7 +112,7 @@ class Watch:
             write("kernel", boot=boot_id(), after=self.log.number, messages=messages)
 
     def gpus(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of the host's NVIDIA GPUs; on a host with soft ones their synthetic health."""
+        """Return the state of the host's NVIDIA GPUs, or the synthetic health of its soft GPUs if it has any."""
         names = soft_gpus()
         return health.look(names) if names else nvml.look()
 
@@ -127,7 +127,7 @@ class Watch:
         return {"decisions": {node: decisions(space, flows) for node, (space, flows) in request["flows"].items()}}
 
     def routing(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return what routes packets on some switches, and which schemes are held on this machine."""
+        """Return the routing state of some switches, and the schemes that holders on this machine apply."""
         return {
             "nodes": {node: routing_state.read_switch(namespace) for node, namespace in request["nodes"].items()},
             "held": routing_state.held_schemes(),
@@ -160,7 +160,7 @@ class Watch:
         return {}
 
     def sample(self, now_ns: int) -> None:
-        """Take a sample if it is due; they are sent in batches: each write is a packet on the management network."""
+        """Take a sample if it is due. Samples are sent in batches: each write is a packet on the management network."""
         if not self.every_ns or now_ns < self.due_ns:
             return
         began_ns = time.thread_time_ns()
@@ -183,7 +183,7 @@ class Watch:
         self.samples, self.busy_ns, self.sent_ns = [], 0, time.monotonic_ns()
 
     def wait_s(self) -> float | None:
-        """Return the seconds until the next sample is due; None: none is."""
+        """Return the seconds until the next sample is due; None: there are no samples to take."""
         return max(0.0, (self.due_ns - time.monotonic_ns()) / 1e9) if self.every_ns else None
 
 
@@ -226,7 +226,7 @@ class KernelNotifications:
 
     def _facts(self, kind: int, body: bytes) -> list[tuple[str, str | None]]:
         if kind in (self._NEWLINK, self._DELLINK):
-            index, subject, text = state.link_news(body, self.names)
+            index, subject, text = state.link_change(body, self.names)
             self.names[index] = subject.partition(" ")[2]
             return [(subject, text if kind == self._NEWLINK else None)]
         if kind in (self._NEWROUTE, self._DELROUTE):
@@ -239,7 +239,10 @@ class KernelNotifications:
 
 
 class KernelLog:
-    """The kernel's log from now on; `is_whole`: with all that the kernel still has of it."""
+    """The kernel's log from its creation on; with `is_whole`, also the earlier records that the kernel still has.
+
+    Only messages that matter are returned: errors and worse, and warnings of the kernel about itself.
+    """
 
     _ERROR = 3
     _CODE = ("WARNING:", "BUG:", "INFO: task", "Oops", "watchdog:", "rcu:")
@@ -263,7 +266,7 @@ class KernelLog:
             write("change", at_ns=now_ns, node=None, subject="kernel", text=text)
 
     def read(self, *, after: int = -1) -> list[str]:
-        """Return level and text of each message since the last call, and `after` that record, that matters."""
+        """Return level and text of each message that matters, of the records since the last call and after `after`."""
         texts: list[str] = []
         while True:
             try:
@@ -307,7 +310,7 @@ _EVENTS = {
 
 
 def answer(watch: Watch, line: bytes) -> None:
-    """Carry out the request of a line."""
+    """Carry out the request in a line, and write the answer."""
     seq = None
     try:
         request = json.loads(line)
@@ -319,7 +322,7 @@ def answer(watch: Watch, line: bytes) -> None:
 
 
 def main() -> None:
-    """Answer until the end of stdin."""
+    """Answer requests until the end of stdin."""
     watch, buffer = Watch(), b""
     while True:
         log = [] if watch.log is None else [watch.log.file]

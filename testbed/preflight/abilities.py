@@ -1,8 +1,8 @@
 """Report what machines of a rack lack for faults: tools, firmware settings, containers, releases. Pure.
 
-None of it is wrong for a lab that only measures. It is reported as *not looked at*, with the kinds of faults that need
-it; `faultbed faults --here` has the details of each target. Only a Python before 3.9 is wrong, because no part of
-faultbed runs with it. Not yet run on hardware.
+A lab that only measures needs none of these. A missing one is reported as *not looked at*, with the kinds of faults
+that need it; `faultbed faults --here` has the details of each target. Only a Python before 3.9 is reported as wrong,
+because no part of faultbed runs with it. Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def _reported_abilities(inventory: Inventory, state: Mapping[str, Facts]) -> Ite
 
 def _of_host(host: Host, facts: Facts) -> Iterator[tuple[str, str]]:
     values = key_values(facts.raw.get("able", ""))
-    for tool, costs in _TOOLS.items():
+    for tool, use in _TOOLS.items():
         if (tool in _GPU_TOOLS and not host.gpus) or f"tool {tool}" in values or not values:
             continue
-        yield host.name, f"no {tool}: {costs}"
+        yield host.name, f"no {tool}: {use}"
     lockdown = values.get("lockdown", "")
     if lockdown and "[none]" not in lockdown:
         yield host.name, f"the kernel is locked down ({lockdown}), so mlxlink and setpci need MFT's signed driver"

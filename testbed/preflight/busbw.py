@@ -67,8 +67,9 @@ def read(text: str) -> Run:
     """Parse the output of `all_reduce_perf` and its relatives.
 
     Raises:
-        UsageError: it has no line of results, one that cannot be read, or those of more than one run; or it has no
-            end; or it says that data were wrong, and no line does.
+        UsageError: there is no line of results, or a line that cannot be read; there is more than one run; the line at
+            the end of a run is missing; the output reports wrong data, but no line has any; or it does not name a
+            collective other than all-reduce.
     """
     text = _TAG.sub("", text)
     ranks, starting = _RANK.findall(text), _STARTING.findall(text)

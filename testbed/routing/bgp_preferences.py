@@ -25,8 +25,8 @@ _UNSUPPORTED = {
     "ecmp": "BGP's equal paths do it by themselves, so there is nothing to configure; the playbook of the rack "
     "selects the fields of the hash",
     "e-ecmp": "no public release of SONiC can hash on the queue pair in the BTH",
-    "weighted": "FRR weighs next hops by the bandwidth that neighbours announce, and ignores a bandwidth that is set on "
-    "the switch itself (FRR 10.3, tried on a soft lab)",
+    "weighted": "FRR weighs next hops by the bandwidth that neighbours announce, and ignores a bandwidth that the "
+    "switch itself sets (FRR 10.3, tried on a soft lab)",
     "spray": "public releases of SONiC have no setting for it; some vendors' releases and NICs have their own",
     "resilient": "SONiC's fine-grained groups (FG_NHG) name next hops by address, and sessions here are unnumbered",
 }

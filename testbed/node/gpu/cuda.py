@@ -1,4 +1,4 @@
-"""A GPU by the CUDA driver API: its primary context, and work for it. Not yet run on hardware.
+"""A GPU through the CUDA driver API: its primary context, and work for it. Not yet run on hardware.
 
 The few functions that are needed are called by ctypes. The driver's library is on every host with a GPU, so nothing
 else has to be installed. Source: CUDA driver API reference, module management and execution control.

@@ -1,8 +1,8 @@
-"""The health registers of soft GPUs, with the names and meanings that NVML gives those of real ones. All is synthetic.
+"""Synthetic health registers of soft GPUs, with the names and meanings that NVML gives to those of real GPUs.
 
-A fault writes a file for each part of a GPU (`gpu0.memory.now`), and removing it is what a reset is to a GPU. What a
-GPU remembers for ever (NVML's aggregate counters, remapped rows: in its InfoROM) is in a second file
-(`gpu0.memory.ever`), which no revert touches: counters count on, as all others do.
+A fault writes a file for each part of a GPU (`gpu0.memory.now`). Removing the file corresponds to a reset of the GPU.
+Values that a real GPU stores permanently in its InfoROM (NVML's aggregate counters, remapped rows) are in a second file
+(`gpu0.memory.ever`). No revert changes it: counters never go back.
 
 Meanings: "NVML API Reference Guide" (nvmlDeviceGetTotalEccErrors, nvmlDeviceGetRemappedRows); "NVIDIA GPU Memory Error
 Management" (containment, row remapping).
@@ -76,7 +76,7 @@ class Health:
 
 
 def look(gpus: Iterable[str]) -> dict[str, Any]:
-    """Return the health of soft GPUs in the form of `testbed.node.gpu.nvml.look`, as far as they have it."""
+    """Return the health of soft GPUs in the form of `testbed.node.gpu.nvml.look`, without the keys that they lack."""
     entries = []
     for at, gpu in enumerate(sorted(gpus)):
         values: dict[str, Any] = Health(gpu).counts()
@@ -91,10 +91,10 @@ def _index(gpu: str, otherwise: int) -> int:
 
 
 class FaultyMemory:
-    """Decides which requests of programs fail because of an uncorrected memory error of their soft GPU.
+    """Decide which requests of programs fail because of an uncorrected memory error of their soft GPU.
 
-    A contained error ends the program that meets it: the next request fails, and the one after it does not. After an
-    uncontained one every request fails until the GPU's reset ("NVIDIA GPU Memory Error Management").
+    A contained error fails one request, as it would end one program; later requests succeed. After an uncontained
+    error every request fails until the GPU's reset ("NVIDIA GPU Memory Error Management").
     """
 
     def __init__(self, health: Health) -> None:
@@ -115,7 +115,7 @@ class FaultyMemory:
 
 
 def known() -> list[str]:
-    """Return the names of all files; none on a machine on which no fault has ever changed a GPU's health."""
+    """Return the names of all register files; none if no fault has changed the health of this machine's GPUs."""
     try:
         return sorted(name for name in os.listdir(FOLDER) if name.endswith((".now", ".ever")))
     except FileNotFoundError:

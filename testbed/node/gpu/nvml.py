@@ -1,6 +1,6 @@
 """NVIDIA GPUs by NVML, the driver's own library: identity, clocks and their limits, compute processes.
 
-It uses nvidia-ml-py, a single file that travels with this code: NVML keeps its calls from driver to driver, while the
+It uses nvidia-ml-py, a single file that travels with this code. NVML's calls are the same in all drivers, while the
 output of nvidia-smi may change (nvidia-smi(1)). A value that a GPU or its driver does not have is None, or left out,
 never zero. Not yet run on hardware.
 
@@ -90,7 +90,9 @@ def counts(is_ours: Callable[[str], bool] | None) -> Iterator[tuple[str, int]]:
 
 
 def settings() -> list[dict[str, Any]]:
-    """Return the settings of each GPU that may be changed: `bus_id`, `power_w`, `clocks`, `persistence`, `mode`.
+    """Return the settings of each GPU that may be changed: `power_w`, `clocks`, `persistence` and `mode`.
+
+    `bus_id` identifies the GPU; `answers` is `yes`, or why it does not answer.
 
     A clock that is rising looks locked for a moment: it counts as set only if several readings agree.
 

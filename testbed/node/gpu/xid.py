@@ -28,7 +28,7 @@ def event(text: str) -> tuple[str, int] | None:
 
 
 class XidLog:
-    """Reads the kernel's log from its end at the time of creation on."""
+    """Counter of the XID events that the kernel logs after the creation of this object."""
 
     def __init__(self) -> None:
         self._file: int | None = None

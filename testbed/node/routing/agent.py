@@ -257,7 +257,7 @@ class SwitchAgent:
     def watch(self, now_ns: int) -> int:
         """Follow BGP, and compare the switch with the scheme, if the kernel has reported a change that calls for it.
 
-        Returns the number of changes that were made after BGP's.
+        Returns the number of changes that were made to follow BGP.
         """
         copied = self.follow() if self.drain() else 0
         if self._is_watching and self._changed_ns and now_ns >= self._compared_ns + _COMPARE_NS:
@@ -286,7 +286,7 @@ class SwitchAgent:
         return [{**entry, "netns": self._netns} for entry in (*self._scheme_log.report(), *self._main_log.report())]
 
     def _compare(self) -> int:
-        """Compare the switch with the scheme, and record the differences. Returns what was changed after BGP's.
+        """Compare the switch with the scheme, and record the differences. Returns the changes made to follow BGP.
 
         If the kernel reports a change of the main table after the reading, the scheme's tables may be behind BGP, and
         the reading is repeated.

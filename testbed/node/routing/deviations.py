@@ -1,4 +1,4 @@
-"""Record of the times at which a switch did not route as its scheme was installed; times are ns of its machine."""
+"""Record of the times at which a switch differed from its installed scheme; times are ns of its machine."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ class DeviationLog:
         self._full_ns: int | None = None
 
     def update(self, first_ns: int, last_ns: int, present: Mapping[str, Deviation]) -> None:
-        """Take in all present deviations by subject.
+        """Record all present deviations by subject.
 
-        A new one began with the first change since the last update. One that is gone ended with the last change.
+        A new deviation began with the first change since the last update. A deviation that is gone ended with the last
+        change.
         """
         for subject in [subject for subject in self._open if subject not in present]:
             begin_ns, deviation = self._open.pop(subject)
@@ -52,7 +53,7 @@ class DeviationLog:
         self.begin(first_ns, present)
 
     def begin(self, first_ns: int, present: Mapping[str, Deviation]) -> None:
-        """Take in deviations that are present; the others stay open, because it is unknown whether they have ended."""
+        """Record deviations that are present. The others stay open, because it is unknown whether they have ended."""
         for subject, deviation in present.items():
             self._open.setdefault(subject, (first_ns, deviation))
 

@@ -137,8 +137,8 @@ class Kernel:
         self._change(_NEWROUTE, body, flags=_CREATE | _REPLACE)
 
     def remove_route(self, table: int, prefix: str) -> None:
-        """Remove a route of ours; one that has gone meanwhile is no error."""
-        self._gone(_DELROUTE, _route(table, prefix, 0))
+        """Remove a route of ours; a route that is already gone is no error."""
+        self._remove(_DELROUTE, _route(table, prefix, 0))
 
     def rules(self) -> Iterator[Rule]:
         """Yield every rule."""
@@ -160,8 +160,8 @@ class Kernel:
         self._change(_NEWRULE, _rule(rule), flags=_CREATE)
 
     def remove_rule(self, rule: Rule) -> None:
-        """Remove a rule of ours; one that has gone meanwhile is no error."""
-        self._gone(_DELRULE, _rule(rule))
+        """Remove a rule of ours; a rule that is already gone is no error."""
+        self._remove(_DELRULE, _rule(rule))
 
     def next_hop_objects(self) -> Iterator[NextHopObject]:
         """Yield next-hop objects with ids of the range that schemes own."""
@@ -184,9 +184,9 @@ class Kernel:
         self._change(_NEWNEXTHOP, body, flags=_CREATE | _REPLACE)
 
     def put_resilient(self, number: int, members: Sequence[int], buckets: int) -> None:
-        """Add a resilient group of ours, or replace its members: only the buckets of those that have gone move.
+        """Add a resilient group of ours, or replace its members: only the buckets of members that have gone move.
 
-        Timers are 0: a bucket moves at once when a member has come back, not only when it is idle.
+        Timers are 0: when a member has come back, a bucket moves to it at once, even if the bucket is not idle.
         """
         body = _NHMSG.pack(socket.AF_UNSPEC, 0, PROTOCOL, 0, 0) + attribute(_ID, _u32(number))
         body += attribute(_GROUP, b"".join(_MEMBER.pack(member, 0, 0, 0) for member in members))
@@ -196,8 +196,8 @@ class Kernel:
         self._change(_NEWNEXTHOP, body, flags=_CREATE | _REPLACE)
 
     def remove_next_hop(self, number: int) -> None:
-        """Remove a next-hop object of ours, with the routes that use it; one that has gone is no error."""
-        self._gone(_DELNEXTHOP, _NHMSG.pack(0, 0, 0, 0, 0) + attribute(_ID, _u32(number)))
+        """Remove a next-hop object of ours, with the routes that use it; an object that is already gone is no error."""
+        self._remove(_DELNEXTHOP, _NHMSG.pack(0, 0, 0, 0, 0) + attribute(_ID, _u32(number)))
 
     def close(self) -> None:
         """Close the socket."""
@@ -206,7 +206,7 @@ class Kernel:
     def _change(self, kind: int, body: bytes, *, flags: int = 0) -> None:
         self._netlink.request(kind, body, flags=REQUEST | ACK | flags)
 
-    def _gone(self, kind: int, body: bytes) -> None:
+    def _remove(self, kind: int, body: bytes) -> None:
         try:
             self._change(kind, body)
         except (ProcessLookupError, FileNotFoundError):

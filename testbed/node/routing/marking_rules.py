@@ -1,6 +1,6 @@
 """nftables rules by which a scheme marks packets on one switch: loaded, listed with what they marked, and removed.
 
-nft is a program of its own, because no library on a node speaks to nf_tables.
+Each call runs the program nft in the switch's namespace; its output is JSON (libnftables-json(5)).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def install_marks(namespace: str | None, statements: list[str]) -> None:
 
 
 def delete_marks(namespace: str | None) -> None:
-    """Delete the scheme's table, which is there.
+    """Delete the scheme's table, which must exist.
 
     Raises:
         OSError: nft refused.
@@ -63,8 +63,8 @@ def marked_packets(namespace: str | None) -> list[int] | None:
 def read_marks(namespace: str | None) -> dict[str, Any]:
     """Return what the rules of the scheme's table have marked, and how; each value is None if there is no such table.
 
-    `marked` is the number of packets of each rule with a counter, `draws` is how each of these draws the mark (modulus,
-    and seed or None), and `mark_rules` are all rules without their counters.
+    `marked` is the number of packets of each rule with a counter. `draws` has the modulus and the seed (None: none) by
+    which each of these rules draws the mark. `mark_rules` are all rules without their counters.
 
     Raises:
         TimeoutError: nft did not answer in time.

@@ -25,7 +25,7 @@ STEER_PRIORITY, STEER_TABLE = 900, 251
 """Priority and table of the policy rule with which `congestion.hash-collision` sends everything out of one uplink."""
 TABLE, LAST_TABLE = 1000, 1999
 SHARED_TABLE = TABLE
-"""The table of schemes that share by weight; the table of the n-th port (from 0) is `TABLE` + 1 + n."""
+"""The table of schemes with weights or resilient groups. The table of the n-th port (from 0) is `TABLE` + 1 + n."""
 PROTOCOL = 251
 """Originator of routes, rules and next hops (rtm_protocol): no routing daemon in linux/rtnetlink.h has this number."""
 NEXT_HOP, GROUP = 1_000_000, 1_001_000

@@ -25,7 +25,7 @@ _CLAIMS = "/run/faultbed/faults/*.claim"
 def read_switch(namespace: str | None) -> dict[str, Any]:
     """Return the routing state of a switch: rules, tables and groups of schemes, BGP's next hops, and marked packets.
 
-    What it has of the marks is described in `marking_rules.read_marks`.
+    The keys for the marks are those of `marking_rules.read_marks`.
     """
     netns.enter(namespace)
     try:

@@ -42,7 +42,7 @@ def test_plan_as_json_has_every_switch_with_both_directions():
     [
         (("--scheme", "e-ecmp"), "no public release of SONiC can hash on the queue pair"),
         (("rtsw9",), "no switch rtsw9 with a choice of uplinks; did you mean rtsw2?"),
-        (("--scheme", "weighted"), "ignores one that is set here (FRR 10.3, tried on a soft lab)"),
+        (("--scheme", "weighted"), "that the switch itself sets (FRR 10.3, tried on a soft lab)"),
     ],
 )
 def test_plan_refuses_what_cannot_be(words, message):

@@ -157,7 +157,7 @@ def test_fingerprint_ended_program_is_no_difference_and_a_new_one_is():
 
 def test_fingerprint_reads_this_machine():
     """On a real kernel, the fingerprint has every interface of sysfs with its MTU, and some sysctl."""
-    here = state.look({"here": None})["here"]
+    here = state.read_nodes({"here": None})["here"]
     for device in Path("/sys/class/net").iterdir():
         if (device / "mtu").exists():
             assert f"mtu {(device / 'mtu').read_text().strip()} " in here[f"link {device.name}"]

@@ -50,7 +50,7 @@ def test_netlink_link_is_decoded_as_pyroute2_encodes_it(name, mtu, up, carrier, 
     ]
     body = body_of(link)
 
-    assert state.link_news(body, NAMES) == (2, f"link {name}", f"LOWER_UP{' UP' * up} mtu {mtu} qdisc pfifo")
+    assert state.link_change(body, NAMES) == (2, f"link {name}", f"LOWER_UP{' UP' * up} mtu {mtu} qdisc pfifo")
     actual = dict(counts.link_counts(name, link["flags"], attributes(body[16:])))
     assert actual[f"{name}.mtu"] == mtu
     assert actual[f"{name}.carrier_down_count"] == downs
