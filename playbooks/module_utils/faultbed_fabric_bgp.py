@@ -1,4 +1,4 @@
-"""BGP of a rack's switch: as on the soft lab, but of its own prefixes it announces only those of the fabric.
+"""BGP of a rack's switch: that of a soft lab's switch, except that it announces only its prefixes in the fabric.
 
 A rack's switch is also connected to a management network and perhaps a container bridge. If it announced these, other
 switches would route to them through the fabric, and administrators could lose access to the racks.

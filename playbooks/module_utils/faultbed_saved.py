@@ -1,4 +1,4 @@
-"""Saves the state of a host before a role changes it, so that teardown can restore it.
+"""Save the state of a machine before a role changes it, so that teardown can restore it.
 
 A value is saved only before its first change, because a second run of the role would read the value that the first run
 has set. Each role has a record file. Teardown removes each restored value from the record. Therefore a teardown that
@@ -64,7 +64,8 @@ class SavedState:
         folders: folders that were created for files; teardown removes the empty ones.
         values: path of a file of sysfs or configfs -> value.
         undo: key -> command that restores a setting of a tool.
-        told: settings that their tool cannot report: key -> the value that the role set, and the boot in which it did.
+        told: settings that their tool cannot report: key -> the value that the role set, and the boot in which it was
+            set.
         unread: daemons that have not read a changed file: key -> the boot in which the file was written, and a command
             that makes the daemon read it.
         after: key -> command that makes a daemon read its file again. Teardown runs it after it has restored all files.

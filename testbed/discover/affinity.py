@@ -1,7 +1,7 @@
 """Which GPU is nearest to an RNIC on the PCI tree. Pure; not yet run on hardware.
 
-GPUDirect is at its best when both sit below one PCIe switch: packets then never climb to the root complex. The nearest
-GPU is the one whose path shares most bridges with the RNIC's; a root complex alone (`pci0000:15`) is no nearness.
+GPUDirect is fastest if both are below one PCIe switch: packets then do not pass the root complex. The nearest GPU is
+that whose path shares most bridges with the RNIC's. A shared root complex alone (`pci0000:15`) does not count.
 """
 
 from __future__ import annotations

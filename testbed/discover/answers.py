@@ -1,7 +1,7 @@
 """The shell program by which discovery queries a machine, and its output in sections.
 
-The program knows nothing of the machine: it runs each tool that may exist, in the machine's own network namespace
-and in every named one (soft switches live in those), and changes nothing.
+The program is the same for every machine: it runs each tool that may exist, in the machine's own network namespace and
+in every named one (each soft switch has one), and changes nothing.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ for f in /run/netns/*; do
 done
 echo {_MARK}end
 """
-"""POSIX shell that prints everything; a tool that is not there prints nothing.
+"""POSIX shell script that prints everything; a tool that is not installed prints nothing.
 
-sudo, by which it runs as root, keeps SSH_CONNECTION from it (sudoers(5), env_reset), but has it itself.
+The script runs as root by sudo, which removes SSH_CONNECTION from the environment (sudoers(5), env_reset). It is
+therefore read from the environment of sudo itself, the script's parent.
 """
 
 _SEND_BROADCASTS = """\
@@ -96,16 +97,14 @@ def split(machine: str, text: str, *, stderr: str = "") -> Answers:
             space, section = name, ""
             spaces[space] = {}
     if section != "end":
-        complained = f"; it said: {stderr.strip()[-200:]}" if stderr.strip() else ""
-        raise LabError(
-            f"{machine}: the answer to discovery ends in its section {section!r}: {text[-200:]!r}{complained}"
-        )
+        note = f"; its stderr: {stderr.strip()[-200:]}" if stderr.strip() else ""
+        raise LabError(f"{machine}: the answer to discovery ends in its section {section!r}: {text[-200:]!r}{note}")
     return Answers(own=spaces.pop(""), spaces=spaces)
 
 
 def learning_trigger(pairs: list[tuple[str, str]]) -> list[str]:
     """Return a command that sends an empty datagram (port 9, discard) from each address to its broadcast address.
 
-    The bridge learns from the datagram at which port a host is. Nothing else tells it.
+    The bridge learns from the frame at which port the host is. Without one, its table has no entry for the host.
     """
     return ["python3", "-c", _SEND_BROADCASTS, *(f"{address},{broadcast}" for address, broadcast in pairs)]

@@ -1,4 +1,4 @@
-"""Derives the cables between hosts and switches from what the machines report. Pure.
+"""Derive the cables between hosts and switches from what the machines report. Pure.
 
 There are four sources, from the most to the least trusted:
 
@@ -150,7 +150,8 @@ def _by_lldp(nodes: Mapping[str, Node]) -> dict[End, End]:
 def _port_called(node: Node, names: Iterable[str]) -> str | None:
     """Return the port with one of these names: the interface, SONiC's alias of it, or a MAC that only it has.
 
-    SONiC (lldpmgrd) announces the alias as the port's id; as its description ConfigDB's, or else the interface.
+    SONiC (lldpmgrd) announces the alias as the port's id. As the port's description it announces that of ConfigDB, or
+    the interface if there is none.
     """
     for name in sorted(names):
         if name in node.ports:

@@ -1,4 +1,4 @@
-"""From facts to a draft inventory. Pure; the same facts give the same text.
+"""Build a draft inventory from facts. Pure; the same facts give the same text.
 
 Values that discovery could not determine are left out, not guessed: each is a `Gap` with its place, and the comment at
 the top of the file lists all gaps. Racks and zones follow from the cables: a rack is an RTSW and the hosts whose first
@@ -97,7 +97,7 @@ def draft(
     for machine in by_name.values():
         if machine not in hosts and machine not in carriers and machine.name not in roles:
             lab.add_gap(machine.name, *_neither(machine))
-    # Tiers above may have others (`Inventory.hash_seed`).
+    # Switches of the tiers above may have other seeds (`Inventory.hash_seed`).
     racked = [node for node in nodes.values() if node.is_switch and roles.get(node.name) == "rtsw"]
     seeds = [node.space.hash_seed for node in racked if node.space.hash_seed]
     switches = {role: _group(lab, role, roles, zones) for role in ("rtsw", "ctsw", "atsw") if role in roles.values()}
@@ -162,7 +162,7 @@ def text(drafted: Draft) -> str:
     if drafted.gaps:
         lines.append("# OPEN, to be filled in by hand:")
         lines += [f"#   {item.place}: {item.what}; {item.do}" for item in drafted.gaps]
-    # A name that a machine or its neighbour reports may hold a line break, behind which a comment would end.
+    # A name that a machine or its neighbour reports may contain a line break, which would end the comment.
     lines = [re.sub(r"[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+", " ", line) for line in lines]
     body = yaml.safe_dump(dict(drafted.tree), sort_keys=False, default_flow_style=None, width=200)
     return "\n".join(lines) + "\n" + body

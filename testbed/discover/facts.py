@@ -2,7 +2,7 @@
 
     ip, fdb, rdma     iproute2's JSON
     bgp               FRR: `show bgp ipv4 unicast summary json`
-    lldp              `lldpctl -f json` (lldpd); in JSON, one of a thing is an object and several are a list
+    lldp              `lldpctl -f json` (lldpd); a single entry is an object, several are a list
     gpu               `nvidia-smi --query-gpu=index,name,pci.bus_id --format=csv,noheader`
     ports             SONiC: `sonic-cfggen -d --var-json PORT`, ConfigDB's table of ports with their aliases
     device, pci       real paths below /sys/devices: each component is a bridge on the way to the device
@@ -53,7 +53,7 @@ class LldpPeer:
 
     @property
     def description(self) -> str:
-        """`leaf7.example.net (Ethernet8, etp2)`."""
+        """The neighbour in messages: `leaf7.example.net (Ethernet8, etp2)`."""
         return f"{self.system} ({', '.join(sorted(self.ports)) or 'no port named'})"
 
 
@@ -67,12 +67,12 @@ class Gpu:
 
     @property
     def name_on_host(self) -> str:
-        """`gpu0`."""
+        """The GPU's name in an inventory: `gpu0`."""
         return f"gpu{self.index}"
 
     @property
     def kind(self) -> str:
-        """`h100-sxm` of "NVIDIA H100 80GB HBM3": of H100s, what has HBM3 in its product name is the SXM module."""
+        """The GPU's kind in an inventory: `h100-sxm` for "NVIDIA H100 80GB HBM3" (only SXM modules are called HBM3)."""
         words = [word for word in self.product.lower().split() if word != "nvidia"]
         model = words[0] if words else "unknown"
         return f"{model}-sxm" if "hbm3" in words else "-".join(w for w in words if not re.fullmatch(r"[0-9]+gb", w))
@@ -102,10 +102,18 @@ class Space:
 class Machine:
     """One machine that answered.
 
-    `rdma` is (RNIC, interface) in the kernel's order, `paths` the place of PCI devices below /sys/devices,
-    `speeds_gbps` that of interfaces, `came_in_by` the interface that SSH uses. `hostname` is its own name for itself,
-    `aliases` the interface that a SONiC alias means. `aside` are RNICs that are none of the back end's, and why;
-    `crowded` interfaces that hear several others by LLDP: there is something between, and `lldp` has none of them.
+    Attributes:
+        own: the machine's own network namespace.
+        hostname: the name that the machine itself reports.
+        aliases: interface by SONiC alias.
+        aside: RNICs that do not belong to the back end, with the reason.
+        crowded: interfaces that receive LLDP from several neighbours, because another device is between. `lldp` does
+            not have them.
+        spaces: named network namespaces.
+        rdma: (RNIC, interface) in the kernel's order.
+        paths: path of each PCI device below /sys/devices, by its address.
+        speeds_gbps: speed of each interface.
+        came_in_by: interface that SSH uses.
     """
 
     name: str
@@ -148,7 +156,7 @@ _TOOL_OF = {
     "ip": "ip -j (iproute2)", "bgp": "vtysh (FRR)", "sessions": "vtysh (FRR)", "rdma": "rdma -j link",
     "ports": "sonic-cfggen", "lldp": "lldpctl -f json",
 }  # fmt: skip
-"""The tool that prints each section which has a structure."""
+"""The tool that prints each section that is JSON."""
 
 
 def machine_of(name: str, answers: Answers) -> Machine:
@@ -177,11 +185,11 @@ def machine_of(name: str, answers: Answers) -> Machine:
         if mbps.strip().isdecimal():
             machine.speeds_gbps[path.split("/")[-2]] = int(mbps) // 1000
     with _output_of("ports", name):
-        for dev, bmc_address in _object(own.get("ports", "")).items():
-            machine.aliases[str(bmc_address.get("alias", dev))] = str(dev)
-            # A SONiC interface is the kernel's door to the ASIC's port: the port's own speed is ConfigDB's.
-            if str(bmc_address.get("speed", "")).isdecimal():
-                machine.speeds_gbps[str(dev)] = int(bmc_address["speed"]) // 1000
+        for dev, port in _object(own.get("ports", "")).items():
+            machine.aliases[str(port.get("alias", dev))] = str(dev)
+            # The speed that the kernel reports for a SONiC interface is not that of the ASIC's port; ConfigDB has that.
+            if str(port.get("speed", "")).isdecimal():
+                machine.speeds_gbps[str(dev)] = int(port["speed"]) // 1000
     machine.gpus = tuple(_gpus(own.get("gpu", "")))
     units = (line.rpartition("/")[2] for line in own.get("softgpu", "").split())
     machine.soft_gpus = tuple(sorted(unit.removeprefix("faultbed-").removesuffix(".service") for unit in units))
@@ -225,10 +233,10 @@ def _take_rdma(machine: Machine, body: str) -> None:
 
 @contextlib.contextmanager
 def _output_of(section: str, place: str) -> Iterator[None]:
-    """Name the tool whose output has another structure than its reader expects.
+    """Convert an error of a reader into an error that names the tool whose output it could not read.
 
     Raises:
-        LabError: the output has another structure.
+        LabError: the output does not have the structure that the reader expects.
     """
     try:
         yield
@@ -303,7 +311,7 @@ def pci_path(path: str) -> tuple[str, ...]:
 def _gpus(body: str) -> Iterator[Gpu]:
     for line in body.splitlines():
         words = [word.strip() for word in line.split(",")]
-        if len(words) == 3 and words[0].isdecimal():  # noqa: PLR2004 (the fields that were asked for)
+        if len(words) == 3 and words[0].isdecimal():  # noqa: PLR2004 (the requested fields)
             # nvidia-smi writes the PCI domain with eight digits, the kernel with four.
             domain, _, rest = words[2].lower().partition(":")
             if _PCI.fullmatch(pcie := f"{domain[-4:]}:{rest}"):
@@ -355,7 +363,7 @@ def _object(body: str) -> dict[str, Any]:
 
 
 def _items(body: str) -> Iterator[dict[str, Any]]:
-    """Every object of the JSON lists in a text; text between them is passed over."""
+    """Yield every object of the JSON lists in a text; other text is skipped."""
     decoder, at = json.JSONDecoder(), 0
     while (at := body.find("[", at)) >= 0:
         try:

@@ -40,7 +40,7 @@ def parse_seeds(texts: Sequence[str]) -> dict[str, Management]:
     """Parse the machines that the user names for discovery.
 
     Raises:
-        UsageError: one is misspelt, or two have one name.
+        UsageError: a text has another form, or two machines have the same name.
     """
     seeds: dict[str, Management] = {}
     for name, management in map(parse_seed, texts):

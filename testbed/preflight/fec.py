@@ -1,4 +1,4 @@
-"""Errors that FEC corrects, and those that it cannot, by two readings of ethtool's counters. Pure.
+"""Errors that FEC corrects, and errors that it cannot correct, from two readings of ethtool's counters. Pure.
 
     ethtool -I --show-fec DEV    what is configured and active, and blocks since the driver came up (ethtool(8))
     ethtool -S DEV               the driver's own names (mlx5: Documentation/networking/.../mlx5/counters.rst)
@@ -38,7 +38,9 @@ class FecReading:
 
 
 def read(text: str) -> FecReading:
-    """Parse the output of `testbed.preflight.collect` for one port; values that are not there are missing."""
+    """Parse the output of `testbed.preflight.collect` for one port. A value that ethtool did not print is None, and a
+    counter is left out.
+    """
     labels = {match[1]: match[2] for match in _LABEL.finditer(text)}
     active = _ACTIVE.search(text)
     counters = {match[1]: int(match[2]) for match in _COUNTER.finditer(text) if match[1] in (*_BEYOND, *_CORRECTED)}

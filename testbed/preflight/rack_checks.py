@@ -1,4 +1,4 @@
-"""Checks for hardware only. Not yet run on hardware; their parsers are tested with recorded output."""
+"""Checks for hardware only. Not yet run on hardware; their parsers are tested with output in the documented formats."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ _KEPT = {"0.0.0.0", "255.255.255.255", "127.0.0.1"}  # noqa: S104 - no address t
 
 
 class Scrubber:
-    """Replaces what identifies a lab, in the same way in all outputs of a bundle."""
+    """Replace what identifies a lab, in the same way in all outputs of a bundle."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}

@@ -387,7 +387,7 @@ def test_discover_silent_machine_is_open_and_the_others_are_drafted():
     assert [machine.name for machine in result] == ["host1"]
     actual = {one.place: one.what for one in draft(result, name="lab", silent=silent).gaps}
     assert actual["host2"] == "was not queried: host2 does not answer: no route to host"
-    assert "it said: sudo: a password is required" in actual["host3"]
+    assert "its stderr: sudo: a password is required" in actual["host3"]
     with pytest.raises(LabError, match="no machine answers"):
         live.query({"host2": nodes["host2"]}, lambda _said: None, silent={})
 
