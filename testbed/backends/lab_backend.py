@@ -28,7 +28,7 @@ NOT_A_VM = "not a VM of a soft lab, so that QEMU cannot act on it; choose anothe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How to reach the machines of an open lab. `accelerator` is that of VMs; None: there are none."""
+    """The addresses of an open lab's machines. `accelerator` is that of its VMs; None: the lab has no VMs."""
 
     addresses: Mapping[str, Address]
     accelerator: str | None

@@ -62,7 +62,7 @@ def nodes_of(machines: Iterable[Machine]) -> dict[str, Node]:
             ports = {dev: machine.own.interfaces[dev] for _, dev in machine.rdma if dev in machine.own.interfaces}
             by_name[machine.name] = _machine(machine, ports, is_switch=False)
         elif machine.is_switch:
-            ports = {dev: port for dev, port in machine.own.interfaces.items() if dev != machine.came_in_by}
+            ports = {dev: port for dev, port in machine.own.interfaces.items() if dev != machine.ssh_netdev}
             by_name[machine.name] = _machine(machine, ports, is_switch=True)
         for name, space in machine.spaces.items():
             if space.asn is not None:

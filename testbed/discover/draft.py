@@ -135,8 +135,8 @@ def _add_gaps_of_cables(lab: _Lab, contradictions: Iterable[tuple[End, str]], si
     for (node, dev), problem in unknown_ends(lab.nodes, lab.cables):
         lab.add_gap(f"{node}:{dev}", problem, "run lldpd on both ends and query again, or write the cable by hand")
     for node, machine in ((name, lab.machines[name]) for name in lab.nodes if name in lab.machines):
-        for dev in sorted(machine.crowded.keys() & lab.nodes[node].ports.keys()):
-            problem = f"receives LLDP of several neighbours: {'; '.join(machine.crowded[dev])}"
+        for dev in sorted(machine.ambiguous_lldp.keys() & lab.nodes[node].ports.keys()):
+            problem = f"receives LLDP of several neighbours: {'; '.join(machine.ambiguous_lldp[dev])}"
             lab.add_gap(f"{node}:{dev}", problem, "find what is between, such as a switch that forwards LLDP")
 
 
@@ -145,9 +145,10 @@ def _neither(machine: Machine) -> tuple[str, str]:
     if machine.rdma:
         problem = "has RNICs and speaks BGP, so it may be a host that routes or a Linux switch"
         return problem, "it is left out; write it by hand, as a host or as a switch"
-    aside = f": {'; '.join(f'{rnic}: {why}' for rnic, why in machine.aside.items())}" if machine.aside else ""
+    reasons = "; ".join(f"{rnic}: {why}" for rnic, why in machine.excluded_rnics.items())
+    excluded = f": {reasons}" if reasons else ""
     return (
-        f"is neither a host (no RNIC{aside}) nor a switch (no BGP)",
+        f"is neither a host (no RNIC{excluded}) nor a switch (no BGP)",
         "it is left out; check its RNICs or its BGP daemon",
     )
 
@@ -177,7 +178,7 @@ def _host(lab: _Lab, host: Machine) -> dict[str, Any]:
         entry["faultbed_bmc"] = {"address": host.bmc}
     entry["faultbed_front_end"] = _front_end(lab, host)
     entry["faultbed_rnics"] = [_rnic(lab, host, rnic, dev) for rnic, dev in sorted(host.rdma, key=_natural_pair)]
-    for rnic, why in host.aside.items():
+    for rnic, why in host.excluded_rnics.items():
         lab.add_gap(
             f"hosts.{host.name}.rnics[{rnic}]", why, "it is left out; write it by hand if it belongs to the fabric"
         )
@@ -189,7 +190,7 @@ def _host(lab: _Lab, host: Machine) -> dict[str, Any]:
 
 
 def _management(lab: _Lab, machine: Machine) -> dict[str, str] | None:
-    port = machine.own.interfaces.get(machine.came_in_by or "")
+    port = machine.own.interfaces.get(machine.ssh_netdev or "")
     if port is None:
         lab.add_gap(f"{machine.name}.management", "no interface has the address that SSH uses", "write it by hand")
         return None
@@ -200,13 +201,13 @@ def _front_end(lab: _Lab, host: Machine) -> dict[str, str] | None:
     """Return the front end's interface: not an RNIC's, and if possible not the one that SSH uses."""
     rnics = {dev for _, dev in host.rdma}
     able = [x for x in host.own.interfaces.values() if x.addresses and x.name not in rnics and x.kind != "bridge"]
-    chosen = [x for x in able if x.name != host.came_in_by] or able
+    chosen = [x for x in able if x.name != host.ssh_netdev] or able
     place = f"hosts.{host.name}.front_end"
     if len(chosen) != 1:
         names = ", ".join(x.name for x in chosen) or "none has an address"
         lab.add_gap(place, f"the front end's interface is unknown ({names})", "write netdev, mac and address by hand")
         return None
-    if chosen[0].name == host.came_in_by and not traits_of(lab.kind).is_emulated:
+    if chosen[0].name == host.ssh_netdev and not traits_of(lab.kind).is_emulated:
         lab.add_gap(place, f"only {chosen[0].name} was found, which SSH uses too", "keep it if that is right")
     return {"netdev": chosen[0].name, "mac": chosen[0].mac, "address": chosen[0].addresses[0]}
 
@@ -322,7 +323,7 @@ def _carrier(lab: _Lab, carrier: Machine) -> dict[str, Any]:
         for host in lab.machines.values()
         if host.is_host
         for port in host.own.interfaces.values()
-        if port.name != host.came_in_by and port.name not in {dev for _, dev in host.rdma}
+        if port.name != host.ssh_netdev and port.name not in {dev for _, dev in host.rdma}
     }
     ports = []
     for space in carrier.spaces.values():

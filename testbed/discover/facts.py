@@ -106,22 +106,22 @@ class Machine:
         own: the machine's own network namespace.
         hostname: the name that the machine itself reports.
         aliases: interface by SONiC alias.
-        aside: RNICs that do not belong to the back end, with the reason.
-        crowded: interfaces that receive LLDP from several neighbours, because another device is between. `lldp` does
-            not have them.
+        excluded_rnics: RNICs that do not belong to the back end, with the reason.
+        ambiguous_lldp: interfaces that receive LLDP from several neighbours, because another device is between.
+            `lldp` does not have them.
         spaces: named network namespaces.
         rdma: (RNIC, interface) in the kernel's order.
         paths: path of each PCI device below /sys/devices, by its address.
         speeds_gbps: speed of each interface.
-        came_in_by: interface that SSH uses.
+        ssh_netdev: interface that SSH uses.
     """
 
     name: str
     own: Space
     hostname: str | None = None
     aliases: dict[str, str] = field(default_factory=dict)
-    aside: dict[str, str] = field(default_factory=dict)
-    crowded: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    excluded_rnics: dict[str, str] = field(default_factory=dict)
+    ambiguous_lldp: dict[str, tuple[str, ...]] = field(default_factory=dict)
     spaces: dict[str, Space] = field(default_factory=dict)
     nos: str | None = None
     rdma: tuple[tuple[str, str], ...] = ()
@@ -133,7 +133,7 @@ class Machine:
     lldp: dict[str, LldpPeer] = field(default_factory=dict)
     memory_mib: int = 0
     cpus: int = 0
-    came_in_by: str | None = None
+    ssh_netdev: str | None = None
     bmc: str | None = None
 
     @property
@@ -172,9 +172,9 @@ def machine_of(name: str, answers: Answers) -> Machine:
     }
     machine.nos = _nos(own.get("os", ""), speaks_bgp=machine.own.asn is not None)
     machine.hostname = own.get("hostname", "").strip() or None
-    machine.came_in_by = _came_in_by(own.get("ssh", ""), machine.own)
+    machine.ssh_netdev = _ssh_netdev(own.get("ssh", ""), machine.own)
     with _output_of("rdma", name):
-        _take_rdma(machine, own.get("rdma", ""))
+        _add_rnics(machine, own.get("rdma", ""))
     machine.paths = {parts[-1]: parts for parts in map(pci_path, own.get("pci", "").split()) if parts}
     for line in own.get("device", "").splitlines():
         rnic, _, path = line.partition(" ")
@@ -198,7 +198,7 @@ def machine_of(name: str, answers: Answers) -> Machine:
         for dev, peer in _lldp(own.get("lldp", "")):
             heard.setdefault(dev, set()).add(peer)
     machine.lldp = {dev: peers.pop() for dev, peers in heard.items() if len(peers) == 1}
-    machine.crowded = {
+    machine.ambiguous_lldp = {
         dev: tuple(sorted(peer.description for peer in peers)) for dev, peers in heard.items() if len(peers) > 1
     }
     machine.memory_mib = _memory_mib(own.get("memory", ""))
@@ -209,8 +209,8 @@ def machine_of(name: str, answers: Answers) -> Machine:
     return machine
 
 
-def _take_rdma(machine: Machine, body: str) -> None:
-    """Add a machine's RNICs. Those that cannot belong to a back end go to `aside` with the reason."""
+def _add_rnics(machine: Machine, body: str) -> None:
+    """Add a machine's RNICs. Those that cannot belong to a back end go to `excluded_rnics` with the reason."""
     rnics = []
     for item in _items(body):
         rnic, dev = item["ifname"], item.get("netdev")
@@ -219,13 +219,13 @@ def _take_rdma(machine: Machine, body: str) -> None:
         rnic = rnic.partition("/")[0]  # up to 2018 iproute2 printed mlx5_0/1 here, with the port (rdma/link.c)
         port = machine.own.interfaces.get(str(dev))
         if not dev:
-            machine.aside[rnic] = (
+            machine.excluded_rnics[rnic] = (
                 "it has no Ethernet interface: it is InfiniBand, a representor, or in another network namespace"
             )
-        elif dev == machine.came_in_by:
-            machine.aside[rnic] = f"SSH uses {dev}, which is therefore taken for the front end"
+        elif dev == machine.ssh_netdev:
+            machine.excluded_rnics[rnic] = f"SSH uses {dev}, which is therefore taken for the front end"
         elif port is not None and port.kind == "bond":
-            machine.aside[rnic] = f"{dev} is a bond, but an inventory has exactly one cable for each RNIC"
+            machine.excluded_rnics[rnic] = f"{dev} is a bond, but an inventory has exactly one cable for each RNIC"
         else:
             rnics.append((rnic, str(dev)))
     machine.rdma = tuple(rnics)
@@ -252,7 +252,7 @@ def _space(place: str, sections: Mapping[str, str]) -> Space:
     with _output_of("ip", place):
         for item in _items(sections.get("ip", "")):
             if "ifname" in item and "link_type" in item:
-                _take_interface(space, item)
+                _add_interface(space, item)
             elif item.get("dst") == "default" and "gateway" in item and "dev" in item:
                 space.gateways.setdefault(str(item["dev"]), str(item["gateway"]))
             elif "lladdr" in item:
@@ -273,7 +273,7 @@ def _space(place: str, sections: Mapping[str, str]) -> Space:
     return space
 
 
-def _take_interface(space: Space, item: Mapping[str, Any]) -> None:
+def _add_interface(space: Space, item: Mapping[str, Any]) -> None:
     addresses = tuple(
         f"{entry['local']}/{entry['prefixlen']}" for entry in item.get("addr_info", ()) if entry.get("family") == "inet"
     )
@@ -342,7 +342,7 @@ def _memory_mib(body: str) -> int:
     return -(-total // (_RAM_STEP_MIB * _MIB)) * _RAM_STEP_MIB
 
 
-def _came_in_by(body: str, space: Space) -> str | None:
+def _ssh_netdev(body: str, space: Space) -> str | None:
     words = body.split()
     at = words[2] if len(words) == 4 else ""  # noqa: PLR2004 (client, its port, server, its port: ssh(1))
     return next((x.name for x in space.interfaces.values() if at in {y.partition("/")[0] for y in x.addresses}), None)

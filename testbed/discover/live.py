@@ -102,7 +102,7 @@ def _trigger_learning(node: Node, host: Machine) -> None:
     pairs = [
         (address.partition("/")[0], broadcast_address)
         for port in host.own.interfaces.values()
-        if port.name not in rnics and port.name != host.came_in_by
+        if port.name not in rnics and port.name != host.ssh_netdev
         for address in port.addresses
         if (broadcast_address := broadcast(address))
     ]

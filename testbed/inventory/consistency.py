@@ -132,7 +132,7 @@ def _host(name: str, host: HostVars) -> Host:
 
 
 def _check_values(entries: Entries, mistakes: Mistakes) -> None:
-    """Check each value by itself, and that no value is used twice."""
+    """Check each value, and that no value is used twice."""
     file, unique_values = entries.file, _UniqueValues(entries.file)
     for place, node in entries.placed():
         name = place.partition(".")[2]
@@ -144,7 +144,7 @@ def _check_values(entries: Entries, mistakes: Mistakes) -> None:
             _check_numbers(file, place, mtu=node.mtu)
             if node.management is not None:
                 at, management, shared = f"{place}.management", node.management, _shares_mac(node)
-                _take_netdev(file, unique_values, at, name, management.netdev, management.mac, shared=shared)
+                _claim_netdev(file, unique_values, at, name, management.netdev, management.mac, shared=shared)
         if isinstance(node, HostVars):
             _check_host_values(unique_values, mistakes, place, name, node)
         elif isinstance(node, SwitchVars):
@@ -157,18 +157,18 @@ def _check_host_values(unique_values: _UniqueValues, mistakes: Mistakes, place: 
     file = unique_values.file
     with mistakes.part():
         at = f"{place}.front_end"
-        _take_netdev(file, unique_values, at, name, host.front_end.netdev, host.front_end.mac)
-        _take_address(file, unique_values, f"{at}.address", host.front_end.address)
+        _claim_netdev(file, unique_values, at, name, host.front_end.netdev, host.front_end.mac)
+        _claim_address(file, unique_values, f"{at}.address", host.front_end.address)
     for index, rnic in enumerate(host.rnics):
         at = f"{place}.rnics[{index}]"
         with mistakes.part():
-            _take_device(unique_values, at, name, rnic.name, rnic.pcie)
+            _claim_device(unique_values, at, name, rnic.name, rnic.pcie)
             _check_numbers(file, at, mtu=rnic.mtu, speed_gbps=rnic.speed_gbps)
-            _take_netdev(file, unique_values, at, name, rnic.netdev, rnic.mac)
-            _take_address(file, unique_values, f"{at}.address", rnic.address)
+            _claim_netdev(file, unique_values, at, name, rnic.netdev, rnic.mac)
+            _claim_address(file, unique_values, f"{at}.address", rnic.address)
     for index, gpu in enumerate(host.gpus):
         with mistakes.part():
-            _take_device(unique_values, f"{place}.gpus[{index}]", name, gpu.name, gpu.pcie)
+            _claim_device(unique_values, f"{place}.gpus[{index}]", name, gpu.name, gpu.pcie)
 
 
 def _check_switch_values(
@@ -187,19 +187,19 @@ def _check_switch_values(
                 words = f'"{switch.netns}" is not a namespace name; use at most 63 letters, digits, and - _ .'
                 raise mistake(file, f"{place}.netns", words)
             unique_values.claim(f"namespace on {switch.carrier}", switch.netns, f"{place}.netns")
-        _take_address(file, unique_values, f"{place}.loopback", switch.loopback)
+        _claim_address(file, unique_values, f"{place}.loopback", switch.loopback)
     for index, port in enumerate(switch.ports):
         at = f"{place}.ports[{index}]"
         with mistakes.part():
             _check_numbers(file, at, mtu=port.mtu, speed_gbps=port.speed_gbps)
             check_queue(file, at, queue_kib=port.queue_kib, delay_us=port.delay_us)
-            _take_netdev(file, unique_values, at, name, port.netdev, port.mac, shared=_shares_mac(switch))
+            _claim_netdev(file, unique_values, at, name, port.netdev, port.mac, shared=_shares_mac(switch))
             if (port.rnic is None) != (port.address is None):
                 raise mistake(
                     file, at, "only one of rnic and address is given; a host port needs both, an uplink neither"
                 )
             if port.address is not None:
-                _take_address(file, unique_values, f"{at}.address", port.address)
+                _claim_address(file, unique_values, f"{at}.address", port.address)
 
 
 def _check_carrier_values(
@@ -209,7 +209,7 @@ def _check_carrier_values(
     for index, port in enumerate(carrier.front_end_ports):
         at = f"{place}.front_end_ports[{index}]"
         with mistakes.part():
-            _take_netdev(entries.file, unique_values, at, name, port.netdev, port.mac)
+            _claim_netdev(entries.file, unique_values, at, name, port.netdev, port.mac)
             if port.peer not in entries.hosts:
                 raise mistake(entries.file, f"{at}.peer", f'no host "{port.peer}"{near(port.peer, hosts)}')
             unique_values.claim("the front end of", port.peer, f"{at}.peer")
@@ -227,7 +227,7 @@ def _shares_mac(node: HostVars | SwitchVars | CarrierVars) -> bool:
     return isinstance(node, SwitchVars) and not traits_of(node.kind).is_emulated
 
 
-def _take_device(unique_values: _UniqueValues, place: str, host: str, name: str, pcie: str | None) -> None:
+def _claim_device(unique_values: _UniqueValues, place: str, host: str, name: str, pcie: str | None) -> None:
     """Reject device names and PCIe addresses that are unsafe in shell commands, or belong to another device already."""
     file = unique_values.file
     if not _DEVICE.fullmatch(name):
@@ -244,7 +244,7 @@ def _take_device(unique_values: _UniqueValues, place: str, host: str, name: str,
     unique_values.claim(f"the PCIe address {host}:", pcie, f"{place}.pcie")
 
 
-def _take_netdev(
+def _claim_netdev(
     file: Path, unique_values: _UniqueValues, place: str, node: str, netdev: str, mac: str, *, shared: bool = False
 ) -> None:
     if not _NETDEV.fullmatch(netdev):
@@ -255,7 +255,7 @@ def _take_netdev(
     unique_values.claim("MAC", mac, f"{place}.mac", owner=node if shared else None)
 
 
-def _take_address(file: Path, unique_values: _UniqueValues, place: str, address: str) -> None:
+def _claim_address(file: Path, unique_values: _UniqueValues, place: str, address: str) -> None:
     try:
         interface = ipaddress.IPv4Interface(address)
     except ValueError:

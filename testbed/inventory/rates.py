@@ -175,7 +175,7 @@ def shapes_of(topology: Topology, lab: LabVars, file: Path) -> dict[str, dict[st
         if port.speed_gbps is None and queue_kib is None and delay_us is None:
             continue
         rate_bps = _rate_bps(link, port, lab.rate_scale, file)
-        # netem counts what it delays among what waits (sch_netem.c, netem_enqueue).
+        # The limit of netem includes the packets that it is delaying (sch_netem.c, netem_enqueue).
         on_the_way = math.ceil((rate_bps or MOST_RATE_BPS) * (delay_us or 0) / 1e6 / 8 / lab.mtu)
         packets = DEEP_PACKETS if queue_kib is None else max(1, queue_kib * 1024 // lab.mtu)
         shape = Shape(rate_bps=rate_bps, packets=packets + on_the_way, delay_us=delay_us or 0)

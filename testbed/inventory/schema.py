@@ -89,7 +89,7 @@ class OutletVars(_Strict, frozen=True, kw_only=True):
 
 
 class NetworkVars(_Strict, frozen=True, kw_only=True):
-    """One line of the IP plan: what the addresses of `prefix` are for. Without `vlan` it is routed port by port."""
+    """One line of the IP plan: what the addresses of `prefix` are for. Without `vlan`, each port is routed."""
 
     use: Literal["management", "bmc", "front-end", "back-end", "loopback", "storage"]
     prefix: str

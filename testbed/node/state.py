@@ -335,7 +335,7 @@ def _machine_facts() -> Facts:
 
 
 def _of_groups(file: str) -> Iterator[tuple[str, str]]:
-    """Yield the name of each of faultbed's cgroups, and the content of a file of it."""
+    """Yield the name of each cgroup of faultbed, and the content of the cgroup's file with this name."""
     for group in entries(_SLICE):
         try:
             yield group, read(f"{_SLICE}/{group}/{file}")

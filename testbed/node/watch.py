@@ -100,7 +100,7 @@ class Watch:
         if self.log is None:
             self.log = KernelLog(is_whole=True)
             messages = self.log.read(after=request["after"] if request.get("boot") == boot else -1)
-            if "boot" not in request:  # the caller wants what comes from now on
+            if "boot" not in request:  # the caller requests later messages only
                 messages = []
         else:
             messages = self.log.read()

@@ -54,7 +54,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What an XID event calls for."""
+    """The action that an XID event calls for."""
 
     action: Action
     meaning: str

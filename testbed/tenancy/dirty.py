@@ -203,9 +203,9 @@ def changing(
 ) -> Iterator[None]:
     """Mark a lab as DIRTY while a command changes it, for commands that do not compare the lab afterwards.
 
-    The mark is removed when the block ends, or fails with an error that tells the user what is wrong. A kill, an
-    interrupt, a bug or an error of `leaves_unknown` leaves it; the same command removes it when it is run again to its
-    end. A mark that another command has written meanwhile stays.
+    The mark is removed when the block ends, or fails with a `FaultbedError` that is not one of `leaves_unknown`. It
+    stays after a kill, an interrupt, a bug or an error of `leaves_unknown`; the same command removes it when it is run
+    again to its end. A mark that another command has written meanwhile stays.
 
     Raises:
         OSError: the mark cannot be written.

@@ -43,7 +43,7 @@ _UNSIGNED_INT, _UNSIGNED_LONG, _UNSIGNED_LONG_LONG, _SIGNED_INT = 1, 2, 3, 5  # 
 
 
 class NoNvml(Exception):  # named for a state, like testbed.errors
-    """There is no driver, no library of it, or no such GPU, or it does not answer."""
+    """NVML gives no answer: there is no driver, no library or no such GPU, or the driver does not answer."""
 
 
 def clocks_set(reasons: int, sm_mhz: int | None, sm_max_mhz: int | None) -> bool:
@@ -267,9 +267,9 @@ def _health(nvml: ModuleType, gpu: Any) -> dict[str, int | None]:
 
 
 def _threshold_c(nvml: ModuleType, gpu: Any, threshold: int, temp_c: int | None) -> int | None:
-    """Return a temperature threshold; on GPUs without absolute ones from the margin that is left to it.
+    """Return a temperature threshold. If the GPU reports only margins, the threshold is computed from them.
 
-    `nvidia-smi -q` of an H100: 33 °C with 54 °C left to the maximum, and a slowdown at -2: 33 + 54 + 2 = 89 °C.
+    `nvidia-smi -q` of an H100 shows 33 °C, 54 °C below the maximum, and a slowdown at -2: 33 + 54 + 2 = 89 °C.
     """
     if (value := _value(nvml, nvml.nvmlDeviceGetTemperatureThreshold, gpu, threshold)) is not None:
         return int(value)

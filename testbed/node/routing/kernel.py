@@ -64,7 +64,7 @@ class Route:
 
 
 class Rule:
-    """A policy rule: what it looks up, for packets to a prefix (None: any) with a mark (0: any).
+    """A policy rule: the table to look up, for packets to a prefix (None: any) with a mark (0: any).
 
     `others` is what else limits or changes it, such as an interface, a port or an action that is not a lookup; rules of
     schemes have none of it.

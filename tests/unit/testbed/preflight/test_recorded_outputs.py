@@ -175,7 +175,9 @@ def test_rdma_link_outputs_are_decoded(one):
     assert {name: list(link) for name, link in facts_read.rdma.items()} == one["links"]
     machine = facts.machine_of("host1", answers.Answers(own={"rdma": text_of(one)}, spaces={}))
     assert dict(machine.rdma) == one["rnics"]
-    assert set(machine.aside) == set(one["links"]) - set(one["rnics"]), "each other link is reported with its reason"
+    assert set(machine.excluded_rnics) == set(one["links"]) - set(one["rnics"]), (
+        "each other link is reported with its reason"
+    )
 
 
 class OneOutput:
