@@ -29,13 +29,13 @@ __all__ = [
     "Facts",
     "filter_fact",
     "gathered",
-    "link_fact",
     "link_change",
-    "look",
+    "link_fact",
     "network_facts",
     "nexthop_fact",
     "path_mtu_facts",
     "program_of",
+    "read_nodes",
     "route_facts",
 ]
 

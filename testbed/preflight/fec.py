@@ -38,8 +38,9 @@ class FecReading:
 
 
 def read(text: str) -> FecReading:
-    """Parse the output of `testbed.preflight.collect` for one port. A value that ethtool did not print is None, and a
-    counter is left out.
+    """Parse the output of `testbed.preflight.collect` for one port.
+
+    A value that ethtool did not print is None; such a counter is left out.
     """
     labels = {match[1]: match[2] for match in _LABEL.finditer(text)}
     active = _ACTIVE.search(text)
