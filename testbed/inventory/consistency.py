@@ -337,7 +337,8 @@ def _port(switch: str, port: PortVars, mtu: int, speed_gbps: int | None) -> Port
 
 def _check_ends(file: Path, near_place: str, port: PortVars, far_place: str, rnic: RnicVars, switch: str) -> None:
     if rnic.switch != switch:
-        raise mistake(file, near_place, f"the peer is {far_place}, but that RNIC names {rnic.switch} as its switch")
+        problem = f"the peer is {far_place}, but that RNIC names {rnic.switch} as its switch; correct one of them"
+        raise mistake(file, near_place, problem)
     near, far = ipaddress.IPv4Interface(str(port.address)), ipaddress.IPv4Interface(rnic.address)
     if near.network != far.network:
         raise mistake(
@@ -346,7 +347,8 @@ def _check_ends(file: Path, near_place: str, port: PortVars, far_place: str, rni
             f"{rnic.address} is not in {near.network}, the subnet of {near_place}",
         )
     if rnic.gateway != str(near.ip):
-        raise mistake(file, f"{far_place}.gateway", f'"{rnic.gateway}", but {near_place}.address is {near.ip}')
+        problem = f'"{rnic.gateway}", but {near_place}.address is {near.ip}; both must be the same'
+        raise mistake(file, f"{far_place}.gateway", problem)
 
 
 def _check_rnics(entries: Entries, host_links: list[Link], mistakes: Mistakes) -> None:

@@ -188,7 +188,7 @@ def entries_of(path: Path, answer: Mapping[str, Any], mistakes: Mistakes | None 
     for group in ("hosts", "rtsw", "ctsw", "atsw", "carriers", "jump"):
         for name in _members(answer, group):
             if name in groups:
-                raise mistake(path, f"{group}.{name}", f"{name} is in the group {groups[name]} too")
+                raise mistake(path, f"{group}.{name}", f"{name} is in the group {groups[name]} too; remove it from one")
             groups[name] = group
     for name in _members(answer, "switches"):
         if name not in groups:

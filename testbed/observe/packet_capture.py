@@ -261,7 +261,9 @@ def frames_of(content: bytes, names: Sequence[str], *, keep: Sequence[int], shif
     while at < len(content):
         port, length = (words[at >> 2], words[(at >> 2) + 1]) if at + 8 <= len(content) else (0, len(content))
         if length % 4:
-            raise LabError(f"a block of {length} bytes at {at} of the capture: blocks are aligned, so it is damaged")
+            raise LabError(
+                f"the capture is damaged: a block at byte {at} has {length} bytes, not a multiple of 4; capture again"
+            )
         block = at + 4 * _PREFIX_WORDS
         if block + length > len(content):
             raise LabError(

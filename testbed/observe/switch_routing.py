@@ -37,7 +37,8 @@ def read(lab: Lab, switches: Iterable[str]) -> SwitchRouting:
     names = list(switches)
     for name in names:
         if not lab.topology.switch_by_name[name].is_linux:
-            raise Unsupported(f"{name}: its routing is not read: it runs {lab.topology.switch_by_name[name].nos}")
+            nos = lab.topology.switch_by_name[name].nos
+            raise Unsupported(f"{name} runs {nos}, whose routing faultbed cannot read; name a Linux switch")
     states: dict[str, dict[str, Any]] = {}
     schemes: dict[str, None] = {}
     for machine, nodes in lab.carried(names).items():

@@ -84,7 +84,7 @@ class Watcher:
             try:
                 answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise CommandFailed(f"{self.machine}: no {request} in {timeout_s:.0f} s") from None
+                raise CommandFailed(f"{self.machine}: no answer to `{request}` in {timeout_s:.0f} s") from None
             if isinstance(answer, FaultbedError):
                 self._answers.put(answer)
                 raise answer

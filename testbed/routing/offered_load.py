@@ -69,7 +69,9 @@ def offered_load(fabric: Fabric, flows: Iterable[Flow]) -> dict[Direction, float
 def _shares(fabric: Fabric, flow: Flow, switch: str, target: str) -> tuple[tuple[Link, float], ...]:
     alive = fabric.paths.next_hops(switch, target)
     if not alive:
-        raise UsageError(f"{flow.src} cannot reach {flow.dst}: {switch} has no path to {target} without failed links")
+        raise UsageError(
+            f"{flow.src} cannot reach {flow.dst}: all paths from {switch} to {target} use failed links; name fewer"
+        )
     healthy = fabric.healthy.next_hops(switch, target)
     # If failures make the whole path longer, its next hops may be none of the healthy fabric's.
     hops = healthy if set(alive) <= set(healthy) else alive

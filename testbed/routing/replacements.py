@@ -58,8 +58,8 @@ def replacements(
     """
     if not fabric.scheme.is_static:
         raise UsageError(
-            f"routing conflicts: {fabric.scheme.name} chooses by queue pair, so no placement is a conflict by itself; "
-            "see `faultbed routing predict` for what it draws"
+            f"routing conflicts: {fabric.scheme.name} chooses paths by queue pair, not by placement; "
+            "`faultbed routing predict` shows the load that it causes"
         )
     hosts = list(dict.fromkeys(name.partition(":")[0] for name in ranks))
     spares = [host.name for host in fabric.topology.hosts if host.name not in hosts]

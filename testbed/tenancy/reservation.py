@@ -125,7 +125,8 @@ def reserve(
         if conflicts(entry, requested):
             raise Reserved(
                 f"{_names(_common(entry.covers, requested.covers))} is reserved: {describe(entry, now_s=now_s)}; wait, "
-                f"choose other targets, or ask; `faultbed release --force{_name_of(entry)}` ends an abandoned one"
+                f"choose other targets, or ask its owner; `faultbed release --force{_name_of(entry)}` ends an "
+                "abandoned reservation"
             )
     _refuse_the_last(left, requested, never_all, now_s=now_s)
     return (*(entry for entry in left if entry.token != requested.token), requested)

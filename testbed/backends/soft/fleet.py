@@ -126,7 +126,8 @@ def make_overlay(built: Image, machine: Vm) -> None:
             "qemu-img not found: install it with `apt-get install qemu-utils`, or run `make demo`, which installs it"
         ) from error
     except subprocess.CalledProcessError as error:
-        raise LabError(f"cannot create {machine.disk}: {error.stderr.strip()}") from error
+        output = error.stderr.strip()
+        raise LabError(f"cannot create {machine.disk}: {output}; check that there is disk space") from error
 
 
 def save_snapshot(machine: Vm) -> None:
@@ -137,7 +138,10 @@ def save_snapshot(machine: Vm) -> None:
     """
     with Qmp(machine.qmp) as qmp:
         if output := qmp.hmp(f"savevm {SNAPSHOT}").strip():
-            raise LabError(f"cannot take the snapshot of {machine.machine.name}: {output}")
+            raise LabError(
+                f"cannot take the snapshot of {machine.machine.name}: {output}; check that there is disk space for "
+                f"{machine.folder}"
+            )
 
 
 def resume(all_vms: Sequence[Vm]) -> None:

@@ -232,7 +232,10 @@ def _mmdebstrap(guest: Path, out: Path, log: Path) -> None:
             code = build.wait(timeout=BUILD_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             _end_build(build)
-            raise LabError(f"building the VM image took longer than {BUILD_TIMEOUT_S:.0f} s:\n{_tail(log)}") from None
+            raise LabError(
+                f"building the VM image took longer than {BUILD_TIMEOUT_S:.0f} s; check the connection to {MIRROR}. "
+                f"The end of its log:\n{_tail(log)}"
+            ) from None
         except BaseException:
             _end_build(build)
             raise

@@ -91,7 +91,8 @@ def _read(path: Path, kind: type[_T]) -> _T | None:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise LabError(
-            f"{path} cannot be read ({error}): another version wrote it; remove it with `faultbed down --purge`"
+            f"{path} cannot be read ({error}): it is damaged, or another version wrote it; remove it with "
+            "`faultbed down --purge`"
         ) from error
 
 

@@ -82,10 +82,13 @@ class Qmp:
         try:
             line = self._lines.readline()
         except TimeoutError as error:
-            raise LabError(f"QEMU did not answer on {self._path} in {timeout_s:.0f} s: the VM may be hung") from error
+            raise LabError(
+                f"QEMU did not answer on {self._path} in {timeout_s:.0f} s: the VM may be hung; `faultbed reset` "
+                "starts it again"
+            ) from error
         except OSError as error:
             raise LabError(f"the VM behind {self._path} is gone ({error})") from error
         if not line:
-            raise LabError(f"the VM behind {self._path} has ended")
+            raise LabError(f"the VM behind {self._path} has ended; `faultbed reset` starts it again")
         message: dict[str, Any] = json.loads(line)
         return message

@@ -269,7 +269,10 @@ def end(vm: Vm, known: VmState) -> bool:
                 _signal(vm, known, handle, number)
             if select.select([handle], [], [], patience_s)[0]:
                 return True
-        raise LabError(f"QEMU of {vm.machine.name} (process {known.pid}) does not end, not even after SIGKILL")
+        raise LabError(
+            f"QEMU of {vm.machine.name} (process {known.pid}) does not end, not even after SIGKILL; check whether the "
+            f"disk of {vm.folder} hangs"
+        )
     finally:
         os.close(handle)
         _reap(known.pid)

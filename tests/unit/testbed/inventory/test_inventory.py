@@ -74,7 +74,10 @@ def put(target, **values):
         ),
         (
             lambda g, v: put(host(g)["faultbed_rnics"][1], switch="rtws1"),
-            "FILE: rtsw.rtsw1.ports[1]: the peer is hosts.host1.rnics[1], but that RNIC names rtws1 as its switch",
+            (
+                "FILE: rtsw.rtsw1.ports[1]: the peer is hosts.host1.rnics[1], but that RNIC names rtws1 as its switch; "
+                "correct one of them"
+            ),
         ),
         (
             lambda g, v: [
@@ -104,7 +107,10 @@ def put(target, **values):
         ),
         (
             lambda g, v: put(host(g)["faultbed_rnics"][0], gateway="10.77.1.9"),
-            'FILE: hosts.host1.rnics[0].gateway: "10.77.1.9", but rtsw.rtsw1.ports[0].address is 10.77.1.0',
+            (
+                'FILE: hosts.host1.rnics[0].gateway: "10.77.1.9", but rtsw.rtsw1.ports[0].address is 10.77.1.0; '
+                "both must be the same"
+            ),
         ),
         (
             lambda g, v: put(host(g, "host2")["faultbed_rnics"][0], mac="02:fb:01:01:01:00"),
@@ -262,7 +268,7 @@ def put(target, **values):
         ),
         (
             lambda g, v: put(g["switches"]["children"]["rtsw"]["hosts"], host1={}),
-            "FILE: rtsw.host1: host1 is in the group hosts too",
+            "FILE: rtsw.host1: host1 is in the group hosts too; remove it from one",
         ),
         (
             lambda g, v: put(v, faultbed_mtu=100),

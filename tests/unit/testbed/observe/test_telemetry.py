@@ -68,7 +68,7 @@ def test_telemetry_names_a_watcher_that_died(lab):
 def test_watcher_late_answer_is_not_taken_for_the_next_one(lab):
     """A request that timed out leaves an answer behind; the next request gets its own."""
     watcher = lab.watcher("here")
-    with pytest.raises(CommandFailed, match="no state in 0 s"):
+    with pytest.raises(CommandFailed, match="no answer to `state` in 0 s"):
         watcher.request({"do": "state", "nodes": {"here": None}}, timeout_s=0.0)
     assert "lo.mtu" in watcher.request({"do": "counters", "nodes": {"here": None}})["nodes"]["here"]
 

@@ -232,7 +232,7 @@ def test_scheme_delivers_every_byte_and_uses_no_failed_link(name, flows, failed)
 
 def test_offered_load_of_a_rack_that_is_cut_off_is_refused():
     fabric = Fabric.of(LAB, scheme_named("spray"), failed=frozenset({"rtsw1:ctsw1", "rtsw1:ctsw2"}))
-    with pytest.raises(UsageError, match="host1:rxe0 cannot reach host3:rxe0: rtsw1 has no path to rtsw2"):
+    with pytest.raises(UsageError, match="host1:rxe0 cannot reach host3:rxe0: all paths from rtsw1 to rtsw2"):
         offered_load(fabric, [flow()])
 
 
@@ -248,7 +248,7 @@ def test_conflicts_of_single_replacements_of_a_parity_job():
 @pytest.mark.parametrize(
     ("scheme", "ranks", "replaced", "message"),
     [
-        ("ecmp", JOB, 1, "ecmp chooses by queue pair"),
+        ("ecmp", JOB, 1, "ecmp chooses paths by queue pair"),
         ("pinned", JOB, 3, "cannot replace 3 of 4 hosts; 2 hosts"),
         ("pinned", tuple(f"host{number}:rxe0" for number in range(1, 7)), 1, "0 hosts of this lab have no rank"),
     ],
