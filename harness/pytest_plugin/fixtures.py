@@ -91,7 +91,7 @@ class Traffic:
     _running: list[Running[Any]]
 
     def flow(self, src: str, dst: str, **spec: Any) -> Running[Any]:
-        """Start a flow (`traffic.flows.flow_run.FlowSpec`)."""
+        """Start a flow (`traffic.flows.flow_spec.FlowSpec`)."""
         return self._keep(flow_module.start(self.lab, FlowSpec(src=src, dst=dst, **spec)))
 
     def collective(self, **spec: Any) -> Running[Any]:

@@ -84,7 +84,7 @@ _AHEAD_S = _ahead_s()
 """The offset at the watcher's start."""
 
 _FULL = 0.002
-"""Share of a file system's blocks below which it counts as full for its users."""
+"""A file system counts as full if less than this fraction of its blocks is available to users."""
 
 _HOG = "faultbed-hog"
 """The name of the busy processes of faults (`inject.node.machine.hog`)."""

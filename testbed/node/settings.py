@@ -52,7 +52,7 @@ _IPTABLES = ("filter", "nat", "mangle", "raw", "security")
 _CHAIN_KEPT = (3, 4, 5, 7, 10)  # NFTA_CHAIN_NAME, HOOK, POLICY, TYPE, FLAGS; use counts and counters are left out
 _SET_KEPT = (2, 3, 4, 5, 6, 7)  # NFTA_SET_NAME to NFTA_SET_DATA_LEN
 _COUNTING = (b"counter", b"quota", b"last", b"connlimit")
-"""Expressions of nftables with data that only count."""
+"""nftables expressions whose data are counters, not settings."""
 _PERMANENT = 0x80  # NUD_PERMANENT
 _GETDCB, _IEEE_GET = 78, 21
 _IEEE, _ETS, _PFC, _APP, _MAXRATE = 13, 1, 2, 3, 7

@@ -37,7 +37,7 @@ _CALL, _RETURN, _ERROR = 1, 2, 3
 _ERROR_NAME, _REPLY_SERIAL = 4, 5
 _SERIAL = 1
 _ORDERS = {b"l": "<", b"B": ">"}
-"""The byte order that a message begins with, as struct writes it."""
+"""struct's character for the byte order of a message, by the message's first byte."""
 _UNIT = "ssssssouso"  # name, description, load state, active state, sub-state, ...
 
 

@@ -1,4 +1,4 @@
-"""Messages of the kernels of a lab that watchers have sent, kept across the watchers: a reboot ends one."""
+"""Kernel messages of a lab's machines, as watchers have sent them. They are kept when a reboot ends a watcher."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def opcode_name(opcode: int) -> str:
 
 
 def _table(kinds: set[int]) -> NDArray[np.bool_]:
-    """Return a table over all opcodes of which RC opcodes are in `kinds`."""
+    """Return an array by opcode: True for the RC opcodes in `kinds`."""
     table = np.zeros(256, dtype=np.bool_)
     table[sorted(kinds)] = True
     return table

@@ -271,7 +271,7 @@ def _read_block(
     dropped: dict[int, int],
     order: str,
 ) -> None:
-    """Read a block that is not an enhanced packet block. Statistics are totals: the last ones of an interface count."""
+    """Read a block that is not an enhanced packet block. Statistics are totals, so an interface's last block counts."""
     if kind == _IDB:
         interfaces.append(_read_interface(data[at + 8 : at + length - 4].tobytes(), order))
     elif kind == _ISB and length >= 24:  # noqa: PLR2004 - interface and time

@@ -40,7 +40,7 @@ class FecReading:
 def read(text: str) -> FecReading:
     """Parse the output of `testbed.preflight.collect` for one port.
 
-    A value that ethtool did not print is None; such a counter is left out.
+    What ethtool did not print is None, and missing among the counters.
     """
     labels = {match[1]: match[2] for match in _LABEL.finditer(text)}
     active = _ACTIVE.search(text)
@@ -54,7 +54,7 @@ def read(text: str) -> FecReading:
 
 
 def fec_wrong(first: FecReading, last: FecReading) -> list[tuple[str, str]]:
-    """Return (observed, expected) of each problem: no FEC, errors beyond it that grow, too many before it."""
+    """Return (observed, expected) of each problem: FEC is off, uncorrected errors grow, or too many are corrected."""
     wrong = []
     if last.active in _NO_FEC:
         wrong.append(("no FEC is active", "RS, on both ends"))

@@ -47,7 +47,7 @@ def replacements(
     A host with too few RNICs replaces no host that needs more.
 
     Args:
-        fabric: the lab, with a scheme that does not depend on what flows.
+        fabric: the lab, with a static scheme.
         ranks: RNICs (`host1:rxe0`) in rank order.
         flows_of: the job's flows for ranks at these RNICs.
         replaced: number of hosts; 0 yields the job as it is.

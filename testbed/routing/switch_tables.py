@@ -59,7 +59,7 @@ class SchemeTables:
     def mark(self, switch: str, destination: str, dst_qpn: int) -> int:
         """Return the mark that `switch` gives to RoCEv2 packets for an address and a queue pair; 0: none.
 
-        Under `spray` the mark is another one for every packet, and 0 is returned.
+        Under `spray` the marks differ from packet to packet, and 0 is returned.
         """
         hops = self._hops(switch, destination)
         if not self.scheme.marks or self.scheme.is_per_packet or not hops:

@@ -68,7 +68,7 @@ def age_s(entry: Mapping[str, Any]) -> float:
 
 
 def last_fault(state_dir: Path) -> LastFault | None:
-    """Return the fault of any command of this controller that ended last; None: none is recorded.
+    """Return the fault that ended last, of all commands of this controller; None: none is recorded.
 
     If the wall clock was set back, ends of an earlier boot may lie in the future: such a fault counts as ended just
     now.

@@ -1,6 +1,7 @@
 """Interventions: commands that end all faults of a lab (heal, reset, down) while an older command is running.
 
-    interventions.json   {"id", "number", "entries": [{"number", "what", "who", "pid", "at", "covers", "processes"}]}
+    interventions.json   {"id", "number", "entries": [ENTRY, ...]}
+    ENTRY                {"number", "what", "who", "pid", "at", "covers", "machine", "processes"}
 
 A command notes the record when it begins (`watch`), and reads it again before each fault (`refuse`). The operator who
 ran `faultbed heal` in another shell expects a lab without faults, so an older command must not begin another fault.

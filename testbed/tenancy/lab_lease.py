@@ -59,7 +59,7 @@ INHERITED = "FAULTBED_HOLDING"
 
 @dataclass(kw_only=True)
 class LabLease:
-    """A part of a lab that this command holds. Thread-safe. `refresh` calls the store once per fifth of the lease."""
+    """This command's lease of a part of a lab. Thread-safe. `refresh` calls the store once per fifth of the lease."""
 
     store: ReservationStore
     token: str
@@ -194,7 +194,7 @@ def hold_if_recorded(inventory: Inventory, names: Iterable[str] = (), *, why: st
 
 
 def _is_dirty(inventory: Inventory) -> bool:
-    """Return whether other users must be kept away; users of a soft lab share its folder, and see its own mark."""
+    """Return whether a DIRTY part must stay reserved. Users of a soft lab share its folder, and see its mark there."""
     return not traits_of(inventory.kind).has_snapshot and dirty.is_unknown(lab_dir(inventory.name))
 
 

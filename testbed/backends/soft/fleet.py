@@ -103,7 +103,7 @@ def _last_words(machine: Vm) -> str:
 
 
 def greets(port: int, *, timeout_s: float) -> bool:
-    """Return whether an SSH server sends its banner on a forwarded port. QEMU accepts connections before it is up."""
+    """Return whether an SSH server sends its banner on a forwarded port. QEMU accepts connections before the server."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
             connection.settimeout(timeout_s)

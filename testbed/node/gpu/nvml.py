@@ -1,6 +1,6 @@
 """NVIDIA GPUs by NVML, the driver's own library: identity, clocks and their limits, compute processes.
 
-It uses nvidia-ml-py, a single file that travels with this code. NVML's calls are the same in all drivers, while the
+It uses nvidia-ml-py, a single file that travels with this code. NVML stays compatible from driver to driver, while the
 output of nvidia-smi may change (nvidia-smi(1)). A value that a GPU or its driver does not have is None, or left out,
 never zero. Not yet run on hardware.
 

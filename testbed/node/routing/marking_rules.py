@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _NFT_S = 10.0
-"""Less than what the holder's watchdog waits: no heartbeat is sent meanwhile."""
+"""Shorter than the timeout of the holder's watchdog, which gets no heartbeat while nft runs."""
 _NEW_GENERATION, _NFGENMSG_BYTES, _TABLE_NAME = 15, 4, 1  # linux/netfilter/nf_tables.h: the table of all other messages
 _CHAIN = "table ip {table} {{\n chain choose {{\n  type filter hook prerouting priority mangle;\n{lines}\n }}\n}}\n"
 
