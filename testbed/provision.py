@@ -311,7 +311,7 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
             inventory=[str(path.resolve()) for path in (site.inventory.path, site.runtime_inventory) if path],
             extravars={
                 "faultbed_node_code": _node_code(folder),
-                "faultbed_shapes": rates.plain(site.inventory.shapes),
+                "faultbed_shapes": rates.plain_shapes(site.inventory.shapes),
                 "faultbed_ecmp_hash_seeds": {
                     switch.name: site.inventory.hash_seed(switch.name) for switch in site.inventory.topology.switches
                 },
@@ -451,8 +451,8 @@ def _end_processes_of(folder: Path) -> None:
                 handle = os.pidfd_open(int(entry.name))
                 # Read after the handle exists: from then on the pid cannot be reused by another process.
                 if _uses(entry, folder):
+                    ending.append(handle)  # first, because the signal fails if the process has just ended
                     signal.pidfd_send_signal(handle, signal.SIGTERM)
-                    ending.append(handle)
                 else:
                     os.close(handle)
     deadline = time.monotonic() + _END_DEADLINE_S

@@ -23,7 +23,7 @@ from testbed.inventory.access_paths import check_access_paths
 from testbed.inventory.ansible_listing import listing
 from testbed.inventory.audit_finding import InventoryFinding, repeated_values
 from testbed.inventory.consistency import Entries, build_topology
-from testbed.inventory.fabric_rules import fabric
+from testbed.inventory.fabric_rules import check_fabric
 from testbed.inventory.lab_inventory import Inventory, entries_of, lab_wide_vars
 from testbed.inventory.rates import shapes_of, with_speeds
 from testbed.inventory.schema import GoldenVars, LabVars, Mistakes, QosVars
@@ -165,7 +165,7 @@ def _further_findings(entries: Entries) -> Iterator[InventoryFinding]:
     yield from _affinity(entries)
     yield from _networks(lab)
     yield from _ip_plan(entries, lab)
-    yield from fabric(entries)
+    yield from check_fabric(entries)
     yield from _dscp_map(lab)
     yield from _busbw(lab)
     if not 0 <= lab.ecmp_hash_seed < _SEEDS:

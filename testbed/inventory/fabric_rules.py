@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from testbed.inventory.audit_finding import InventoryFinding
 from testbed.inventory.consistency import Entries
 
-__all__ = ["fabric"]
+__all__ = ["check_fabric"]
 
 _HOST_BITS, _PAIR_BITS = 32, 31
 
 
-def fabric(entries: Entries) -> Iterator[InventoryFinding]:
+def check_fabric(entries: Entries) -> Iterator[InventoryFinding]:
     """Yield findings about subnets, loopbacks, missing uplinks and ASNs. Both ends of every link must agree already."""
     yield from _ends_of_subnets(entries)
     yield from _subnets(entries)
     yield from _loopbacks(entries)
     yield from _islands(entries)
-    yield from _hidden(entries)
+    yield from _rejected_routes(entries)
 
 
 def _ends_of_subnets(entries: Entries) -> Iterator[InventoryFinding]:
@@ -74,7 +74,7 @@ def _islands(entries: Entries) -> Iterator[InventoryFinding]:
             yield InventoryFinding(place=f"{role}.{name}.ports", what=problem, do="add the uplinks, at both ends")
 
 
-def _hidden(entries: Entries) -> Iterator[InventoryFinding]:
+def _rejected_routes(entries: Entries) -> Iterator[InventoryFinding]:
     """Yield the first switch that rejects routes with its own ASN in their path, if a switch with hosts needs them."""
     asns = {name: switch.asn for name, (_, switch) in entries.switches.items()}
     if len(set(asns.values())) == len(asns):

@@ -20,7 +20,7 @@ from testbed.inventory.schema import LabVars, TierVars, mistake
 from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Link, Port, Topology
 
-__all__ = ["LEAST_RATE_BPS", "MOST_RATE_BPS", "Shape", "check_queue", "plain", "shapes_of", "with_speeds"]
+__all__ = ["LEAST_RATE_BPS", "MOST_RATE_BPS", "Shape", "check_queue", "plain_shapes", "shapes_of", "with_speeds"]
 
 MOST_RATE_BPS = 100_000_000
 """Maximum rate of a link, below the emulation's capacity: 117 Mb/s over all links together (docs/numbers.md)."""
@@ -53,7 +53,7 @@ class Shape:
     delay_us: int
 
 
-def plain(shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, dict[str, dict[str, int | None]]]:
+def plain_shapes(shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, dict[str, dict[str, int | None]]]:
     """Return shapes by switch and port, in the format for Ansible."""
     return {switch: {port: asdict(shape) for port, shape in ports.items()} for switch, ports in shapes.items()}
 

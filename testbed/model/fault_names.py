@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from testbed.model.topology import Link
 
-__all__ = ["is_of", "slug", "targets_on"]
+__all__ = ["is_fault_on", "slug", "targets_on"]
 
 _LONGEST = 40
 _INSTANCE = re.compile(r"(?:faultbed-fault-)?\d+-(?P<slug>.+)-[0-9a-f]{6}-[0-9a-f]{6}(?:\.revert|\.service)?")
@@ -24,7 +24,7 @@ def targets_on(link: Link) -> tuple[str, ...]:
     return (link.name, f"{link.b.node}:{link.a.node}") if link.rnic is None else (link.name, rnic)
 
 
-def is_of(name: str, targets: Iterable[str]) -> bool:
+def is_fault_on(name: str, targets: Iterable[str]) -> bool:
     """Return whether a stored revert or a unit of this name belongs to a fault on one of these targets.
 
     A long name is cut off (`_LONGEST`). The beginning of a target is then enough for a match.

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testbed.model.fault_names import is_of, targets_on
+from testbed.model.fault_names import is_fault_on, targets_on
 from testbed.node.settings import UNKNOWN
 from testbed.node.state import ROUTE_SETTINGS
 from testbed.tenancy.reservation import WHOLE_LAB
@@ -130,7 +130,7 @@ def _is_learnt(subject: str) -> bool:
 def _of_fault(subject: str, targets: Collection[str]) -> bool:
     """Return whether a subject is a unit or a stored revert of a fault on one of these targets."""
     kind, _, name = subject.partition(" ")
-    return kind in _OF_FAULTS and is_of(name, targets)
+    return kind in _OF_FAULTS and is_fault_on(name, targets)
 
 
 def _of_ends(subject: str, ends: Collection[str]) -> bool:

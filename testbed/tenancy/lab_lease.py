@@ -130,7 +130,7 @@ class LabLease:
             return
         me = owner()
         found = self.store.change(
-            lambda now: reservation.leave(
+            lambda now: reservation.end_entry(
                 now.book, self.token, owner=me, was_dirty=was_dirty, is_dirty=is_dirty, now_s=now.now_s
             )
         )

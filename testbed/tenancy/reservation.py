@@ -34,7 +34,7 @@ __all__ = [
     "conflicts",
     "covered",
     "describe",
-    "leave",
+    "end_entry",
     "live",
     "outside",
     "overlap",
@@ -174,7 +174,7 @@ def release(book: Book, token: str) -> Book:
     return tuple(entry for entry in book if entry.token != token)
 
 
-def leave(book: Book, token: str, *, owner: str, was_dirty: bool, is_dirty: bool, now_s: float) -> Book:
+def end_entry(book: Book, token: str, *, owner: str, was_dirty: bool, is_dirty: bool, now_s: float) -> Book:
     """Remove an entry that has ended. If it left the lab DIRTY, what it covered stays reserved for its owner.
 
     `was_dirty`: the lab was DIRTY when the entry began, so that the entry adds nothing to what is reserved.

@@ -23,7 +23,7 @@ __all__ = [
     "BOOT_DEADLINE_S",
     "SNAPSHOT",
     "end",
-    "greets",
+    "has_ssh_banner",
     "in_parallel",
     "is_copy",
     "make_overlay",
@@ -82,7 +82,7 @@ def wait_for_ssh(all_vms: Sequence[Vm], state: LabState, progress: Callable[[str
         for name, machine in list(waiting.items()):
             if not vm.is_alive(machine, state.vms[name]):
                 raise BootFailed(f"the VM {name} died while booting; {_last_words(machine)}")
-            if greets(state.vms[name].ssh_port, timeout_s=1.0):
+            if has_ssh_banner(state.vms[name].ssh_port, timeout_s=1.0):
                 del waiting[name]
                 progress(f"{name}: answers ({len(state.vms) - len(waiting)} of {len(state.vms)})")
         if waiting and time.monotonic() > deadline:
@@ -102,7 +102,7 @@ def _last_words(machine: Vm) -> str:
     return f"its last output ({machine.console}): " + (" | ".join(lines)[-600:] or "nothing")
 
 
-def greets(port: int, *, timeout_s: float) -> bool:
+def has_ssh_banner(port: int, *, timeout_s: float) -> bool:
     """Return whether an SSH server sends its banner on a forwarded port. QEMU accepts connections before the server."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:

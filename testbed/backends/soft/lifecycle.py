@@ -266,7 +266,7 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Status:
             pid=known.pid if known else None,
             alive=alive,
             ssh_port=known.ssh_port or None if known else None,
-            ssh=alive and known is not None and fleet.greets(known.ssh_port, timeout_s=patience_s),
+            ssh=alive and known is not None and fleet.has_ssh_banner(known.ssh_port, timeout_s=patience_s),
             panic=serial_console.panic(machine.console) if known else None,
         )
 

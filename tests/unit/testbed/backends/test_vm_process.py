@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -152,7 +153,7 @@ def test_end_recorded_qemu_from_another_environment_ends_it(mini, folder, machin
 def test_slow_vm_is_queried_again_before_its_lab_counts_as_broken(mini, folder, machine, qemu, monkeypatch):
     record(folder, qemu(machine))
     needs_s = lifecycle.PATIENCE_S + 1
-    monkeypatch.setattr(lifecycle.fleet, "greets", lambda _port, *, timeout_s: timeout_s > needs_s)
+    monkeypatch.setattr(lifecycle.fleet, "has_ssh_banner", lambda _port, *, timeout_s: timeout_s > needs_s)
     lines = []
     now = lifecycle.patient_status(mini, lines.append)
     assert [vm.ssh for vm in now.vms if vm.name == "host1"] == [True]
@@ -410,6 +411,18 @@ def test_end_of_ssh_masters_leaves_other_programs_alone(tmp_path, run):
     provision._end_processes_of(control)
     assert master.wait(10) == -signal.SIGTERM
     assert innocent.poll() is None
+
+
+def test_end_of_ssh_master_that_has_just_ended_leaves_no_descriptor_open(tmp_path, monkeypatch):
+    def has_ended(*_):
+        raise ProcessLookupError
+
+    monkeypatch.setattr(provision, "_uses", lambda entry, _folder: entry.name == str(os.getppid()))
+    monkeypatch.setattr(provision.signal, "pidfd_send_signal", has_ended)
+    monkeypatch.setattr(provision, "_END_DEADLINE_S", 0.0)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    provision._end_processes_of(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_machine_socket_names_fit_the_limit():

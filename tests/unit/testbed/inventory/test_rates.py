@@ -13,7 +13,7 @@ from testbed.errors import ConfigError
 from testbed.inventory import ansible_listing
 from testbed.inventory.audit import audit
 from testbed.inventory.lab_inventory import load
-from testbed.inventory.rates import MOST_RATE_BPS, Shape, plain
+from testbed.inventory.rates import MOST_RATE_BPS, Shape, plain_shapes
 from testbed.inventory.soft_presets import PRESETS, _tree
 from testbed.preflight.checks import expected_next_hops, run_checks
 from testbed.preflight.collect import parse
@@ -226,7 +226,7 @@ def test_preflight_finds_a_shaper_that_is_gone_or_has_another_rate():
 
 
 def test_rates_are_plain_numbers_for_ansible():
-    shapes = plain(load(inventories() / "soft-zones.yml").shapes)
+    shapes = plain_shapes(load(inventories() / "soft-zones.yml").shapes)
     assert json.loads(json.dumps(shapes)) == shapes
     assert set(shapes["rtsw1"]["ctsw1"]) == {"rate_bps", "packets", "delay_us"}
 

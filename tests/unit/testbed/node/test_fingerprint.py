@@ -337,6 +337,6 @@ def test_fingerprint_of_a_link_has_the_units_and_reverts_of_faults_on_it(kind, t
 
 def test_fingerprint_of_a_link_recognises_a_fault_whose_name_is_cut_off():
     name = "7-congestion-hash-collision-fabric-rack-01-0a1b2c-3d4e5f.revert"
-    assert fault_names.is_of(name, ["fabric-rack-01-rtsw1:ctsw1"])
-    assert not fault_names.is_of(name, ["fabric-rack-02-rtsw1:ctsw1"])
-    assert not fault_names.is_of("rejoin.lock", ["host1:rxe0"])
+    assert fault_names.is_fault_on(name, ["fabric-rack-01-rtsw1:ctsw1"])
+    assert not fault_names.is_fault_on(name, ["fabric-rack-02-rtsw1:ctsw1"])
+    assert not fault_names.is_fault_on("rejoin.lock", ["host1:rxe0"])
