@@ -185,7 +185,7 @@ class Lab:
         with self._lock:
             started = None if words else self._started_ahead.pop((name, module), None)
         if started is not None:
-            with contextlib.suppress(FaultbedError):  # it is tried again
+            with contextlib.suppress(FaultbedError):  # if that start has failed, the module is started again below
                 return started.result()
         return self._open_module(name, module, *words)
 
@@ -197,7 +197,8 @@ class Lab:
     def started_ahead(self, names: Iterable[str], module: str) -> Iterator[None]:
         """Start a node-side module on some nodes in the background, for `open_module` during the block.
 
-        An interpreter takes seconds to start on an emulated machine. What nobody has opened is closed at the end.
+        An interpreter takes seconds to start on an emulated machine. Modules that nobody has opened by the end of the
+        block are ended.
         """
         keys = [(name, module) for name in dict.fromkeys(names)]
         with ThreadPoolExecutor(max_workers=max(1, len(keys))) as pool:

@@ -1,6 +1,6 @@
 """What each switch of a soft lab needs to route by a scheme: tables, rules, marks and next-hop groups. Pure.
 
-    ecmp              nothing: BGP's own table decides
+    ecmp              nothing: the main table, which BGP fills, decides
     static schemes    one table for each uplink, with every prefix that BGP reaches over it; a rule for each prefix
     marking schemes   the same tables; nftables marks each RoCEv2 packet, a rule for each mark
     sharing schemes   one table whose routes have weights, or a resilient next-hop group; one rule

@@ -31,7 +31,7 @@ PROBE_DEADLINE_S = 8.0
 FIRST_BYTE_S = 4.0
 """Even an emulated kernel prints its version within two seconds; one that hangs under KVM prints nothing."""
 FIRST_BYTE_CPU_S = 1.0
-"""CPU time in which a kernel that works prints its first byte, however busy the machine is. One that hangs spins."""
+"""CPU time in which a working kernel prints its first byte, however busy the machine is. A hung kernel spins."""
 
 _WORD = b"faultbed-probe-ok"
 

@@ -35,7 +35,10 @@ def start_ticks(pid: int) -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process with all its threads in s; 0 if there is none. A guest's CPU time is that of its QEMU."""
+    """Return the CPU time of a process with all its threads, in s; 0 if there is no such process.
+
+    The CPU time of a guest is that of its QEMU process.
+    """
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 

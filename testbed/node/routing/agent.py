@@ -335,7 +335,8 @@ class SwitchAgent:
     def _changes_of_main(self) -> dict[str, Deviation]:
         """Return what was wrong in the main table when it was last copied, by subject.
 
-        Next hops of the scheme are missing, or another program has added a route since the watch began.
+        That is each next hop of the scheme that was missing, and each route that another program has added since the
+        watch began.
         """
         names = {index: name for name, index in self._index_of.items()}
         main, added = self._routes.main, self._routes.foreign - self._known_foreign

@@ -27,7 +27,8 @@ __all__ = [
 
 _NFT_S = 10.0
 """Shorter than the timeout of the holder's watchdog, which gets no heartbeat while nft runs."""
-_NEW_GENERATION, _NFGENMSG_BYTES, _TABLE_NAME = 15, 4, 1  # linux/netfilter/nf_tables.h: the table of all other messages
+# linux/netfilter/nf_tables.h. Attribute 1 of each message is the name of its table, except in NFT_MSG_NEWGEN.
+_NEW_GENERATION, _NFGENMSG_BYTES, _TABLE_NAME = 15, 4, 1
 _CHAIN = "table ip {table} {{\n chain choose {{\n  type filter hook prerouting priority mangle;\n{lines}\n }}\n}}\n"
 
 
