@@ -15,6 +15,7 @@ import time
 from switch_namespace import BASE, HOP, P2, SCHEMES, both, ip, make_switch
 
 from inject.node.network.scheme import SchemeActuator
+from testbed.node.routing import agent as agent_module
 from testbed.node.routing.agent import SwitchAgent
 
 ECMP = {**BASE, "rules": [], "marks": []}
@@ -144,6 +145,34 @@ def recorded(scheme: str, changes: list[str], reverts: list[str]) -> dict:
     }
 
 
+def deleted_late() -> dict[str, list]:
+    """The kernel reports a deletion, and shows the route once more: to the agent, which was faster than the kernel."""
+    found = {}
+    for name, request, words in (
+        ("main", ECMP, f"route del {P2} metric 20"),
+        ("scheme", SCHEMES["static"], f"route del {P2} table 1001"),
+    ):
+        agent = SwitchAgent(request)
+        agent.apply()
+        agent.begin_watch()
+        watch(agent)
+        read = agent_module.read_routes
+        stale = [read(agent._kernel, request["prefixes"])]
+        agent_module.read_routes = lambda *each, stale=stale, read=read: stale.pop() if stale else read(*each)
+        ip(words)
+        watch(agent)
+        assert agent.report() == []
+        assert agent.is_due
+        watch(agent)
+        watch(agent)
+        agent_module.read_routes = read
+        found[name] = agent.report()
+        both(P2)
+        agent.remove()
+        agent.close()
+    return found
+
+
 def only_watching() -> list:
     """What a holder reads back of a scheme that installs nothing: before it is applied, applied, and removed."""
     actuator = SchemeActuator(switches=[ECMP])
@@ -164,7 +193,7 @@ def polls() -> dict:
     actuator.tick(far_ns)
     polls = [actuator.poll_s]
     ip(f"route replace {P2} table 1001 {UP2} proto 251")
-    for now_ns in (0, far_ns):
+    for now_ns in (0, far_ns, far_ns):
         actuator.tick(now_ns)
         polls.append(actuator.poll_s)
     actuator.off()
@@ -266,6 +295,7 @@ def main() -> None:
     results: dict = {name: recorded(*each) for name, each in CHANGES.items()}
     results["polls"] = polls()
     results["only watching"] = only_watching()
+    results["deleted late"] = deleted_late()
     results["marks"] = marks() if shutil.which("nft") else None
     results |= {"overrun": overrun(), "at the end": withdrawn_at_the_end(), "restless": restless_at_the_end()}
     results |= {"rule from before": rule_from_before()}

@@ -100,6 +100,7 @@ class SwitchAgent:
         self._is_watching = self._are_marks_changed = False
         self._drained_ns = self._compared_ns = 0
         self._changed_ns: list[int] = []  # the first and the last change since the last comparison
+        self._copies_again = self._compares_again = False
         self._routes = SwitchRoutes(self._prefixes)  # as last copied
         self._known_foreign: set[tuple[int, str, int]] = set()
         self._kernels_rules: set[RuleKey] = set()
@@ -113,8 +114,8 @@ class SwitchAgent:
 
     @property
     def is_due(self) -> bool:
-        """Whether the switch still has to be compared with the scheme."""
-        return self._is_watching and bool(self._changed_ns)
+        """Whether the switch still has to be read or to be compared with the scheme."""
+        return self._is_watching and (bool(self._changed_ns) or self._copies_again)
 
     @property
     def files(self) -> list[int]:
@@ -219,6 +220,7 @@ class SwitchAgent:
         self._drained_ns = time.monotonic_ns()
         if is_foreign or (is_due and self._scheme_log.has_open):  # following BGP overwrites foreign routes
             self._changed_ns = [*self._changed_ns[:1], self._drained_ns]
+            self._compares_again = True
         return is_due
 
     def _received(self, source: socket.socket | None) -> Iterator[bytes | None]:
@@ -257,12 +259,20 @@ class SwitchAgent:
     def watch(self, now_ns: int) -> int:
         """Follow BGP, and compare the switch with the scheme, if the kernel has reported a change that calls for it.
 
+        After a change the switch is read twice, at once and at the next call. The reason is that the kernel reports the
+        deletion of a route before it deletes the route (fib_table_delete in net/ipv4/fib_trie.c), and that a reading
+        does not wait for the end of the deletion (since Linux 6.9).
+
         Returns the number of changes that were made to follow BGP.
         """
-        copied = self.follow() if self.drain() else 0
+        copies_now, self._copies_again = self._copies_again, self.drain()
+        copied = self.follow() if copies_now or self._copies_again else 0
         if self._is_watching and self._changed_ns and now_ns >= self._compared_ns + _COMPARE_NS:
+            again_ns = list(self._changed_ns) if self._compares_again else []
+            self._compares_again = False
             copied += self._compare()
             self._compared_ns = time.monotonic_ns()
+            self._changed_ns = self._changed_ns or again_ns
         return copied
 
     def end_watch(self) -> None:
