@@ -75,7 +75,7 @@ class Flow:
     """An elephant: `qps` queue pairs with messages of `size_bytes`, `depth` outstanding on each.
 
     `flow` is the verb. `spread` says how messages are distributed over the queue pairs. These and the fields
-    `transport` to `check` are as in `traffic.flows.flow_run.FlowSpec`. With `probe`, a flow of small timed writes runs
+    `transport` to `check` are as in `traffic.flows.flow_spec.FlowSpec`. With `probe`, a flow of small timed writes runs
     beside each flow (`harness.experiment.flow_words`).
 
     With a `pattern` (`traffic.flows.matrix`) there are several equal flows, between the `pairs` that

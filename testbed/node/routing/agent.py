@@ -59,7 +59,7 @@ _SOL_NETLINK, _ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 270, 1, 33
 _BUFFER_BYTES = 1 << 20
 """Notifications that wait for the agent; a switch whose BGP converges sends some tens of kilobytes."""
 _COMPARE_NS = 200_000_000
-"""Least time between two comparisons."""
+"""Least time between two comparisons, or from a reading of the main table until it is repeated."""
 _ATTEMPTS = 3
 _LAST_BEFORE_MAIN = 32765
 """Priority of the last rule that the kernel looks at before that of the main table."""
@@ -100,7 +100,8 @@ class SwitchAgent:
         self._is_watching = self._are_marks_changed = False
         self._drained_ns = self._compared_ns = 0
         self._changed_ns: list[int] = []  # the first and the last change since the last comparison
-        self._copies_again = self._compares_again = False
+        self._copy_again_ns = 0  # when to read the main table once more; 0: not
+        self._compares_again = False
         self._routes = SwitchRoutes(self._prefixes)  # as last copied
         self._known_foreign: set[tuple[int, str, int]] = set()
         self._kernels_rules: set[RuleKey] = set()
@@ -115,7 +116,7 @@ class SwitchAgent:
     @property
     def is_due(self) -> bool:
         """Whether the switch still has to be read or to be compared with the scheme."""
-        return self._is_watching and (bool(self._changed_ns) or self._copies_again)
+        return self._is_watching and bool(self._changed_ns or self._copy_again_ns)
 
     @property
     def files(self) -> list[int]:
@@ -259,14 +260,19 @@ class SwitchAgent:
     def watch(self, now_ns: int) -> int:
         """Follow BGP, and compare the switch with the scheme, if the kernel has reported a change that calls for it.
 
-        After a change the switch is read twice, at once and at the next call. The reason is that the kernel reports the
-        deletion of a route before it deletes the route (fib_table_delete in net/ipv4/fib_trie.c), and that a reading
-        does not wait for the end of the deletion (since Linux 6.9).
+        After a change the switch is read twice, at once and `_COMPARE_NS` later. The reason is that the kernel reports
+        the deletion of a route before it deletes the route (fib_table_delete in net/ipv4/fib_trie.c). A reading does
+        not wait for the end of the deletion (since Linux 6.9), and the holder has a higher priority than most programs.
 
         Returns the number of changes that were made to follow BGP.
         """
-        copies_now, self._copies_again = self._copies_again, self.drain()
-        copied = self.follow() if copies_now or self._copies_again else 0
+        copied = 0
+        if self.drain():
+            copied = self.follow()
+            self._copy_again_ns = self._drained_ns + _COMPARE_NS
+        elif self._copy_again_ns and now_ns >= self._copy_again_ns:
+            copied = self.follow()
+            self._copy_again_ns = 0
         if self._is_watching and self._changed_ns and now_ns >= self._compared_ns + _COMPARE_NS:
             again_ns = list(self._changed_ns) if self._compares_again else []
             self._compares_again = False
