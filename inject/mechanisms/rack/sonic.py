@@ -43,17 +43,6 @@ _ACL_POLL_DEFAULT_MS = "10000"
 _ACL_POLL = "FLEX_COUNTER_TABLE|ACL"
 ACL_POLL_WAS = "/run/faultbed/acl-poll"
 """File on the switch with the polling interval that the last of several ACL faults restores."""
-_SHORTEN_ACL_POLL = (
-    f"mkdir -p {ACL_POLL_WAS.rpartition('/')[0]}; [ -e {ACL_POLL_WAS} ] || echo '{{interval}}' >{ACL_POLL_WAS}; "
-    f"counterpoll acl interval {_ACL_POLL_MS}"
-)
-"""Shell that shortens the polling interval. The first of several ACL faults saves the previous one (`{interval}`)."""
-_RESTORE_ACL_POLL = (
-    f"[ -e {ACL_POLL_WAS} ] || exit 0; "
-    f"case $({_DB} CONFIG_DB KEYS 'ACL_TABLE|FAULTBED_*') in *FAULTBED_*) exit 0;; esac; "
-    f"was=$(cat {ACL_POLL_WAS}); counterpoll acl interval ${{was:-{_ACL_POLL_DEFAULT_MS}}} && rm -f {ACL_POLL_WAS}"
-)
-"""Shell that restores the polling interval, unless another ACL fault is still on."""
 _BGP_S = 60.0
 """How long `systemctl restart bgp` may take: docker stops the container within 10 s, and FRR has to start."""
 _SHAPING_ASICS = "broadcom|mellanox"
@@ -238,8 +227,8 @@ def _acl(request: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> 
             ),
         ),
         remember={"interval": ((_DB, "CONFIG_DB", "HGET", _ACL_POLL, "POLL_INTERVAL"), r"\A(?:None)?([0-9]*)\s*\Z")},
-        on=(("sh", "-c", _SHORTEN_ACL_POLL), *add),
-        off=(*delete, ("sh", "-c", _RESTORE_ACL_POLL)),
+        on=(("sh", "-c", _shorten_acl_poll()), *add),
+        off=(*delete, ("sh", "-c", _restore_acl_poll())),
         # orchagent's confirmation that the ASIC has the rule (SONiC 202205 and later).
         look=(_DB, "STATE_DB", "HGET", f"ACL_RULE_TABLE|{first}|DROP", "status"),
         applied="^Active$",
@@ -253,6 +242,26 @@ def _acl(request: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> 
         claims=f"{port.node}/{port.netdev}/acl/{prefix}",
         shows={"device": port.netdev, "stage": stage.lower()},
         must_move=(Witness(any_of=retransmissions(request.topology)),),
+    )
+
+
+def _shorten_acl_poll() -> str:
+    """Return shell code that shortens the polling interval.
+
+    The first of several ACL faults saves the previous one (`{interval}`).
+    """
+    return (
+        f"mkdir -p {ACL_POLL_WAS.rpartition('/')[0]}; [ -e {ACL_POLL_WAS} ] || echo '{{interval}}' >{ACL_POLL_WAS}; "
+        f"counterpoll acl interval {_ACL_POLL_MS}"
+    )
+
+
+def _restore_acl_poll() -> str:
+    """Return shell code that restores the polling interval, unless another ACL fault is still on."""
+    return (
+        f"[ -e {ACL_POLL_WAS} ] || exit 0; "
+        f"case $({_DB} CONFIG_DB KEYS 'ACL_TABLE|FAULTBED_*') in *FAULTBED_*) exit 0;; esac; "
+        f"was=$(cat {ACL_POLL_WAS}); counterpoll acl interval ${{was:-{_ACL_POLL_DEFAULT_MS}}} && rm -f {ACL_POLL_WAS}"
     )
 
 
