@@ -219,6 +219,8 @@ class SwitchAgent:
             if datagram is None or concerns_marks(datagram):
                 is_foreign = self._are_marks_changed = True
         self._drained_ns = time.monotonic_ns()
+        if is_due:
+            self._copy_again_ns = self._drained_ns + _COMPARE_NS
         if is_foreign or (is_due and self._scheme_log.has_open):  # following BGP overwrites foreign routes
             self._changed_ns = [*self._changed_ns[:1], self._drained_ns]
             self._compares_again = True
@@ -269,7 +271,6 @@ class SwitchAgent:
         copied = 0
         if self.drain():
             copied = self.follow()
-            self._copy_again_ns = self._drained_ns + _COMPARE_NS
         elif self._copy_again_ns and now_ns >= self._copy_again_ns:
             copied = self.follow()
             self._copy_again_ns = 0
