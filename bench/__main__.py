@@ -34,19 +34,19 @@ from bench import traffic as bench_traffic
 from bench.rows import MISSED, OPEN, REACHED, Row, mark, ratio
 from bench.throughput import perftest as traffic_bench
 from bench.throughput import taper as bench_taper
-from harness.cli.context import Session, lab_option, styled
-from harness.cli.ending import end_with
-from inject.fault_plan import FaultSpec
-from inject.fault_plan import plan as plan_fault
-from testbed.backends.lab_backend import backend_of
-from testbed.backends.soft import image, lifecycle
-from testbed.errors import FaultbedError, LabError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import Lab, open_lab
-from testbed.observe import counters, fingerprint
-from traffic import schedules
-from traffic.schedules import cost, schedule_check
-from traffic.workloads.elastic.machine import Mode
+from faultbed.harness.cli.context import Session, lab_option, styled
+from faultbed.harness.cli.ending import end_with
+from faultbed.inject.fault_plan import FaultSpec
+from faultbed.inject.fault_plan import plan as plan_fault
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.backends.soft import image, lifecycle
+from faultbed.testbed.errors import FaultbedError, LabError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import Lab, open_lab
+from faultbed.testbed.observe import counters, fingerprint
+from faultbed.traffic import schedules
+from faultbed.traffic.schedules import cost, schedule_check
+from faultbed.traffic.workloads.elastic.machine import Mode
 
 __all__ = ["main"]
 
@@ -79,10 +79,10 @@ LEASES: tuple[tuple[str, str, dict[str, float]], ...] = (
 _CONTROLLER = """
 import json, sys, time
 from pathlib import Path
-from inject.injector import Injector
-from inject.journal import Journal
-from inject.fault_plan import FaultSpec, plan
-from testbed.lab import open_lab
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.testbed.lab import open_lab
 kind, target, params, ttl = json.loads(sys.argv[2])
 with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
     planned = plan(FaultSpec(kind=kind, target=target, for_s=300.0, params=params), lab.topology, lab_kind=lab.kind)

@@ -18,14 +18,14 @@ import numpy as np
 from scipy import special
 
 from bench.rows import Row, mark
-from harness import confidence
-from harness.analysis.observations import Observation
-from harness.confidence import Interval
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import METRICS as TABLE
-from harness.run.repeats import pooled
-from harness.run.repeats.alpha_spending import FIRST
-from harness.verdict import Verdict, VerdictFile
+from faultbed.harness import confidence
+from faultbed.harness.analysis.observations import Observation
+from faultbed.harness.confidence import Interval
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import METRICS as TABLE
+from faultbed.harness.run.repeats import pooled
+from faultbed.harness.run.repeats.alpha_spending import FIRST
+from faultbed.harness.verdict import Verdict, VerdictFile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

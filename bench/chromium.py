@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import LabError
+from faultbed.testbed.errors import LabError
 
 __all__ = ["Browser", "browser", "installed"]
 

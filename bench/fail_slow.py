@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench.rows import OPEN, Row, decided
-from harness.analysis.ranks.fail_slow import Detector, detect
-from harness.confidence import Interval, percentile_bounds, share_interval
+from faultbed.harness.analysis.ranks.fail_slow import Detector, detect
+from faultbed.harness.confidence import Interval, percentile_bounds, share_interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

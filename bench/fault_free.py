@@ -17,12 +17,12 @@ import numpy as np
 
 from bench.rows import Row, mark
 from bench.throughput.perftest import PATIENT
-from harness import confidence
-from harness.confidence import Interval
-from testbed.errors import LabError
-from testbed.lab import Lab
-from traffic.workloads import collective
-from traffic.workloads.collective import CollectiveSpec
+from faultbed.harness import confidence
+from faultbed.harness.confidence import Interval
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.lab import Lab
+from faultbed.traffic.workloads import collective
+from faultbed.traffic.workloads.collective import CollectiveSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from bench.rows import Row, mark
-from inject.evidence.receipt import FaultReceipt
-from inject.fault_plan import FaultSpec, PlannedFault, plan
-from inject.injector import Injector
-from inject.journal import Journal
-from inject.policy.overlap import NOT_OWN
-from inject.prepared_fault import PreparedFault
-from testbed.errors import LabError
-from testbed.lab import Lab
-from testbed.model.topology import Topology
-from testbed.observe import counters
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
+from faultbed.inject.evidence.receipt import FaultReceipt
+from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.inject.policy.overlap import NOT_OWN
+from faultbed.inject.prepared_fault import PreparedFault
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.observe import counters
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec
 
 __all__ = ["DROPS", "ends", "measure"]
 

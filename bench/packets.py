@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.rows import Row, mark
-from harness.packets.analysis import Analysis, analyse
-from testbed.errors import LabError
-from testbed.packets.bth import ACKNOWLEDGE, NAK_SEQUENCE, PSN_SPACE
-from testbed.packets.capture_file import ETHERNET, Frames, read, write_pcapng
+from faultbed.harness.packets.analysis import Analysis, analyse
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.packets.bth import ACKNOWLEDGE, NAK_SEQUENCE, PSN_SPACE
+from faultbed.testbed.packets.capture_file import ETHERNET, Frames, read, write_pcapng
 
 __all__ = ["measure", "synthetic_capture"]
 

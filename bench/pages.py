@@ -13,12 +13,12 @@ from pathlib import Path
 
 from bench import chromium
 from bench.rows import Row, mark
-from harness.experiment.experiment_file import decode
-from harness.report import run_page
-from harness.run import loop
-from harness.verdict import Verdict
-from testbed.errors import LabError
-from testbed.inventory.lab_inventory import Inventory
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.report import run_page
+from faultbed.harness.run import loop
+from faultbed.harness.verdict import Verdict
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.inventory.lab_inventory import Inventory
 
 __all__ = ["EXPERIMENT", "measure"]
 

@@ -3,7 +3,7 @@
 For a loss, the traffic engine of a host is killed after a random iteration; the host continues to run. Each job has one
 loss, and its final state is compared with that of a job without a loss. With `shrink` that is not possible, because the
 state depends on the number of ranks. Instead, each rank compares its state with the closed form element by element
-(`traffic.node.ranks.rank_state`), and all ranks must have the same state.
+(`faultbed.traffic.node.ranks.rank_state`), and all ranks must have the same state.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.rows import Row, mark
-from harness.analysis.ettr import Ettr, ettr
-from harness.analysis.restarts import timed_restarts
-from harness.record.measurements import Measurements
-from harness.record.workload_series import ranks_of, resilience_of, series_of
-from testbed.errors import LabError
-from testbed.lab import Lab
-from traffic.workloads.elastic import driver
-from traffic.workloads.elastic.elastic_results import ElasticResult
-from traffic.workloads.elastic.machine import MODES, Mode, Policy, host_of
-from traffic.workloads.elastic.resilience import Resilience
-from traffic.workloads.job import JobPhase, JobSpec
-from traffic.workloads.storage_service import Storage
+from faultbed.harness.analysis.ettr import Ettr, ettr
+from faultbed.harness.analysis.restarts import timed_restarts
+from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.workload_series import ranks_of, resilience_of, series_of
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.lab import Lab
+from faultbed.traffic.workloads.elastic import driver
+from faultbed.traffic.workloads.elastic.elastic_results import ElasticResult
+from faultbed.traffic.workloads.elastic.machine import MODES, Mode, Policy, host_of
+from faultbed.traffic.workloads.elastic.resilience import Resilience
+from faultbed.traffic.workloads.job import JobPhase, JobSpec
+from faultbed.traffic.workloads.storage_service import Storage
 
 __all__ = ["LOSSES", "PARTS", "JobEnd", "end_of", "ettr_rows", "measure", "measure_ettr", "rows_of"]
 

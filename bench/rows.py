@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from harness.confidence import Interval
+from faultbed.harness.confidence import Interval
 
 __all__ = ["MISSED", "OPEN", "REACHED", "Row", "decided", "mark", "ratio"]
 

@@ -19,14 +19,14 @@ import numpy as np
 
 from bench.rows import Row, decided
 from bench.throughput.perftest import PATIENT
-from harness.confidence import Interval, percentile_interval
-from testbed.backends.soft.vm_process import cpu_s
-from testbed.errors import LabError
-from testbed.lab import Lab
-from testbed.observe import telemetry
-from traffic.engine.run_results import Sample
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
+from faultbed.harness.confidence import Interval, percentile_interval
+from faultbed.testbed.backends.soft.vm_process import cpu_s
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.observe import telemetry
+from faultbed.traffic.engine.run_results import Sample
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec
 
 __all__ = ["goodput_bps", "measure"]
 

@@ -18,16 +18,16 @@ from bench.rows import Row, mark, ratio
 from bench.throughput import perftest
 from bench.throughput.perftest import PATIENT
 from bench.throughput.tcp_goodput import tcp_goodput
-from testbed.backends.soft import image
-from testbed.directories import cache_dir
-from testbed.errors import LabError
-from testbed.lab import Lab
-from traffic.engine.engine_client import Engines
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
-from traffic.flows.matrix import pairs
-from traffic.workloads import collective
-from traffic.workloads.collective import CollectiveSpec
+from faultbed.testbed.backends.soft import image
+from faultbed.testbed.directories import cache_dir
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.lab import Lab
+from faultbed.traffic.engine.engine_client import Engines
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.matrix import pairs
+from faultbed.traffic.workloads import collective
+from faultbed.traffic.workloads.collective import CollectiveSpec
 
 __all__ = ["measure_memory", "measure_mpi", "measure_rates", "measure_rings", "measure_spread"]
 

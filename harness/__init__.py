@@ -5,3 +5,7 @@ capture proves), `record` (what a run leaves behind), `analysis` (what it shows)
 (what people read), `run` (the loop), `fuzz`, `pytest_plugin`, `cli`. The modules beside them are shared by all: the
 verdict and its words, the judge, one statistical rule, and how files and quantities are read.
 """
+
+# A checkout has this folder beside the package, too: imported from there, each module would exist twice.
+if not __name__.startswith("faultbed."):
+    raise ImportError("import faultbed.harness instead: harness is a part of the package faultbed, no module by itself")

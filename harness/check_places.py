@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.verdict import Check
+from faultbed.harness.verdict import Check
 
 __all__ = ["Place", "comparison_of", "places"]
 

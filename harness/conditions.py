@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.verdict import Check, Verdict
-from testbed.routing.schemes import SCHEMES
+from faultbed.harness.verdict import Check, Verdict
+from faultbed.testbed.routing.schemes import SCHEMES
 
 __all__ = ["is_condition", "unmet"]
 

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from scipy import special
 
-from harness.verdict import Verdict
+from faultbed.harness.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

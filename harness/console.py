@@ -12,7 +12,7 @@ __all__ = ["main"]
 def main() -> NoReturn:
     """Load the commands and run them. Ctrl-C or a missing package while they load prints one sentence, no traceback."""
     try:
-        commands = importlib.import_module("harness.cli.main")
+        commands = importlib.import_module("faultbed.harness.cli.main")
     except KeyboardInterrupt:
         sys.stderr.write("faultbed: interrupted before anything was started\n")
         sys.exit(3)

@@ -50,7 +50,7 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
     """A cause and its place. `name` is the place's name in the topology.
 
     `confidence` is not a probability. It orders the attributions of a run, and one with less than
-    `harness.attribution.confusion.CONFIDENT` is too weak to blame its place.
+    `faultbed.harness.attribution.confusion.CONFIDENT` is too weak to blame its place.
     """
 
     cause: Cause

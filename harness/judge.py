@@ -7,15 +7,15 @@ The rules, in the order in which they are applied:
    whether or not an expectation names them.
 3. Every planned fault is a check of its own. It is PASS when the fault provably fired: armed by readback, fired count
    above 0, at least one `must_move` counter moved, no `must_not_move` counter moved, cleared by readback, first fired
-   while the workload ran, and on for as long as planned (`harness.proof`). Everything else, including no receipt at
-   all, is INCONCLUSIVE: the effect of the fault was not tested.
-   A routing scheme that the experiment chose is such a check, too (`harness.run.routing.routing_scheme`): without proof
-   that it routed the workload the run is INCONCLUSIVE.
+   while the workload ran, and on for as long as planned (`faultbed.harness.proof`). Everything else, including no
+   receipt at all, is INCONCLUSIVE: the effect of the fault was not tested.
+   A routing scheme that the experiment chose is such a check, too (`faultbed.harness.run.routing.routing_scheme`):
+   without proof that it routed the workload the run is INCONCLUSIVE.
 4. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval
-   (`harness.confidence`), and is INCONCLUSIVE without one. Several noisy checks share a risk of 1 % of a wrong FAIL
-   (Bonferroni). A count, a name, and a share whose minimum is its largest possible value need no interval: PASS inside
-   the bound, FAIL outside, INCONCLUSIVE if errors of measurement leave both possible. A censored value is a lower bound
-   of the true one: it fails a maximum that it already exceeds, else it is INCONCLUSIVE.
+   (`faultbed.harness.confidence`), and is INCONCLUSIVE without one. Several noisy checks share a risk of 1 % of a
+   wrong FAIL (Bonferroni). A count, a name, and a share whose minimum is its largest possible value need no interval:
+   PASS inside the bound, FAIL outside, INCONCLUSIVE if errors of measurement leave both possible. A censored value is
+   a lower bound of the true one: it fails a maximum that it already exceeds, else it is INCONCLUSIVE.
 5. A check whose metric is *about faults* is INCONCLUSIVE, whatever its value, unless the faults it is about provably
    fired. Other checks stand: wrong data is wrong even if no fault fired.
 6. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it. So is a soft lab whose offered
@@ -31,19 +31,19 @@ from dataclasses import dataclass
 
 import msgspec
 
-from harness.analysis.links import emulation_headroom
-from harness.analysis.noise import NoiseFloor, allow_for
-from harness.analysis.observations import Observation, Value, faster_than_twin
-from harness.analysis.observe import Observed
-from harness.analysis.restarts import why_state_unknown
-from harness.attribution.attribute import attribute
-from harness.confidence import Interval, decide, tail_of
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import PER_FAULT_PREFIXES, Metric
-from harness.experiment.run_plan import Plan
-from harness.proof import why_unproven_in
-from harness.record.measurements import FaultRun, Measurements
-from harness.verdict import (
+from faultbed.harness.analysis.links import emulation_headroom
+from faultbed.harness.analysis.noise import NoiseFloor, allow_for
+from faultbed.harness.analysis.observations import Observation, Value, faster_than_twin
+from faultbed.harness.analysis.observe import Observed
+from faultbed.harness.analysis.restarts import why_state_unknown
+from faultbed.harness.attribution.attribute import attribute
+from faultbed.harness.confidence import Interval, decide, tail_of
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import PER_FAULT_PREFIXES, Metric
+from faultbed.harness.experiment.run_plan import Plan
+from faultbed.harness.proof import why_unproven_in
+from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.verdict import (
     Check,
     LabState,
     RoutingDecisions,
@@ -52,11 +52,11 @@ from harness.verdict import (
     VerdictFile,
     worst,
 )
-from inject.evidence import firing_times
-from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
-from traffic.engine.flight_recorder import Flight
-from traffic.probes.rtt import Trip
-from traffic.workloads.elastic.elastic_results import Restart
+from faultbed.inject.evidence import firing_times
+from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
+from faultbed.traffic.engine.flight_recorder import Flight
+from faultbed.traffic.probes.rtt import Trip
+from faultbed.traffic.workloads.elastic.elastic_results import Restart
 
 __all__ = ["COMPARISONS", "NO_INTERVAL", "bounds_of", "check_expectation", "is_noisy", "judge", "noisy_checks", "risk"]
 
@@ -127,7 +127,7 @@ def judge(
 def noisy_checks(expectations: Sequence[Expectation]) -> int:
     """Return how many checks of a run are decided by an interval, so that chance alone can make each of them wrong.
 
-    `harness.confidence.level_for` turns it into the level that each interval needs.
+    `faultbed.harness.confidence.level_for` turns it into the level that each interval needs.
     """
     return sum(
         is_noisy(expectation.metric, sign, bound)

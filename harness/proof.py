@@ -1,18 +1,18 @@
 """The rule by which a fault is proven: the judge, reports, the pytest plugin and the command line share it. Pure.
 
 The receipt itself must prove that the fault happened (`unproven`, and the doubts of
-`inject.evidence.receipt`), and its times must be those of the plan, while the workload ran
-(`inject.evidence.firing_times`).
+`faultbed.inject.evidence.receipt`), and its times must be those of the plan, while the workload ran
+(`faultbed.inject.evidence.firing_times`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.record.measurements import FaultRun, Measurements
-from inject.evidence import firing_times
-from inject.evidence.firing_times import OnTime, Span
-from inject.evidence.receipt import Receipt
+from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.inject.evidence import firing_times
+from faultbed.inject.evidence.firing_times import OnTime, Span
+from faultbed.inject.evidence.receipt import Receipt
 
 __all__ = ["unproven", "why_unproven", "why_unproven_in"]
 
@@ -36,7 +36,7 @@ def unproven(receipt: Receipt | None) -> tuple[str, ...]:
     if fired.must_move and not any(delta is not None and delta > 0 for delta in fired.must_move.values()):
         problems.append(f"what must move did not ({', '.join(fired.must_move)})")
     # A kind that moves no counter is proven by a state that was read while it was on, independently of the holder. The
-    # state's value is judged where it is read (`inject.evidence.receipt`).
+    # state's value is judged where it is read (`faultbed.inject.evidence.receipt`).
     if not fired.must_move and fired.witness not in receipt.armed.while_on:
         problems.append("only its holder has seen it: no counter moved, and no state was read independently")
     for name, delta in fired.must_not_move.items():

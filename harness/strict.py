@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import msgspec
 
-from testbed.errors import ConfigError
-from testbed.finite import wrong_number
-from testbed.suggestions import hint
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.finite import wrong_number
+from faultbed.testbed.suggestions import hint
 
 __all__ = ["Section", "convert", "fail", "one_of", "positive", "read"]
 

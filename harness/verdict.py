@@ -11,9 +11,9 @@
      "routing": {"scheme", "fidelity", "parameters", "armed", "decisions": {"asked", "agreed", "wrong"}, "marked",
                  "carried_packets", "cleared", "unproven"}}
 
-`attribution` has causes and places found without the plan of faults (`harness.attribution`); no check depends on it.
-`left_out` are hosts that took no part, because preflight found them unfit or the user excluded them. `routing` exists
-if the experiment chose a routing scheme.
+`attribution` has causes and places found without the plan of faults (`faultbed.harness.attribution`); no check depends
+on it. `left_out` are hosts that took no part, because preflight found them unfit or the user excluded them. `routing`
+exists if the experiment chose a routing scheme.
 
 Verdicts merge to the worst. From best to worst: PASS; INCONCLUSIVE (the run decides nothing); FAIL (the run decides,
 and the result is bad); ERROR (the harness itself failed, so none of its other results can be relied on).
@@ -27,10 +27,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness.findings import Attribution
-from harness.json_text import json_text
-from inject.evidence.receipt import Receipt
-from inject.kinds.kind import Fidelity
+from faultbed.harness.findings import Attribution
+from faultbed.harness.json_text import json_text
+from faultbed.inject.evidence.receipt import Receipt
+from faultbed.inject.kinds.kind import Fidelity
 
 __all__ = [
     "Check",
@@ -131,7 +131,7 @@ class SchemeArmed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchemeCleared(msgspec.Struct, frozen=True, kw_only=True):
-    """Readback of a routing scheme after its removal, with the actor as in `inject.evidence.receipt.Cleared`.
+    """Readback of a routing scheme after its removal, with the actor as in `faultbed.inject.evidence.receipt.Cleared`.
 
     `copied` counts the next hops that the agent changed after BGP had changed them.
     """

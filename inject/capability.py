@@ -1,8 +1,8 @@
 """Which fault kinds a lab supports at which targets, according to the planner and to the machine of each target.
 
-Each machine runs the code of the fault until just before its first change (`inject.node.probe`). That code refuses an
-unsuitable release or ASIC of a switch, its ACLs and containers, firmware that keeps ports up, missing tools, and state
-that faultbed did not make. Nothing is changed, and nothing is reserved.
+Each machine runs the code of the fault until just before its first change (`faultbed.inject.node.probe`). That code
+refuses an unsuitable release or ASIC of a switch, its ACLs and containers, firmware that keeps ports up, missing
+tools, and state that faultbed did not make. Nothing is changed, and nothing is reserved.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from inject.fault_plan import FaultSpec, PlannedFault, plan
-from inject.kinds.catalogue import CATALOGUE
-from inject.kinds.kind import FaultKind, Param
-from testbed.errors import LabError, Unsupported, UsageError
-from testbed.model.topology import Topology
-from testbed.suggestions import first_of
+from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.kind import FaultKind, Param
+from faultbed.testbed.errors import LabError, Unsupported, UsageError
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.suggestions import first_of
 
 if TYPE_CHECKING:
-    from testbed.lab import Lab
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["Capability", "query_capabilities", "summary", "targets_of"]
 
-MODULE = "inject.node.probe"
+MODULE = "faultbed.inject.node.probe"
 _FOR_S = 10.0
 _TIMEOUT_S = 600.0
 _SAMPLES: Mapping[str, Any] = {"share": 1, "rate": 1000, "period": 8, "percent": 20}

@@ -1,19 +1,19 @@
-"""Generate the catalogue as a Markdown page: `python -m inject.fault_page > docs/faults.md`."""
+"""Generate the catalogue as a Markdown page: `python -m faultbed.inject.fault_page > docs/faults.md`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
 
-from inject.kinds.catalogue import CATALOGUE, FaultKind, Param
+from faultbed.inject.kinds.catalogue import CATALOGUE, FaultKind, Param
 
 __all__ = ["markdown", "rows", "table"]
 
 _HEAD = """\
 # Faults
 
-Written by `python -m inject.fault_page > docs/faults.md` from `inject/kinds/`: change the files there, not this page.
-`faultbed faults` prints the same table, and `faultbed faults --json` prints it for programs.
+Written by `python -m faultbed.inject.fault_page > docs/faults.md` from `inject/kinds/`: change the files there, not
+this page. `faultbed faults` prints the same table, and `faultbed faults --json` prints it for programs.
 
 Fidelity: `real` is real cause and real effect, `emulated` a real symptom of another cause, `modelled` an effect that
 no packet shows. The column "reverted by" says what reverts the fault if the controller and the holder are gone: `fd`,

@@ -18,18 +18,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from inject.evidence.witnesses import rebooting_hosts
-from inject.kinds.catalogue import Binding, FaultKind, Fidelity, Param, kind_named
-from inject.mechanisms import rack, soft
-from inject.mechanisms.mechanism import Mechanism, Request
-from inject.policy.conflicts import both_claim
-from inject.selection import Selection
-from testbed.errors import Unsupported, UsageError
-from testbed.model.fault_names import slug
-from testbed.model.lab_kind import LabKind, traits_of
-from testbed.model.selectors import resolve, select_one
-from testbed.model.topology import Target, Topology
-from testbed.suggestions import hint
+from faultbed.inject.evidence.witnesses import rebooting_hosts
+from faultbed.inject.kinds.catalogue import Binding, FaultKind, Fidelity, Param, kind_named
+from faultbed.inject.mechanisms import rack, soft
+from faultbed.inject.mechanisms.mechanism import Mechanism, Request
+from faultbed.inject.policy.conflicts import both_claim
+from faultbed.inject.selection import Selection
+from faultbed.testbed.errors import Unsupported, UsageError
+from faultbed.testbed.model.fault_names import slug
+from faultbed.testbed.model.lab_kind import LabKind, traits_of
+from faultbed.testbed.model.selectors import resolve, select_one
+from faultbed.testbed.model.topology import Target, Topology
+from faultbed.testbed.suggestions import hint
 
 __all__ = ["FaultSpec", "PlannedFault", "plan", "plan_all", "plan_beside"]
 
@@ -41,7 +41,8 @@ PSN_COUNT = 1 << 24
 class FaultSpec:
     """A fault as the user wrote it: kind, target, window (seconds from the start of the workload) and parameters.
 
-    `seed` decides which packets the fault takes (`inject.selection`): 0 to 2³¹ - 1. `name` is its id in an experiment.
+    `seed` decides which packets the fault takes (`faultbed.inject.selection`): 0 to 2³¹ - 1. `name` is its id in an
+    experiment.
     """
 
     name: str = ""
@@ -57,7 +58,7 @@ class FaultSpec:
 class PlannedFault:
     """One fault, from `spec` to the exact changes on a lab.
 
-    Counters and states are named `node/name`, as in `testbed.observe.counters`.
+    Counters and states are named `node/name`, as in `faultbed.testbed.observe.counters`.
 
     Attributes:
         spec: the fault as the user wrote it; `at_s`, `for_s` and `params` below are its validated values.

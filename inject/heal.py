@@ -29,30 +29,30 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inject import reprovision
-from inject.leases.channels import REPROVISION, healed_file, revert_dir
-from inject.node.holder import REVERT_DIR
-from inject.node.machine.cgroup import UNLIMITED
-from inject.node.machine.hog import NAME as HOG
-from inject.node.machine.limit import CGROUPS
-from inject.node.machine.vmreset import REPROVISION_DEADLINE_S
-from inject.node.network.detour import OWN_CLSACT_PRIO, SHARED_CLSACT_PRIO
-from inject.node.network.latereceives import FILE as LATE
-from inject.node.network.scheme import LEFTOVERS, SWEEP
-from inject.node.network.steer import PRIORITY, TABLE
-from inject.node.qmp import set_link
-from testbed.errors import LabError, RevertFailed
-from testbed.model.lab_kind import traits_of
-from testbed.model.topology import Port
-from testbed.node.gpu.health import FOLDER as HEALTH
-from testbed.node.holders import claim_file, end_holder, locked, read_claim
-from testbed.observe import counters
-from testbed.observe.fingerprint import Fingerprint
-from testbed.tenancy import dirty, interventions
-from testbed.tenancy.reservation import covered
+from faultbed.inject import reprovision
+from faultbed.inject.leases.channels import REPROVISION, healed_file, revert_dir
+from faultbed.inject.node.holder import REVERT_DIR
+from faultbed.inject.node.machine.cgroup import UNLIMITED
+from faultbed.inject.node.machine.hog import NAME as HOG
+from faultbed.inject.node.machine.limit import CGROUPS
+from faultbed.inject.node.machine.vmreset import REPROVISION_DEADLINE_S
+from faultbed.inject.node.network.detour import OWN_CLSACT_PRIO, SHARED_CLSACT_PRIO
+from faultbed.inject.node.network.latereceives import FILE as LATE
+from faultbed.inject.node.network.scheme import LEFTOVERS, SWEEP
+from faultbed.inject.node.network.steer import PRIORITY, TABLE
+from faultbed.inject.node.qmp import set_link
+from faultbed.testbed.errors import LabError, RevertFailed
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.model.topology import Port
+from faultbed.testbed.node.gpu.health import FOLDER as HEALTH
+from faultbed.testbed.node.holders import claim_file, end_holder, locked, read_claim
+from faultbed.testbed.observe import counters
+from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.tenancy import dirty, interventions
+from faultbed.testbed.tenancy.reservation import covered
 
 if TYPE_CHECKING:
-    from testbed.lab import Lab
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["PANIC_S", "heal", "is_foreign", "script"]
 

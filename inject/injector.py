@@ -15,23 +15,23 @@ from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from inject.evidence.receipt import FaultReceipt, end_sentence, not_cleared
-from inject.leases.channels import last_heal
-from inject.leases.claim_request import claim_of
-from inject.policy import blast_radius, safety
-from inject.policy.conflicts import claims_of
-from inject.policy.other_commands import dead_processes, faults_of_others
-from inject.policy.overlap import TAIL_S
-from inject.prepared_fault import PreparedFault
-from testbed.errors import FaultError, RevertFailed
-from testbed.tenancy import audit_log, interventions
-from testbed.tenancy.lab_lease import this_process
+from faultbed.inject.evidence.receipt import FaultReceipt, end_sentence, not_cleared
+from faultbed.inject.leases.channels import last_heal
+from faultbed.inject.leases.claim_request import claim_of
+from faultbed.inject.policy import blast_radius, safety
+from faultbed.inject.policy.conflicts import claims_of
+from faultbed.inject.policy.other_commands import dead_processes, faults_of_others
+from faultbed.inject.policy.overlap import TAIL_S
+from faultbed.inject.prepared_fault import PreparedFault
+from faultbed.testbed.errors import FaultError, RevertFailed
+from faultbed.testbed.tenancy import audit_log, interventions
+from faultbed.testbed.tenancy.lab_lease import this_process
 
 if TYPE_CHECKING:
-    from inject.fault_plan import PlannedFault
-    from inject.journal import Journal
-    from inject.leases.lease import Lease
-    from testbed.lab import Lab
+    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.inject.journal import Journal
+    from faultbed.inject.leases.lease import Lease
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["TTL_S", "Injector", "Mutation", "audit_fields", "longest_lease_s"]
 
@@ -216,7 +216,7 @@ class Injector:
         return tuple(self._open)
 
     def overlapping(self, prepared: PreparedFault, *, only_ended: bool = False) -> list[PlannedFault]:
-        """Return the other faults that may have moved the counters of `prepared` (`inject.policy.overlap`).
+        """Return the other faults that may have moved the counters of `prepared` (`faultbed.inject.policy.overlap`).
 
         Faults that another command of this controller has armed are among them.
         """

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from testbed.tenancy.durable import sync_folder
+from faultbed.testbed.tenancy.durable import sync_folder
 
 __all__ = ["Journal", "Record", "broken_lines", "pending", "read"]
 

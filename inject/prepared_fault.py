@@ -1,6 +1,6 @@
 """One fault whose holder is ready on its target: baseline → arm → observe → clear, each recorded in the journal.
 
-Made by `inject.injector.Injector.prepare`. No error of `clear` is raised: its receipt says what is wrong.
+Made by `faultbed.inject.injector.Injector.prepare`. No error of `clear` is raised: its receipt says what is wrong.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inject.evidence.firing_times import on_time_of_fault
-from inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired, judge_fired
-from inject.evidence.witnesses import Witnesses, rebooting_hosts
-from inject.leases.channels import healed_file, local_args, revert_dir
-from inject.leases.lease import ANSWER_S, Lease
-from inject.leases.remote_claims import refuse_remote_conflicts
-from inject.mechanisms.late_binding import bind
-from inject.own_reads import recorded
-from inject.policy.overlap import TAIL_S, own_evidence
-from testbed.errors import FaultbedError, FaultError, LabError
-from testbed.tenancy import interventions
+from faultbed.inject.evidence.firing_times import on_time_of_fault
+from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired, judge_fired
+from faultbed.inject.evidence.witnesses import Witnesses, rebooting_hosts
+from faultbed.inject.leases.channels import healed_file, local_args, revert_dir
+from faultbed.inject.leases.lease import ANSWER_S, Lease
+from faultbed.inject.leases.remote_claims import refuse_remote_conflicts
+from faultbed.inject.mechanisms.late_binding import bind
+from faultbed.inject.own_reads import recorded
+from faultbed.inject.policy.overlap import TAIL_S, own_evidence
+from faultbed.testbed.errors import FaultbedError, FaultError, LabError
+from faultbed.testbed.tenancy import interventions
 
 if TYPE_CHECKING:
-    from inject.fault_plan import PlannedFault
-    from inject.injector import Injector
+    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.inject.injector import Injector
 
 __all__ = ["PreparedFault"]
 

@@ -26,9 +26,9 @@ from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from inject.fault_plan import FaultSpec
-from testbed.errors import UsageError
-from testbed.model.topology import Topology
+from faultbed.inject.fault_plan import FaultSpec
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Topology
 
 __all__ = ["LLAMA3_54D", "PROFILES", "Category", "Profile", "as_plain", "digest", "drawn_categories", "schedule"]
 

@@ -1,7 +1,8 @@
 """Provision a host of a soft lab again after a reboot, as soon as it answers.
 
-    python -m inject.reprovision INVENTORY HOST --print-boot      sync the disk, and print the id of the present boot
-    python -m inject.reprovision INVENTORY HOST --unless BOOT     provision the host, unless it is still in that boot
+    python -m faultbed.inject.reprovision INVENTORY HOST --print-boot      sync the disk, and print the id of the
+    present boot python -m faultbed.inject.reprovision INVENTORY HOST --unless BOOT     provision the host, unless it
+    is still in that boot
 
 After a boot, a soft host has only its identity and the node code on its disk. Provisioning makes its RDMA devices,
 addresses, routes, queues and soft GPUs. The holder of a reboot, its guardian or `heal` starts this program. It may run
@@ -17,13 +18,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inject.evidence.reboots import boot_of
-from inject.leases.channels import revert_dir
-from testbed import provision
-from testbed.backends.soft.fleet import BOOT_DEADLINE_S
-from testbed.errors import CommandFailed, FaultbedError, RevertFailed, Unreachable, UsageError
-from testbed.inventory.lab_inventory import load
-from testbed.lab import Lab, open_lab
+from faultbed.inject.evidence.reboots import boot_of
+from faultbed.inject.leases.channels import revert_dir
+from faultbed.testbed import provision
+from faultbed.testbed.backends.soft.fleet import BOOT_DEADLINE_S
+from faultbed.testbed.errors import CommandFailed, FaultbedError, RevertFailed, Unreachable, UsageError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.lab import Lab, open_lab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,7 +95,7 @@ def provision_machines(lab: Lab, machines: Sequence[str]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. The exit status is 0 if the host is provisioned, or if it still is in the given boot."""
-    parser = argparse.ArgumentParser(prog="inject.reprovision")
+    parser = argparse.ArgumentParser(prog="faultbed.inject.reprovision")
     parser.add_argument("inventory", type=Path)
     parser.add_argument("host")
     action = parser.add_mutually_exclusive_group(required=True)

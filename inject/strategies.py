@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from inject.fault_plan import FaultSpec, plan, plan_all
-from inject.kinds.catalogue import CATALOGUE, FaultKind, Param, Trait
-from testbed.errors import FaultbedError
-from testbed.model.lab_kind import LabKind
-from testbed.model.topology import Topology
+from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
+from faultbed.inject.kinds.catalogue import CATALOGUE, FaultKind, Param, Trait
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.model.lab_kind import LabKind
+from faultbed.testbed.model.topology import Topology
 
 __all__ = ["Accepts", "Grid", "compatible", "fault_specs", "schedules"]
 

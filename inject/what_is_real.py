@@ -1,4 +1,4 @@
-"""Generate the page about fidelity: `python -m inject.what_is_real > docs/what-is-real.md`.
+"""Generate the page about fidelity: `python -m faultbed.inject.what_is_real > docs/what-is-real.md`.
 
 Fault kinds are read from the catalogue, so that none can be missing. All other parts of a lab are listed here.
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import sys
 
-from inject.fault_page import rows
-from inject.kinds.catalogue import CATALOGUE, FaultKind
+from faultbed.inject.fault_page import rows
+from faultbed.inject.kinds.catalogue import CATALOGUE, FaultKind
 
 __all__ = ["markdown"]
 
 _HEAD = """\
 # What is real, emulated, modelled
 
-Written by `python -m inject.what_is_real > docs/what-is-real.md`: change that module or the catalogue, not this page.
+Written by `python -m faultbed.inject.what_is_real > docs/what-is-real.md`: change that module or the catalogue, not
+this page.
 
 - **real**: the real cause with its real effect.
 - **emulated**: the real symptom, produced by another cause. Software that reacts to the symptom reacts as usual.

@@ -11,7 +11,7 @@ import os
 import pwd
 from pathlib import Path
 
-from testbed.errors import LabError
+from faultbed.testbed.errors import LabError
 
 __all__ = [
     "SOCKET_PATH_MAX",
@@ -97,7 +97,7 @@ def socket_dir(lab: Path) -> Path:
     """Return the folder of a lab's unix sockets: in its state folder, or the short one if paths would be too long.
 
     It never depends on the caller's environment. `XDG_RUNTIME_DIR` is missing in cron and under sudo, and logging out
-    removes it. A running lab records its folder: `testbed.backends.soft.lab_state.sockets_of`.
+    removes it. A running lab records its folder: `faultbed.testbed.backends.soft.lab_state.sockets_of`.
     """
     inside = lab / "sockets"
     return inside if len(os.fsencode(inside)) + _LONGEST_SOCKET_NAME < SOCKET_PATH_MAX else short_dir(lab)

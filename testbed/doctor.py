@@ -8,11 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from testbed.backends.lab_backend import DoctorFinding, backend_of
-from testbed.backends.soft import accel, capacity, image
-from testbed.directories import cache_dir, home_dir, lab_dir
-from testbed.inventory.lab_inventory import Inventory
-from testbed.tenancy import dirty
+from faultbed.testbed.backends.lab_backend import DoctorFinding, backend_of
+from faultbed.testbed.backends.soft import accel, capacity, image
+from faultbed.testbed.directories import cache_dir, home_dir, lab_dir
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.tenancy import dirty
 
 __all__ = ["DoctorFinding", "examine"]
 

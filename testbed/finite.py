@@ -10,8 +10,8 @@ import dataclasses
 import math
 from typing import Any
 
-from testbed.errors import UsageError
-from testbed.leaves import leaves
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.leaves import leaves
 
 __all__ = ["require_finite", "what_is_wrong", "wrong_number"]
 

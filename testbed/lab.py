@@ -1,6 +1,6 @@
 """An open lab: its topology, and a connection to each of its machines.
 
-`open_lab` opens the lab of an inventory; a soft lab must be up (`testbed.backends.soft.lifecycle`).
+`open_lab` opens the lab of an inventory; a soft lab must be up (`faultbed.testbed.backends.soft.lifecycle`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any, Self
 
 import paramiko
 
-from testbed.backends.lab_backend import backend_of
-from testbed.directories import lab_dir
-from testbed.errors import CommandFailed, FaultbedError, Unreachable, UsageError
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.inventory.lab_inventory import Inventory, Management
-from testbed.model.lab_kind import LabKind
-from testbed.model.topology import Topology
-from testbed.observe.kernel_messages import KernelMessages
-from testbed.observe.link_state import read_down_links
-from testbed.observe.watcher import Watcher, WatcherGone
-from testbed.remote import node_archive
-from testbed.remote.remote_node import Channel, Node
-from testbed.remote.ssh import Address, SshConnection, SshNode
-from testbed.tenancy.reservation import WHOLE_LAB
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import CommandFailed, FaultbedError, Unreachable, UsageError
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.inventory.lab_inventory import Inventory, Management
+from faultbed.testbed.model.lab_kind import LabKind
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.observe.kernel_messages import KernelMessages
+from faultbed.testbed.observe.link_state import read_down_links
+from faultbed.testbed.observe.watcher import Watcher, WatcherGone
+from faultbed.testbed.remote import node_archive
+from faultbed.testbed.remote.remote_node import Channel, Node
+from faultbed.testbed.remote.ssh import Address, SshConnection, SshNode
+from faultbed.testbed.tenancy.reservation import WHOLE_LAB
 
 if TYPE_CHECKING:
-    from testbed.routing.switch_tables import SchemeTables
+    from faultbed.testbed.routing.switch_tables import SchemeTables
 
 __all__ = [
     "Lab",
@@ -62,7 +62,7 @@ class Lab:
         self.guard: Callable[[], None] = lambda: None
         """Called before the lab is changed; raises if its lease is lost. Set by the holder of the lease."""
         self.reserved: tuple[str, ...] = (WHOLE_LAB,)
-        """Names of hosts, switches and links that are reserved for this command, as in `testbed.tenancy.reservation`.
+        """Names of hosts, switches and links that are reserved for this command (`testbed/tenancy/reservation.py`).
 
         Set by the holder of the lease.
         """
@@ -157,7 +157,7 @@ class Lab:
         return f"nic-{netdev}"
 
     def python(self, module: str) -> list[str]:
-        """Return the command that runs a node-side module (`inject.node.holder`); `ensure_code` installs the code."""
+        """Return the command that runs a node-side module (`inject/node/holder.py`); `ensure_code` installs it."""
         return ["env", f"PYTHONPATH={node_archive.archive().folder}", "python3", "-m", module]
 
     def ensure_code(self, name: str) -> None:

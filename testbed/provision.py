@@ -26,14 +26,14 @@ from typing import Any, Literal
 
 import ansible_runner
 
-from testbed.backends.lab_backend import backend_of
-from testbed.directories import private_dir, short_dir
-from testbed.errors import HalfProvisioned, LabError
-from testbed.inventory import rates
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import Lab
-from testbed.remote import node_archive
-from testbed.shipped import playbooks
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.directories import private_dir, short_dir
+from faultbed.testbed.errors import HalfProvisioned, LabError
+from faultbed.testbed.inventory import rates
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.remote import node_archive
+from faultbed.testbed.shipped import playbooks
 
 __all__ = [
     "RACK_DEADLINE_S",

@@ -33,10 +33,10 @@ def pytest_runtestloop(session):
     command = session.config.getoption("--meanwhile")
     if not command or session.config.option.collectonly:
         return
-    from harness.pytest_plugin.hooks import uses_lab
-    from harness.pytest_plugin.session_lab import prewarm
-    from testbed.errors import FaultbedError
-    from testbed.tenancy.lab_lease import INHERITED
+    from faultbed.harness.pytest_plugin.hooks import uses_lab
+    from faultbed.harness.pytest_plugin.session_lab import prewarm
+    from faultbed.testbed.errors import FaultbedError
+    from faultbed.testbed.tenancy.lab_lease import INHERITED
 
     if any(map(uses_lab, session.items)):  # the plugin waits with it until the first one of them, if that comes first
         with contextlib.suppress(FaultbedError):  # which reports it

@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import CommandFailed, LabError
-from testbed.model.topology import Topology
-from traffic.engine import traffic_metrics
-from traffic.engine.engine_client import Engines, TrafficLab
-from traffic.engine.task_specs import QpParams
-from traffic.workloads import collective
-from traffic.workloads.collective import CollectiveSpec
+from faultbed.testbed.errors import CommandFailed, LabError
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.engine import traffic_metrics
+from faultbed.traffic.engine.engine_client import Engines, TrafficLab
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.workloads import collective
+from faultbed.traffic.workloads.collective import CollectiveSpec
 
 __all__ = ["COLLECTIVES", "SIZES", "TRANSPORTS", "MpiRow", "against_open_mpi", "fetch", "install"]
 

@@ -16,14 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from testbed.errors import CommandFailed, LabError
-from testbed.remote.remote_node import Node
-from traffic.engine.engine_client import TrafficLab, endpoint
-from traffic.engine.gid import gid_index
-from traffic.engine.run_results import Endpoint
-from traffic.engine.task_specs import PATIENT_TIMEOUT, QpParams
-from traffic.engine.traffic_metrics import percentile
-from traffic.flows import flow_run
+from faultbed.testbed.errors import CommandFailed, LabError
+from faultbed.testbed.remote.remote_node import Node
+from faultbed.traffic.engine.engine_client import TrafficLab, endpoint
+from faultbed.traffic.engine.gid import gid_index
+from faultbed.traffic.engine.run_results import Endpoint
+from faultbed.traffic.engine.task_specs import PATIENT_TIMEOUT, QpParams
+from faultbed.traffic.engine.traffic_metrics import percentile
+from faultbed.traffic.flows import flow_run
 
 __all__ = ["SIZES", "Row", "against_perftest", "ib_write_bw", "ib_write_lat", "round_trips"]
 

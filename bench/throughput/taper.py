@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, stdev
 
 from bench.rows import Row, decided
-from harness.confidence import LEVEL, Interval, student
-from testbed.errors import LabError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import Lab
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
-from traffic.flows.permutations import Tier, permutation
+from faultbed.harness.confidence import LEVEL, Interval, student
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import Lab
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.traffic.flows.permutations import Tier, permutation
 
 __all__ = ["SEEDS", "measure", "row_of", "share_of_taper"]
 

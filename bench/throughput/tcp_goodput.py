@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from testbed.errors import LabError
-from traffic.engine.engine_client import TrafficLab, endpoint
+from faultbed.testbed.errors import LabError
+from faultbed.traffic.engine.engine_client import TrafficLab, endpoint
 
 __all__ = ["tcp_goodput"]
 

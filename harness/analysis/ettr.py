@@ -33,9 +33,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.analysis.timeline import Baseline, Impact, finished_iterations, iterations_done
-from harness.confidence import LEVEL, Interval, mean_interval, noise_of, student
-from harness.record.measurements import Measurements
+from faultbed.harness.analysis.timeline import Baseline, Impact, finished_iterations, iterations_done
+from faultbed.harness.confidence import LEVEL, Interval, mean_interval, noise_of, student
+from faultbed.harness.record.measurements import Measurements
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -245,7 +245,8 @@ def _formula(run: Measurements, iterations: _Iterations) -> Formula | None:
 def _least_lost_share(ranks: int, every: int) -> float:
     """Return the minimum share of a checkpoint interval that a loss costs if checkpoints are staggered.
 
-    The last rank stores the state of an interval's start shortly before the interval ends (`traffic.node.ranks.feed`).
+    The last rank stores the state of an interval's start shortly before the interval ends
+    (`faultbed.traffic.node.ranks.feed`).
     """
     return 1 - every // ranks / every if ranks > 1 else 0.0
 

@@ -1,7 +1,7 @@
 """Intervals of the metrics that are performance values, from the noise that the run itself shows. Pure.
 
-Counts and names have no interval. Recovery times are in `harness.analysis.resolutions`. `harness.confidence` has the
-method.
+Counts and names have no interval. Recovery times are in `faultbed.harness.analysis.resolutions`.
+`faultbed.harness.confidence` has the method.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness import confidence
-from harness.analysis import timeline
-from harness.analysis.ettr import Ettr, work_share
-from harness.analysis.ranks.storage_reads import reads_of
-from harness.confidence import LEVEL, Interval
-from harness.record.measurements import Measurements, RankSeries, Serving
-from traffic.engine.latency_split import PARTS
-from traffic.workloads.service_level import kept_of
+from faultbed.harness import confidence
+from faultbed.harness.analysis import timeline
+from faultbed.harness.analysis.ettr import Ettr, work_share
+from faultbed.harness.analysis.ranks.storage_reads import reads_of
+from faultbed.harness.confidence import LEVEL, Interval
+from faultbed.harness.record.measurements import Measurements, RankSeries, Serving
+from faultbed.traffic.engine.latency_split import PARTS
+from faultbed.traffic.workloads.service_level import kept_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness import confidence
-from harness.analysis import intervals, timeline
-from harness.analysis.effects.fault_windows import acting_windows
-from harness.analysis.observations import Observation
-from harness.analysis.timeline import Baseline, Goodput
-from harness.record.measurements import BystanderRun, Measurements
+from faultbed.harness import confidence
+from faultbed.harness.analysis import intervals, timeline
+from faultbed.harness.analysis.effects.fault_windows import acting_windows
+from faultbed.harness.analysis.observations import Observation
+from faultbed.harness.analysis.timeline import Baseline, Goodput
+from faultbed.harness.record.measurements import BystanderRun, Measurements
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

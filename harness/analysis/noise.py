@@ -20,17 +20,17 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from harness.analysis.intervals import iteration_times, operation_times
-from harness.analysis.links import emulation_headroom
-from harness.analysis.observe import Observed
-from harness.analysis.timeline import finished_iterations
-from harness.confidence import LEVEL, student, widened
-from harness.experiment.run_plan import Plan, PlannedBystander, PlannedProbes
-from harness.json_text import json_text
-from harness.record.copies import digest_of
-from harness.record.measurements import Measurements, RankSeries
-from harness.record.rundir import RunDir
-from testbed.errors import UsageError
+from faultbed.harness.analysis.intervals import iteration_times, operation_times
+from faultbed.harness.analysis.links import emulation_headroom
+from faultbed.harness.analysis.observe import Observed
+from faultbed.harness.analysis.timeline import finished_iterations
+from faultbed.harness.confidence import LEVEL, student, widened
+from faultbed.harness.experiment.run_plan import Plan, PlannedBystander, PlannedProbes
+from faultbed.harness.json_text import json_text
+from faultbed.harness.record.copies import digest_of
+from faultbed.harness.record.measurements import Measurements, RankSeries
+from faultbed.harness.record.rundir import RunDir
+from faultbed.testbed.errors import UsageError
 
 __all__ = [
     "FILE",

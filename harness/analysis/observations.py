@@ -13,21 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis import timeline
-from harness.analysis.ettr import Ettr, work_share
-from harness.analysis.intervals import attainment_range, mean_busbw_gbps, operation_shares, times_are_mixed
-from harness.analysis.phases import ENDING, NAMES, Phase
-from harness.analysis.ranks.slow_ranks import slow_ranks
-from harness.analysis.ranks.storage_reads import reads_of
-from harness.analysis.ranks.straggler import LEVEL, slowdowns, slowest
-from harness.analysis.routing import TIMES, Routing
-from harness.confidence import Interval
-from harness.quantities import format_bytes, format_duration
-from harness.record import kernel_log
-from harness.record.measurements import Measurements, RankSeries, Serving, counter_deltas
-from testbed.observe import counters, machine_load
-from testbed.observe.telemetry import CHANGES_LOST
-from traffic.engine.latency_split import PARTS
+from faultbed.harness.analysis import timeline
+from faultbed.harness.analysis.ettr import Ettr, work_share
+from faultbed.harness.analysis.intervals import attainment_range, mean_busbw_gbps, operation_shares, times_are_mixed
+from faultbed.harness.analysis.phases import ENDING, NAMES, Phase
+from faultbed.harness.analysis.ranks.slow_ranks import slow_ranks
+from faultbed.harness.analysis.ranks.storage_reads import reads_of
+from faultbed.harness.analysis.ranks.straggler import LEVEL, slowdowns, slowest
+from faultbed.harness.analysis.routing import TIMES, Routing
+from faultbed.harness.confidence import Interval
+from faultbed.harness.quantities import format_bytes, format_duration
+from faultbed.harness.record import kernel_log
+from faultbed.harness.record.measurements import Measurements, RankSeries, Serving, counter_deltas
+from faultbed.testbed.observe import counters, machine_load
+from faultbed.testbed.observe.telemetry import CHANGES_LOST
+from faultbed.traffic.engine.latency_split import PARTS
 
 __all__ = [
     "Observation",

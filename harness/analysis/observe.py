@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.analysis import intervals, observations, resolutions, timeline
-from harness.analysis.effects.fault_windows import fired_windows, first_disturbance
-from harness.analysis.effects.goodput_effects import GoodputEffects, goodput_effects
-from harness.analysis.ettr import Ettr, ettr
-from harness.analysis.isolation import isolation
-from harness.analysis.links.link_metrics import link_metrics
-from harness.analysis.observations import Observation
-from harness.analysis.phases import Phase, phases
-from harness.analysis.resolutions import Firing
-from harness.analysis.restarts import TimedRestart, lengths, restart_metrics, timed_restarts
-from harness.analysis.routing import Routing, routing
-from harness.confidence import LEVEL
-from harness.record.measurements import Measurements
+from faultbed.harness.analysis import intervals, observations, resolutions, timeline
+from faultbed.harness.analysis.effects.fault_windows import fired_windows, first_disturbance
+from faultbed.harness.analysis.effects.goodput_effects import GoodputEffects, goodput_effects
+from faultbed.harness.analysis.ettr import Ettr, ettr
+from faultbed.harness.analysis.isolation import isolation
+from faultbed.harness.analysis.links.link_metrics import link_metrics
+from faultbed.harness.analysis.observations import Observation
+from faultbed.harness.analysis.phases import Phase, phases
+from faultbed.harness.analysis.resolutions import Firing
+from faultbed.harness.analysis.restarts import TimedRestart, lengths, restart_metrics, timed_restarts
+from faultbed.harness.analysis.routing import Routing, routing
+from faultbed.harness.confidence import LEVEL
+from faultbed.harness.record.measurements import Measurements
 
 if TYPE_CHECKING:
     import numpy as np

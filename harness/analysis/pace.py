@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.analysis.timeline import Goodput, Impact, SlowDown, Window
-from harness.record.measurements import Iteration, Measurements
-from testbed.model.lab_kind import traits_of
+from faultbed.harness.analysis.timeline import Goodput, Impact, SlowDown, Window
+from faultbed.harness.record.measurements import Iteration, Measurements
+from faultbed.testbed.model.lab_kind import traits_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,7 +5,7 @@
     qp_error    firing → the first completion with an error
     rebuild     that error → the last failed queue pair is connected again, with its GID looked up again
     first_data  connected again → its first data has completed
-    hold        the last mark of the above → goodput is back permanently (`harness.analysis.timeline`)
+    hold        the last mark of the above → goodput is back permanently (`faultbed.harness.analysis.timeline`)
 
 A phase that did not happen has length 0. A phase that no data shows, or that did not end, is missing.
 Marks belong to the fault in whose window they lie, extended by `LATE_NS`. A window begins when the fault may have fired
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.timeline import Impact
-from harness.record.measurements import Measurements, RebuildMark
+from faultbed.harness.analysis.timeline import Impact
+from faultbed.harness.record.measurements import Measurements, RebuildMark
 
 __all__ = ["ENDING", "NAMES", "Phase", "phases"]
 

@@ -1,7 +1,7 @@
 """Compare theory with measurements: if they disagree, one of them is wrong. Pure.
 
-**Collective.** The alpha-beta time of the schedule (`traffic.schedules.cost`), compared with the median of the run's
-collectives.
+**Collective.** The alpha-beta time of the schedule (`faultbed.traffic.schedules.cost`), compared with the median of
+the run's collectives.
 
 **Uplinks.** Maximum over mean of the queue pairs on the uplinks of an RTSW if each took one at random (simulated),
 compared with the paths reported by the switches' kernels.
@@ -10,14 +10,15 @@ compared with the paths reported by the switches' kernels.
 most four times that (InfiniBand specification, volume 1, transport timer). The sum is compared with the time of the
 first completion with an error.
 
-**Losses.** The seed decides which of the packets that pass a hop are hit (`inject.selection`). The minimum and maximum
-number of packets that passed therefore give a range of hits, which is compared with the hop's own count.
+**Losses.** The seed decides which of the packets that pass a hop are hit (`faultbed.inject.selection`). The minimum
+and maximum number of packets that passed therefore give a range of hits, which is compared with the hop's own count.
 
 **Goodput under loss.** A sender that goes back n packets for each lost one keeps (1 - p) / (1 - p + n p) of its
 goodput, with n packets in flight per queue pair (rxe: 64 at most). Waiting for NAKs and timers comes on top, so this is
 an upper bound. It is compared with the mean during the fault over that of the fault-free start.
 
-**Training time.** Time lost to faults and storage, by `harness.analysis.ettr`, compared with the finished iterations.
+**Training time.** Time lost to faults and storage, by `faultbed.harness.analysis.ettr`, compared with the finished
+iterations.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.intervals import operation_times
-from harness.analysis.links.queue_wait import RXE_PACKETS
-from harness.analysis.observe import Observed
-from harness.analysis.resolutions import Firing
-from harness.quantities import format_duration
-from harness.record.measurements import FaultRun, Measurements
-from inject.evidence.receipt import Receipt
-from inject.kinds.catalogue import Trait, has_trait
-from inject.selection import by_share
-from testbed.errors import UsageError
-from testbed.model.lab_kind import traits_of
-from testbed.packets.bth import timeout_ns
-from traffic.engine.task_specs import QpParams
-from traffic.schedules import build, cost
-from traffic.workloads.collective import AUTO
+from faultbed.harness.analysis.intervals import operation_times
+from faultbed.harness.analysis.links.queue_wait import RXE_PACKETS
+from faultbed.harness.analysis.observe import Observed
+from faultbed.harness.analysis.resolutions import Firing
+from faultbed.harness.quantities import format_duration
+from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.inject.evidence.receipt import Receipt
+from faultbed.inject.kinds.catalogue import Trait, has_trait
+from faultbed.inject.selection import by_share
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.packets.bth import timeout_ns
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.schedules import build, cost
+from faultbed.traffic.workloads.collective import AUTO
 
 __all__ = ["Prediction", "goodput_share", "goodput_under_loss", "losses", "max_over_mean", "predictions", "qp_error_ns"]
 

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from traffic.probes import results
-from traffic.probes.results import WindowStats
-from traffic.probes.rtt import Trip
+from faultbed.traffic.probes import results
+from faultbed.traffic.probes.results import WindowStats
+from faultbed.traffic.probes.rtt import Trip
 
 __all__ = ["WINDOW_NS", "LinkWindow", "ProbedLink", "lines"]
 

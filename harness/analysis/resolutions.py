@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness import confidence
-from harness.analysis.phases import Phase
-from harness.analysis.restarts import Length
-from harness.analysis.routing import TIMES, Routing
-from harness.analysis.timeline import HEALTHY_SHARE, Baseline, Goodput, Impact
-from harness.confidence import Interval, resolution
-from harness.record.measurements import FaultRun, Measurements
+from faultbed.harness import confidence
+from faultbed.harness.analysis.phases import Phase
+from faultbed.harness.analysis.restarts import Length
+from faultbed.harness.analysis.routing import TIMES, Routing
+from faultbed.harness.analysis.timeline import HEALTHY_SHARE, Baseline, Goodput, Impact
+from faultbed.harness.confidence import Interval, resolution
+from faultbed.harness.record.measurements import FaultRun, Measurements
 
 __all__ = ["Firing", "beyond_chance", "firings", "of_restarts", "resolutions_of"]
 

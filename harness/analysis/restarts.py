@@ -22,11 +22,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.observations import Observation
-from harness.analysis.phases import Phase
-from harness.quantities import format_duration
-from harness.record.measurements import Measurements, RankSeries, ResilienceRun
-from traffic.workloads.elastic.elastic_results import Restart
+from faultbed.harness.analysis.observations import Observation
+from faultbed.harness.analysis.phases import Phase
+from faultbed.harness.quantities import format_duration
+from faultbed.harness.record.measurements import Measurements, RankSeries, ResilienceRun
+from faultbed.traffic.workloads.elastic.elastic_results import Restart
 
 __all__ = ["PHASES", "Length", "TimedRestart", "lengths", "restart_metrics", "timed_restarts", "why_state_unknown"]
 

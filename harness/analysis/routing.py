@@ -10,7 +10,7 @@ Three stages between detected and converged, if they can be determined:
     next hop     such a switch removed the first or all next hops over that link
     withdrawn    a route changed on a switch that had lost no link, so BGP had announced the change
 
-The goodput, which is sampled, shows when the traffic moved (`harness.analysis.phases`).
+The goodput, which is sampled, shows when the traffic moved (`faultbed.harness.analysis.phases`).
 
 A change belongs to a fault if it came between the firing of this fault and that of the next one, at most `TAIL_NS`
 after the removal. The kernels report changes as events, so no sampling adds to the error. What remains is the error of
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.observe.telemetry import Change
+from faultbed.testbed.observe.telemetry import Change
 
 __all__ = ["STAGES", "TAIL_NS", "TIMES", "Routing", "Stage", "routing"]
 

@@ -18,8 +18,8 @@ still silent). The clock starts when the fault first fired. A dip may begin up t
 a later one does not belong to this fault. If goodput never left the floor, recovery is 0. A silence that is short
 against the rolling window is no dip (`Baseline.hidden_ns`), so that the interval of such a 0 extends to its length.
 
-On a soft lab whose job computes, steadied goodput (`harness.analysis.pace`) is compared with the floor: a slower
-machine under the lab is not the fault's effect. W then counts the machine's own time. Otherwise a window of two
+On a soft lab whose job computes, steadied goodput (`faultbed.harness.analysis.pace`) is compared with the floor: a
+slower machine under the lab is not the fault's effect. W then counts the machine's own time. Otherwise a window of two
 iterations would hold only one and a half, and each compute phase would be a dip.
 
 Recovery is known only if the data show goodput healthy for a hold after the fault was cleared *and* after goodput came
@@ -34,7 +34,7 @@ removal), or before goodput recovered from it, may be the earlier fault's. The l
 at 0, and `Impact.reason` names both.
 
 Flows do not wait for each other as ranks do: one of many that stands still is no dip. The recovery of a run of flows
-therefore lasts until each of their RNICs carries data again (`harness.analysis.effects.flow_silences`).
+therefore lasts until each of their RNICs carries data again (`faultbed.harness.analysis.effects.flow_silences`).
 
 The resolution of all times is one bin, plus the clock error of the run.
 """
@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from harness.record.measurements import Iteration, Measurements, RankSeries, Sample
+from faultbed.harness.record.measurements import Iteration, Measurements, RankSeries, Sample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,7 +2,7 @@
 
 Every finding has a *cause* from `findings.CAUSES`, a *place* (kind and name), whether that place is the network, a
 confidence, and the lines of evidence for it. `attribute` removes the faults from the measurements first, so that its
-findings can be scored against them (`harness.attribution.confusion`).
+findings can be scored against them (`faultbed.harness.attribution.confusion`).
 
 How each cause is recognised:
 
@@ -11,15 +11,16 @@ How each cause is recognised:
                    or only routes to one switch's prefixes changed
     mtu            a switch had packets that it could neither send nor fragment
     loss           gaps at receivers (out_of_seq_request), NAKs at senders (rcvd_seq_err), timers and duplicates,
-                   compared with the signature of each link (`harness.attribution.signatures`); or probes
-                   that did not arrive (`harness.attribution.probe_findings`)
+                   compared with the signature of each link (`faultbed.harness.attribution.signatures`); or probes
+                   that did not arrive (`faultbed.harness.attribution.probe_findings`)
     silent-host    the signature of a host that hangs: timers at its peers, no gap, no packet missing in a switch
     congestion     CE marks, located by the same signatures; or, in a run with probes, a link or switch that makes
                    round trips long (a queue, a delay, a limited rate: the same symptom)
-    slow-rank      the detector of slow ranks (`harness.analysis.ranks.slow_ranks`) named it, or one GPU alone was
+    slow-rank      the detector of slow ranks (`faultbed.harness.analysis.ranks.slow_ranks`) named it, or one GPU alone
+    was
                    throttled
     gpu-error      a GPU's driver wrote errors (XID events) to the kernel log
-    lost-rank      a flight recorder ends before the others (`harness.attribution.stalls`)
+    lost-rank      a flight recorder ends before the others (`faultbed.harness.attribution.stalls`)
     hung-rank      the engine of one host did not run for a while in which the others did
     host-reboot    counters that a host's kernel keeps from boot on are lower than before
     late-receives  RNICs of one host reported to their peers that no receive was posted (RNR)
@@ -35,12 +36,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from harness.attribution import host_causes, network_causes
-from harness.attribution.probe_findings import with_probes
-from harness.findings import NOTHING, Attribution
-from harness.record.measurements import Measurements, counter_deltas
-from traffic.engine.flight_recorder import Flight
-from traffic.probes.rtt import Trip
+from faultbed.harness.attribution import host_causes, network_causes
+from faultbed.harness.attribution.probe_findings import with_probes
+from faultbed.harness.findings import NOTHING, Attribution
+from faultbed.harness.record.measurements import Measurements, counter_deltas
+from faultbed.traffic.engine.flight_recorder import Flight
+from faultbed.traffic.probes.rtt import Trip
 
 __all__ = ["attribute"]
 

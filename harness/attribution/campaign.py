@@ -1,7 +1,7 @@
 """A campaign with known faults: short runs, each with one kind of fault at a place that the job uses. Pure.
 
 The job is an all-to-all, so that every RNIC exchanges data with every other one. Every tenth run has no fault.
-`harness.attribution.confusion` scores the attribution of each run against its fault.
+`faultbed.harness.attribution.confusion` scores the attribution of each run against its fault.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.experiment.toml_text import inline
-from inject.fault_plan import FaultSpec, plan
-from testbed.errors import FaultbedError
-from testbed.model.lab_kind import LabKind
-from testbed.model.topology import Topology
+from faultbed.harness.experiment.toml_text import inline
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.model.lab_kind import LabKind
+from faultbed.testbed.model.topology import Topology
 
 __all__ = ["Label", "experiment", "in_turn", "labels"]
 

@@ -13,15 +13,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.attribution.attribute import attribute
-from harness.attribution.places import place_of_link, place_of_switch
-from harness.confidence import Interval, share_interval
-from harness.findings import Attribution
-from harness.proof import why_unproven_in
-from harness.record.measurements import FaultRun, Measurements
-from testbed.model.topology import Topology
-from traffic.engine.flight_recorder import Flight
-from traffic.probes.rtt import Trip
+from faultbed.harness.attribution.attribute import attribute
+from faultbed.harness.attribution.places import place_of_link, place_of_switch
+from faultbed.harness.confidence import Interval, share_interval
+from faultbed.harness.findings import Attribution
+from faultbed.harness.proof import why_unproven_in
+from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.engine.flight_recorder import Flight
+from faultbed.traffic.probes.rtt import Trip
 
 __all__ = ["CONFIDENT", "Score", "Truth", "score", "truth_of", "truths_of"]
 

@@ -17,9 +17,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from harness.attribution.signatures import Match, Signs, crosses
-from harness.record.measurements import Measurements
-from testbed.model.topology import Link
+from faultbed.harness.attribution.signatures import Match, Signs, crosses
+from faultbed.harness.record.measurements import Measurements
+from faultbed.testbed.model.topology import Link
 
 __all__ = ["match_gaps", "match_lost_in_switch"]
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from harness.attribution.confusion import truth_of
-from harness.attribution.host_causes import gpu_events
-from harness.record.measurements import Measurements
-from testbed.model.topology import Topology
-from testbed.observe.gpu_thresholds import Breach, breach_in, breaches, severest_first, xid_breaches
-from testbed.preflight.gpu_health_check import CHECK
+from faultbed.harness.attribution.confusion import truth_of
+from faultbed.harness.attribution.host_causes import gpu_events
+from faultbed.harness.record.measurements import Measurements
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.observe.gpu_thresholds import Breach, breach_in, breaches, severest_first, xid_breaches
+from faultbed.testbed.preflight.gpu_health_check import CHECK
 
 __all__ = ["CLOCK_ERROR", "GpuReading", "newest", "readings_of_preflight", "readings_of_run"]
 

@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.ranks.slow_ranks import slow_ranks
-from harness.attribution.stalls import culprit
-from harness.findings import Attribution
-from harness.record.measurements import Deltas, Measurements
-from testbed.model.topology import Topology
-from testbed.node.gpu.xid import SYNTHETIC, event
-from testbed.observe import counters
-from testbed.observe.counters import MLX5
-from traffic.engine.flight_recorder import Flight
-from traffic.engine.run_results import Standstill
+from faultbed.harness.analysis.ranks.slow_ranks import slow_ranks
+from faultbed.harness.attribution.stalls import culprit
+from faultbed.harness.findings import Attribution
+from faultbed.harness.record.measurements import Deltas, Measurements
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.node.gpu.xid import SYNTHETIC, event
+from faultbed.testbed.observe import counters
+from faultbed.testbed.observe.counters import MLX5
+from faultbed.traffic.engine.flight_recorder import Flight
+from faultbed.traffic.engine.run_results import Standstill
 
 __all__ = [
     "busy",
@@ -65,7 +65,7 @@ _LEAST_RNR_NAKS = 3
 """Number of RNR NAKs from which a host's receives count as late."""
 _LATE_CONFIDENCE = 0.85
 _HOLDS = {"power_capped_us": "its power limit", "thermal_slowdown_us": "heat", "power_brake_us": "a power brake"}
-"""Counters of a GPU's clocks (testbed.node.gpu.nvml) and their meaning. Not yet run on hardware."""
+"""Counters of a GPU's clocks (faultbed.testbed.node.gpu.nvml) and their meaning. Not yet run on hardware."""
 
 
 def rebooted(run: Measurements) -> list[Attribution]:

@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.attribution.gaps import match_gaps, match_lost_in_switch
-from harness.attribution.places import place_of_link, place_of_switch
-from harness.attribution.signatures import Signs, crosses, match, match_acks, out_of_retries
-from harness.findings import Attribution, Place
-from harness.record.measurements import Deltas, Measurements
-from testbed.model.topology import Link, Topology
+from faultbed.harness.attribution.gaps import match_gaps, match_lost_in_switch
+from faultbed.harness.attribution.places import place_of_link, place_of_switch
+from faultbed.harness.attribution.signatures import Signs, crosses, match, match_acks, out_of_retries
+from faultbed.harness.findings import Attribution, Place
+from faultbed.harness.record.measurements import Deltas, Measurements
+from faultbed.testbed.model.topology import Link, Topology
 
 __all__ = ["carriers", "control_plane", "packets", "withdrawn"]
 

@@ -6,8 +6,8 @@ run whose faults faultbed itself injected blames nothing, or the injector would 
 runs count only on request, and then only findings that none of their faults explains. A run that ended in ERROR could
 not be judged, because the harness failed: its findings rest on what the harness measured, so they are no strikes.
 
-A GPU whose newest reading has reached a threshold (`testbed.observe.gpu_thresholds`) is drained or returned at once,
-whatever its score and however its run ended: the GPU itself reports it.
+A GPU whose newest reading has reached a threshold (`faultbed.testbed.observe.gpu_thresholds`) is drained or returned
+at once, whatever its score and however its run ended: the GPU itself reports it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from harness.attribution.confusion import CONFIDENT, truth_of
-from harness.attribution.gpu_readings import GpuReading, newest
-from harness.record.measurements import Measurements
-from harness.verdict import Verdict, VerdictFile
-from testbed.errors import UsageError
-from testbed.model.topology import Topology
-from testbed.observe.gpu_thresholds import ACTIONS, Action, Breach, severest
-from traffic.flows.burnin import ends_in_common
+from faultbed.harness.attribution.confusion import CONFIDENT, truth_of
+from faultbed.harness.attribution.gpu_readings import GpuReading, newest
+from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.verdict import Verdict, VerdictFile
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.observe.gpu_thresholds import ACTIONS, Action, Breach, severest
+from faultbed.traffic.flows.burnin import ends_in_common
 
 __all__ = ["Offender", "Strike", "Thresholds", "offenders", "strikes_of_preflight", "strikes_of_run"]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.findings import Attribution
-from harness.packets.analysis import FlowReport
-from harness.packets.episodes import Episode
-from harness.packets.evidence import Evidence
-from harness.quantities import format_duration
-from harness.record.measurements import Measurements, RankSeries
+from faultbed.harness.findings import Attribution
+from faultbed.harness.packets.analysis import FlowReport
+from faultbed.harness.packets.episodes import Episode
+from faultbed.harness.packets.evidence import Evidence
+from faultbed.harness.quantities import format_duration
+from faultbed.harness.record.measurements import Measurements, RankSeries
 
 __all__ = ["Wait", "sentences", "waits"]
 

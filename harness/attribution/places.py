@@ -1,9 +1,9 @@
-"""The kind of place of a link or a switch, in the vocabulary of `harness.findings`. Pure."""
+"""The kind of place of a link or a switch, in the vocabulary of `faultbed.harness.findings`. Pure."""
 
 from __future__ import annotations
 
-from harness.findings import Place
-from testbed.model.topology import Link, Topology
+from faultbed.harness.findings import Place
+from faultbed.testbed.model.topology import Link, Topology
 
 __all__ = ["place_of_link", "place_of_switch"]
 

@@ -3,7 +3,8 @@
 Round trips show what no counter of rxe shows: packets that wait and are not lost. A link or a switch across which round
 trips take much longer than on similar paths is *congestion*, whatever the reason for the wait: a queue, a delay, a
 limited rate. A host whose round trips are all long is busy, because its processes take the timestamps
-(`traffic.probes.rtt`). A link or a switch that loses probes is *loss*; a host that loses all its own probes is silent.
+(`faultbed.traffic.probes.rtt`). A link or a switch that loses probes is *loss*; a host that loses all its own probes
+is silent.
 
 Only probes during the workload count, in windows, because a short fault is diluted over a whole run. If a place already
 has a finding, the probes add a line of evidence instead of a second finding. A place that is barely slower than others
@@ -17,16 +18,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from harness.analysis.probe_lines import WINDOW_NS
-from harness.attribution.places import place_of_link, place_of_switch
-from harness.findings import Attribution, Cause, Place
-from harness.record.measurements import Measurements
-from testbed.model.topology import Link, Topology
-from traffic.engine.traffic_metrics import percentile
-from traffic.probes import results, rtt
-from traffic.probes.results import WindowStats
-from traffic.probes.rtt import PathTimes, SlowPlace, Trip
-from traffic.probes.tomography import Suspect
+from faultbed.harness.analysis.probe_lines import WINDOW_NS
+from faultbed.harness.attribution.places import place_of_link, place_of_switch
+from faultbed.harness.findings import Attribution, Cause, Place
+from faultbed.harness.record.measurements import Measurements
+from faultbed.testbed.model.topology import Link, Topology
+from faultbed.traffic.engine.traffic_metrics import percentile
+from faultbed.traffic.probes import results, rtt
+from faultbed.traffic.probes.results import WindowStats
+from faultbed.traffic.probes.rtt import PathTimes, SlowPlace, Trip
+from faultbed.traffic.probes.tomography import Suspect
 
 __all__ = ["with_probes"]
 

@@ -33,10 +33,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.record.measurements import Connection, Deltas, Measurements, connection_between
-from testbed.model.topology import Link
-from testbed.observe.counters import MLX5
-from traffic.engine.run_results import QpError
+from faultbed.harness.record.measurements import Connection, Deltas, Measurements, connection_between
+from faultbed.testbed.model.topology import Link
+from faultbed.testbed.observe.counters import MLX5
+from faultbed.traffic.engine.run_results import QpError
 
 __all__ = ["Match", "Signs", "acks_cross", "acks_lost", "crosses", "match", "match_acks", "out_of_retries"]
 

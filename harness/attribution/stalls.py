@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.quantities import format_duration
-from harness.record.measurements import Measurements
-from traffic.engine.flight_recorder import Flight
+from faultbed.harness.quantities import format_duration
+from faultbed.harness.record.measurements import Measurements
+from faultbed.traffic.engine.flight_recorder import Flight
 
 __all__ = ["Culprit", "Stall", "culprit", "stalls"]
 

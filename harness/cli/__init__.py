@@ -5,6 +5,6 @@ Commands live beside this file by subject: the lab, faults, traffic, experiments
 
 from __future__ import annotations
 
-from harness.cli.main import main
+from faultbed.harness.cli.main import main
 
 __all__ = ["main"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from testbed.errors import FaultbedError
+from faultbed.testbed.errors import FaultbedError
 
 __all__ = ["Commands", "Sections"]
 

@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.verdict import Verdict
-from testbed import shipped
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import Lab, open_lab
-from testbed.model.lab_kind import traits_of
-from testbed.tenancy import dirty
-from testbed.tenancy.lab_lease import hold
+from faultbed.harness.verdict import Verdict
+from faultbed.testbed import shipped
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import Lab, open_lab
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.tenancy import dirty
+from faultbed.testbed.tenancy.lab_lease import hold
 
 __all__ = ["COLOURS", "Session", "json_option", "lab_option", "pass_session", "styled"]
 

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 import click
 
-from harness.verdict import ExitCode
-from testbed.errors import FaultbedError, Interrupted
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.errors import FaultbedError, Interrupted
 
 __all__ = ["end_with"]
 

@@ -10,11 +10,11 @@ from typing import NoReturn
 
 import click
 
-from harness.cli.command_group import Commands, Sections
-from harness.cli.context import Session, lab_option
-from harness.cli.ending import end_with
-from testbed.directories import act_as_owner, home_dir
-from traffic.engine import dump_signal
+from faultbed.harness.cli.command_group import Commands, Sections
+from faultbed.harness.cli.context import Session, lab_option
+from faultbed.harness.cli.ending import end_with
+from faultbed.testbed.directories import act_as_owner, home_dir
+from faultbed.traffic.engine import dump_signal
 
 __all__ = ["cli", "main"]
 
@@ -28,42 +28,42 @@ State is kept in FAULTBED_HOME (~/.local/state/faultbed), images in FAULTBED_CAC
 
 SECTIONS: Sections = {
     "Lab": {
-        "harness.cli.lab.labs": "doctor up status reset down ssh",
-        "harness.cli.lab.watching": "counters top",
+        "faultbed.harness.cli.lab.labs": "doctor up status reset down ssh",
+        "faultbed.harness.cli.lab.watching": "counters top",
     },
     "Machines of a lab": {
-        "harness.cli.lab.inventories": "inventory",
-        "harness.cli.lab.provisioning": "provision",
-        "harness.cli.lab.preflights": "preflight support-bundle",
-        "harness.cli.traffic.probing": "probe",
+        "faultbed.harness.cli.lab.inventories": "inventory",
+        "faultbed.harness.cli.lab.provisioning": "provision",
+        "faultbed.harness.cli.lab.preflights": "preflight support-bundle",
+        "faultbed.harness.cli.traffic.probing": "probe",
     },
     "Lab shared by several people": {
-        "harness.cli.lab.sharing": "reserve release",
-        "harness.cli.lab.audits": "audit power-cycle",
+        "faultbed.harness.cli.lab.sharing": "reserve release",
+        "faultbed.harness.cli.lab.audits": "audit power-cycle",
     },
     "Faults": {
-        "harness.cli.experiments.faults": "faults inject heal",
-        "harness.cli.experiments.profile_commands": "profile",
+        "faultbed.harness.cli.experiments.faults": "faults inject heal",
+        "faultbed.harness.cli.experiments.profile_commands": "profile",
     },
     "Traffic": {
-        "harness.cli.traffic.traffic_commands": "traffic",
-        "harness.cli.traffic.bisecting": "bisection",
-        "harness.cli.lab.routing_commands": "routing",
+        "faultbed.harness.cli.traffic.traffic_commands": "traffic",
+        "faultbed.harness.cli.traffic.bisecting": "bisection",
+        "faultbed.harness.cli.lab.routing_commands": "routing",
     },
     "Experiments": {
-        "harness.cli.experiments.runs": "run",
-        "harness.cli.experiments.sweeping": "sweep",
-        "harness.cli.experiments.shrinking": "shrink",
-        "harness.cli.experiments.fuzzing": "fuzz",
-        "harness.cli.experiments.attribution": "campaign",
+        "faultbed.harness.cli.experiments.runs": "run",
+        "faultbed.harness.cli.experiments.sweeping": "sweep",
+        "faultbed.harness.cli.experiments.shrinking": "shrink",
+        "faultbed.harness.cli.experiments.fuzzing": "fuzz",
+        "faultbed.harness.cli.experiments.attribution": "campaign",
     },
     "Results": {
-        "harness.cli.experiments.runs": "report",
-        "harness.cli.experiments.packets": "packets",
-        "harness.cli.experiments.attribution": "attribute",
-        "harness.cli.experiments.histories": "history noise",
-        "harness.cli.experiments.offending": "offenders",
-        "harness.cli.experiments.ci": "summary",
+        "faultbed.harness.cli.experiments.runs": "report",
+        "faultbed.harness.cli.experiments.packets": "packets",
+        "faultbed.harness.cli.experiments.attribution": "attribute",
+        "faultbed.harness.cli.experiments.histories": "history noise",
+        "faultbed.harness.cli.experiments.offending": "offenders",
+        "faultbed.harness.cli.experiments.ci": "summary",
     },
 }
 """Headings of `faultbed --help` with their modules and commands, in the order in which they are shown."""

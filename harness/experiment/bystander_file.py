@@ -1,7 +1,7 @@
 """The section `[bystander]` of an experiment: a flow beside the workload that no fault should affect.
 
 Its goodput under each fault, compared with its goodput before the first one, shows whether faults stay within their
-blast radius (`harness.analysis.isolation`).
+blast radius (`faultbed.harness.analysis.isolation`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Annotated
 
 import msgspec
 
-from harness.quantities import parse_size_bytes
-from harness.strict import Section, fail, one_of, positive
-from testbed.errors import UsageError
-from traffic.engine.task_specs import QpParams
-from traffic.flows.flow_run import ATOMIC_BYTES, VERBS, FlowSpec, check
+from faultbed.harness.quantities import parse_size_bytes
+from faultbed.harness.strict import Section, fail, one_of, positive
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows.flow_run import ATOMIC_BYTES, VERBS, FlowSpec, check
 
 __all__ = ["KEYS", "BystanderFile", "bystander_of"]
 

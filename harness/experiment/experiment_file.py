@@ -2,20 +2,20 @@
 
     tests/experiments/demo.toml: faults[1].target: no link "rtsw9:host1" ...; did you mean rtsw1:host1:rxe0?
 
-`load` needs no lab. `harness.run.prepare.bind_to_lab` then compares the experiment with a lab's topology.
+`load` needs no lab. `faultbed.harness.run.prepare.bind_to_lab` then compares the experiment with a lab's topology.
 
     [[faults]]     `kind`; `target` (a name, or a list from which the seed chooses); `at` (a time after the workload's
                    start, or a range `["6s", "9s"]` from which the seed draws); `for`; optionally `id` (default: the
                    kind, numbered if it repeats); `set = { ... }`, parameters that the injector gets unchanged
-    [[stop]]       `metric` (`harness.experiment.stop.METRICS`); its bound (`min` or `max`); optionally `for` (how long
-                   the value must be beyond the bound) and `verdict` (`FAIL` or `INCONCLUSIVE`). Such a value clears all
-                   faults at once and ends the run
+    [[stop]]       `metric` (`METRICS` of `harness/experiment/stop.py`); its bound (`min` or `max`); optionally `for`
+                   (how long the value must be beyond the bound) and `verdict` (`FAIL` or `INCONCLUSIVE`). Such
+                   a value clears all faults at once and ends the run
     [capture]      `ports`: switch ports whose packets are kept and checked (`rtsw2:host4:rxe0`, or `host4:rxe0` for the
                    port that faces it, or `rtsw1:ctsw1`)
-    [fabric]       `routing`: the scheme (`testbed.routing.schemes`) that the switches apply while the workload runs;
-                   its parameter, if it has one (`harness.experiment.fabric_file`)
-    [bystander]    a flow beside the workload that no fault should affect (`harness.experiment.bystander_file`)
-    [probe]        datagrams over every path of the fabric while the workload runs (`traffic.probes.prober`). `rate`:
+    [fabric]       `routing`: the scheme (`testbed/routing/schemes.py`) that the switches apply while the workload runs;
+                   its parameter, if it has one (`faultbed.harness.experiment.fabric_file`)
+    [bystander]    a flow beside the workload that no fault should affect (`faultbed.harness.experiment.bystander_file`)
+    [probe]        datagrams over every path of the fabric while the workload runs (`traffic/probes/prober.py`). `rate`:
                    datagrams a second on each queue pair; `qps`: queue pairs between two RNICs. It may be empty
 """
 
@@ -29,23 +29,23 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from harness.experiment.bystander_file import KEYS as BYSTANDER_KEYS
-from harness.experiment.bystander_file import BystanderFile, bystander_of
-from harness.experiment.fabric_file import KEYS as FABRIC_KEYS
-from harness.experiment.fabric_file import Fabric, FabricFile, fabric_of
-from harness.experiment.metrics import METRICS, Metric, lookup, nearest
-from harness.experiment.needs import Need, parse_need
-from harness.experiment.stop import METRICS as STOP_METRICS
-from harness.experiment.stop import Condition
-from harness.experiment.stop import Metric as StopMetric
-from harness.experiment.workload_file import Workload, workload_of
-from harness.quantities import parse_duration_ns
-from harness.strict import Section, convert, fail, one_of, positive, read
-from harness.verdict import Verdict
-from testbed.errors import ConfigError
-from testbed.model.lab_kind import LabKind
-from traffic.flows.flow_run import FlowSpec
-from traffic.probes.prober import ProbeSpec
+from faultbed.harness.experiment.bystander_file import KEYS as BYSTANDER_KEYS
+from faultbed.harness.experiment.bystander_file import BystanderFile, bystander_of
+from faultbed.harness.experiment.fabric_file import KEYS as FABRIC_KEYS
+from faultbed.harness.experiment.fabric_file import Fabric, FabricFile, fabric_of
+from faultbed.harness.experiment.metrics import METRICS, Metric, lookup, nearest
+from faultbed.harness.experiment.needs import Need, parse_need
+from faultbed.harness.experiment.stop import METRICS as STOP_METRICS
+from faultbed.harness.experiment.stop import Condition
+from faultbed.harness.experiment.stop import Metric as StopMetric
+from faultbed.harness.experiment.workload_file import Workload, workload_of
+from faultbed.harness.quantities import parse_duration_ns
+from faultbed.harness.strict import Section, convert, fail, one_of, positive, read
+from faultbed.harness.verdict import Verdict
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.model.lab_kind import LabKind
+from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.traffic.probes.prober import ProbeSpec
 
 __all__ = ["MOST_SEED", "SECTION_KEYS", "Expectation", "Experiment", "Fault", "Scalar", "decode", "load"]
 
@@ -58,7 +58,7 @@ _PROBED_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault as written in the file. `harness.experiment.run_plan` draws one of `targets` and a time from the seed."""
+    """A fault as written in the file; `run_plan.py` draws one of `targets` and a time from the seed."""
 
     id: str
     kind: str
@@ -173,7 +173,7 @@ SECTION_KEYS = {
     "stop": ("metric", "min", "max", "for", "verdict"),
     "expect": ("metric", "min", "max", "equals"),
 }
-"""The keys of each section, for hints in messages; `harness.experiment.workload_file` has those of `[workload]`."""
+"""The keys of each section, for hints in messages; `harness/experiment/workload_file.py` has those of `[workload]`."""
 
 
 def load(path: Path) -> Experiment:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from harness.strict import Section, fail, one_of
-from testbed.routing.schemes import SCHEMES, Routing
+from faultbed.harness.strict import Section, fail, one_of
+from faultbed.testbed.routing.schemes import SCHEMES, Routing
 
 __all__ = ["KEYS", "Fabric", "FabricFile", "fabric_of"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.experiment.job_words import Reader
-from harness.quantities import parse_duration_ns, parse_size_bytes
-from traffic.engine.task_specs import QpParams
-from traffic.flows.flow_run import ATOMIC_BYTES, FlowSpec
+from faultbed.harness.experiment.job_words import Reader
+from faultbed.harness.quantities import parse_duration_ns, parse_size_bytes
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows.flow_run import ATOMIC_BYTES, FlowSpec
 
 __all__ = ["FlowWords", "between"]
 

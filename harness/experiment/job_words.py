@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from harness.quantities import parse_size_bytes
-from traffic.workloads.collective import AUTO
-from traffic.workloads.job import JobPhase
-from traffic.workloads.storage_service import MODES, Storage
+from faultbed.harness.quantities import parse_size_bytes
+from faultbed.traffic.workloads.collective import AUTO
+from faultbed.traffic.workloads.job import JobPhase
+from faultbed.traffic.workloads.storage_service import MODES, Storage
 
 __all__ = ["Reader", "parse_grid", "parse_phase", "storage_of"]
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from testbed.suggestions import nearest as nearest_word
+from faultbed.testbed.suggestions import nearest as nearest_word
 
 __all__ = ["LINK_PREFIXES", "METRICS", "PER_FAULT_PREFIXES", "Metric", "lookup", "nearest"]
 
@@ -373,7 +373,7 @@ LINK_PREFIXES = {
         meaning="Bytes of the busier direction of a link between switches over its capacity during the workload",
     ),
 }
-"""Metrics of each tier, switch or link: the prefix, then the name (`harness.analysis.links.link_metrics`)."""
+"""Metrics of each tier, switch or link: the prefix, then the name (`faultbed.harness.analysis.links.link_metrics`)."""
 
 
 def lookup(name: str, fault_ids: Iterable[str]) -> Metric | None:

@@ -16,8 +16,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from testbed.model.topology import Topology
-from testbed.suggestions import hint
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.suggestions import hint
 
 __all__ = ["Need", "parse_need", "unmet"]
 

@@ -22,15 +22,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.experiment.experiment_file import SECTION_KEYS, Experiment, Scalar, decode
-from harness.experiment.toml_text import experiment_toml
-from harness.experiment.workload_file import KEYS as WORKLOAD_KEYS
-from harness.experiment.workload_file import kinds_in
-from inject.kinds.catalogue import CATALOGUE
-from testbed.errors import ConfigError, UsageError
-from testbed.leaves import leaves
-from testbed.suggestions import first_of, nearest
-from traffic.engine.task_specs import QpParams
+from faultbed.harness.experiment.experiment_file import SECTION_KEYS, Experiment, Scalar, decode
+from faultbed.harness.experiment.toml_text import experiment_toml
+from faultbed.harness.experiment.workload_file import KEYS as WORKLOAD_KEYS
+from faultbed.harness.experiment.workload_file import kinds_in
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.testbed.errors import ConfigError, UsageError
+from faultbed.testbed.leaves import leaves
+from faultbed.testbed.suggestions import first_of, nearest
+from faultbed.traffic.engine.task_specs import QpParams
 
 __all__ = ["Parameter", "known_paths", "parse", "with_values"]
 

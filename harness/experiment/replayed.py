@@ -10,11 +10,11 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.errors import UsageError
-from traffic import traces
-from traffic.engine.task_specs import QpParams
-from traffic.traces import Trace
-from traffic.workloads.replay_batches import ReplaySpec
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic import traces
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.traces import Trace
+from faultbed.traffic.workloads.replay_batches import ReplaySpec
 
 __all__ = ["COPY", "Replay", "digest", "keep", "spec_of", "trace_of"]
 
@@ -26,8 +26,8 @@ class Replay:
     """A trace that is replayed `repeat` times, after `warmup` replays that do not count.
 
     `replay` is the path in the experiment file. `groups` is the path of a file with process groups (Chakra only).
-    `sha256` is the digest of both files (`traffic.traces.digest`). With `compute`, the pauses of the trace are kept,
-    divided by `speed`. The other fields have the meaning of the options of `faultbed traffic replay`.
+    `sha256` is the digest of both files (`faultbed.traffic.traces.digest`). With `compute`, the pauses of the trace
+    are kept, divided by `speed`. The other fields have the meaning of the options of `faultbed traffic replay`.
     """
 
     replay: str

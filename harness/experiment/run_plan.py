@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness.experiment.experiment_file import Experiment, Fault, Scalar
-from harness.json_text import json_text
-from inject.fault_plan import FaultSpec
-from inject.kinds.kind import Fidelity
-from testbed.routing.schemes import SCHEMES
+from faultbed.harness.experiment.experiment_file import Experiment, Fault, Scalar
+from faultbed.harness.json_text import json_text
+from faultbed.inject.fault_plan import FaultSpec
+from faultbed.inject.kinds.kind import Fidelity
+from faultbed.testbed.routing.schemes import SCHEMES
 
 __all__ = ["Plan", "ScheduledFault", "decode", "encode", "plan"]
 
@@ -31,7 +31,7 @@ _MS = 1_000_000
 class ScheduledFault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault whose target, time and seed are drawn. `at_ns` counts from the workload's start; `seed` has 31 bits.
 
-    `inject.fault_plan.PlannedFault` contains its `spec`, and adds how a lab carries it out.
+    `faultbed.inject.fault_plan.PlannedFault` contains its `spec`, and adds how a lab carries it out.
     """
 
     id: str

@@ -6,9 +6,9 @@
     for = "5s"
 
 A condition *holds* while its value is beyond its bound, here below 0.1. While faults are on, each condition is compared
-with live values at least once a second (`harness.run.faults.live_guard`). The first condition that holds for its time
-(`for`) ends the faults and the run at once, as FAIL, or as INCONCLUSIVE if the experiment says so. A condition is also
-INCONCLUSIVE
+with live values at least once a second (`faultbed.harness.run.faults.live_guard`). The first condition that holds for
+its time (`for`) ends the faults and the run at once, as FAIL, or as INCONCLUSIVE if the experiment says so. A
+condition is also INCONCLUSIVE
 
 - if its value was never known;
 - if its value was known for less than its time;
@@ -17,8 +17,8 @@ INCONCLUSIVE
 Missing data end the faults, too, and the run is INCONCLUSIVE: if the value of a condition is unknown for more than
 `MISSING_NS` although it was known before, or should be known by now. An experiment without `[[stop]]` has no guard.
 
-Before the first fault the workload must be healthy (`harness.run.faults.live_guard`). Otherwise no fault is armed
-(`Guard.refused`), and the run is INCONCLUSIVE.
+Before the first fault the workload must be healthy (`faultbed.harness.run.faults.live_guard`). Otherwise no fault is
+armed (`Guard.refused`), and the run is INCONCLUSIVE.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Literal
 
 import msgspec
 
-from harness.verdict import Check, Verdict, VerdictFile, worst
+from faultbed.harness.verdict import Check, Verdict, VerdictFile, worst
 
 __all__ = ["METRICS", "MISSING_NS", "Condition", "Ending", "Guard", "Metric", "Missing", "judged"]
 

@@ -8,31 +8,31 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from harness.experiment.flow_words import FlowWords
-from harness.experiment.job_words import parse_grid, parse_phase, storage_of
-from harness.experiment.replayed import Replay, digest, spec_of
-from harness.quantities import parse_duration_ns, parse_size_bytes
-from harness.strict import Section, convert, fail, one_of, positive, read
-from testbed.errors import UsageError
-from traffic.engine.task_specs import QpParams, check_qp
-from traffic.flows.flow_run import SPREADS, TRANSPORTS, VERBS, FlowSpec, check
-from traffic.flows.matrix import PATTERNS, ZONE_PATTERNS
-from traffic.schedules import COLLECTIVES, MAX_QPS_PER_PEER, algorithms_for
-from traffic.schedules import SPREADS as SPREAD_OF_RANKS
-from traffic.traces import FORMATS
-from traffic.workloads.collective import AUTO, REDOPS
-from traffic.workloads.elastic.machine import MODES as RESTARTS
-from traffic.workloads.elastic.machine import WITHOUT_SPARE, Policy
-from traffic.workloads.elastic.resilience import Resilience
-from traffic.workloads.elastic.resilience import check as check_resilience
-from traffic.workloads.inference import InferenceSpec
-from traffic.workloads.job import JobPhase, JobSpec
-from traffic.workloads.job import check as check_job
-from traffic.workloads.ranking import RankingSpec
-from traffic.workloads.ranks import ITEM_BYTES, MAX_RANKS, WARMUP, RanksSpec, check_queue_pairs
-from traffic.workloads.replay_batches import check as check_replay
-from traffic.workloads.storage_service import LEAST_KEPT, Storage
-from traffic.workloads.storage_service import check as check_storage
+from faultbed.harness.experiment.flow_words import FlowWords
+from faultbed.harness.experiment.job_words import parse_grid, parse_phase, storage_of
+from faultbed.harness.experiment.replayed import Replay, digest, spec_of
+from faultbed.harness.quantities import parse_duration_ns, parse_size_bytes
+from faultbed.harness.strict import Section, convert, fail, one_of, positive, read
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.engine.task_specs import QpParams, check_qp
+from faultbed.traffic.flows.flow_run import SPREADS, TRANSPORTS, VERBS, FlowSpec, check
+from faultbed.traffic.flows.matrix import PATTERNS, ZONE_PATTERNS
+from faultbed.traffic.schedules import COLLECTIVES, MAX_QPS_PER_PEER, algorithms_for
+from faultbed.traffic.schedules import SPREADS as SPREAD_OF_RANKS
+from faultbed.traffic.traces import FORMATS
+from faultbed.traffic.workloads.collective import AUTO, REDOPS
+from faultbed.traffic.workloads.elastic.machine import MODES as RESTARTS
+from faultbed.traffic.workloads.elastic.machine import WITHOUT_SPARE, Policy
+from faultbed.traffic.workloads.elastic.resilience import Resilience
+from faultbed.traffic.workloads.elastic.resilience import check as check_resilience
+from faultbed.traffic.workloads.inference import InferenceSpec
+from faultbed.traffic.workloads.job import JobPhase, JobSpec
+from faultbed.traffic.workloads.job import check as check_job
+from faultbed.traffic.workloads.ranking import RankingSpec
+from faultbed.traffic.workloads.ranks import ITEM_BYTES, MAX_RANKS, WARMUP, RanksSpec, check_queue_pairs
+from faultbed.traffic.workloads.replay_batches import check as check_replay
+from faultbed.traffic.workloads.storage_service import LEAST_KEPT, Storage
+from faultbed.traffic.workloads.storage_service import check as check_storage
 
 __all__ = ["KEYS", "Collective", "Flow", "Job", "Workload", "duration_ns", "kinds_in", "workload_of"]
 
@@ -46,8 +46,8 @@ class Collective:
     `ranks` are RNICs (`host1:rxe0`) in rank order; empty: the first RNIC of each host. `compute_units` is the work of
     each rank's GPU before each iteration (0: none); a unit is one block of the soft GPU's matrix product. `warmup`
     iterations come first and are not counted. The other fields are as in
-    `traffic.workloads.collective.CollectiveSpec`, and `qps_per_peer`, `spread` and `entropy` as in
-    `traffic.workloads.ranks.RanksSpec`.
+    `faultbed.traffic.workloads.collective.CollectiveSpec`, and `qps_per_peer`, `spread` and `entropy` as in
+    `faultbed.traffic.workloads.ranks.RanksSpec`.
     """
 
     collective: str
@@ -75,11 +75,11 @@ class Flow:
     """An elephant: `qps` queue pairs with messages of `size_bytes`, `depth` outstanding on each.
 
     `flow` is the verb. `spread` says how messages are distributed over the queue pairs. These and the fields
-    `transport` to `check` are as in `traffic.flows.flow_spec.FlowSpec`. With `probe`, a flow of small timed writes runs
-    beside each flow (`harness.experiment.flow_words`).
+    `transport` to `check` are as in `faultbed.traffic.flows.flow_spec.FlowSpec`. With `probe`, a flow of small timed
+    writes runs beside each flow (`faultbed.harness.experiment.flow_words`).
 
-    With a `pattern` (`traffic.flows.matrix`) there are several equal flows, between the `pairs` that
-    `harness.run.prepare.bind_to_lab` resolves; `src` and `dst` are then empty.
+    With a `pattern` (`faultbed.traffic.flows.matrix`) there are several equal flows, between the `pairs` that
+    `faultbed.harness.run.prepare.bind_to_lab` resolves; `src` and `dst` are then empty.
     """
 
     flow: str
@@ -107,9 +107,9 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training job on a grid of ranks (`traffic.workloads.job.JobSpec`), which ends after its iterations.
+    """A training job on a grid of ranks (`faultbed.traffic.workloads.job.JobSpec`), which ends after its iterations.
 
-    With `resilience` it restarts after the loss of a host (`traffic.workloads.elastic`).
+    With `resilience` it restarts after the loss of a host (`faultbed.traffic.workloads.elastic`).
     """
 
     grid: tuple[tuple[str, int], ...]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.experiment.toml_text import lines
-from inject.fault_plan import FaultSpec
+from faultbed.harness.experiment.toml_text import lines
+from faultbed.inject.fault_plan import FaultSpec
 
 __all__ = ["NAME", "Case", "describe", "describe_fault", "duration_s", "size", "to_toml"]
 

@@ -8,20 +8,20 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from harness.experiment import experiment_file
-from harness.fuzz.case import Case, to_toml
-from harness.run.faults.drive_faults import LEAD_S
-from harness.run.prepare.resolve import refusal, resolve
-from inject.fault_plan import FaultSpec, plan
-from inject.policy import safety
-from inject.strategies import Accepts, Grid, compatible, fault_specs
-from testbed.errors import FaultbedError, Unsupported
-from testbed.inventory.lab_inventory import Inventory
-from testbed.model.topology import Topology
-from traffic.flows.flow_spec import CHECKED, TRANSPORTS
-from traffic.flows.matrix import PATTERNS
-from traffic.schedules import COLLECTIVES, SPREADS, algorithms_for
-from traffic.workloads.ranks import ITEM_BYTES
+from faultbed.harness.experiment import experiment_file
+from faultbed.harness.fuzz.case import Case, to_toml
+from faultbed.harness.run.faults.drive_faults import LEAD_S
+from faultbed.harness.run.prepare.resolve import refusal, resolve
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.policy import safety
+from faultbed.inject.strategies import Accepts, Grid, compatible, fault_specs
+from faultbed.testbed.errors import FaultbedError, Unsupported
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.flows.flow_spec import CHECKED, TRANSPORTS
+from faultbed.traffic.flows.matrix import PATTERNS
+from faultbed.traffic.schedules import COLLECTIVES, SPREADS, algorithms_for
+from faultbed.traffic.workloads.ranks import ITEM_BYTES
 
 __all__ = ["ON_LAB", "WORKLOADS", "cases"]
 

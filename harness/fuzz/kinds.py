@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from inject.kinds.catalogue import CATALOGUE, kind_named
-from testbed.errors import Unsupported
-from testbed.model.lab_kind import LabKind
+from faultbed.inject.kinds.catalogue import CATALOGUE, kind_named
+from faultbed.testbed.errors import Unsupported
+from faultbed.testbed.model.lab_kind import LabKind
 
 __all__ = ["kinds_named"]
 

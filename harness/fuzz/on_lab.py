@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.experiment import experiment_file
-from harness.fuzz.case import SEED, Case, describe, describe_fault, to_toml
-from harness.fuzz.outcome import Failure, Outcome, outcome_of
-from harness.record import rundir
-from harness.run import loop
-from testbed.backends.lab_backend import backend_of
-from testbed.directories import lab_dir
-from testbed.errors import DirtyLab, FaultbedError, UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.tenancy import interventions
+from faultbed.harness.experiment import experiment_file
+from faultbed.harness.fuzz.case import SEED, Case, describe, describe_fault, to_toml
+from faultbed.harness.fuzz.outcome import Failure, Outcome, outcome_of
+from faultbed.harness.record import rundir
+from faultbed.harness.run import loop
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import DirtyLab, FaultbedError, UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.tenancy import interventions
 
 __all__ = ["Runner", "keep", "next_number"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.fuzz.case import Case
-from harness.verdict import Verdict, VerdictFile
-from inject.kinds.catalogue import CATALOGUE
+from faultbed.harness.fuzz.case import Case
+from faultbed.harness.verdict import Verdict, VerdictFile
+from faultbed.inject.kinds.catalogue import CATALOGUE
 
 __all__ = ["CaseRun", "Failure", "Outcome", "Unproven", "outcome_of"]
 

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from harness.fuzz.case import Case, describe, size, to_toml
-from harness.fuzz.outcome import CaseRun, Failure, Outcome
+from faultbed.harness.fuzz.case import Case, describe, size, to_toml
+from faultbed.harness.fuzz.outcome import CaseRun, Failure, Outcome
 
 __all__ = ["Search"]
 

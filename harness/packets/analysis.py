@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from harness.packets import gobackn
-from harness.packets.congestion_signals import Congestion, congestion
-from harness.packets.doubts import Capture, doubts, psn_jumps
-from harness.packets.duplicates import without_copies
-from harness.packets.episodes import Episode, episodes
-from harness.packets.flows import Flow, Side, flows_of
-from harness.packets.gobackn import Violation
-from testbed.packets.bth import is_nak, is_rnr
-from testbed.packets.columns import decode
+from faultbed.harness.packets import gobackn
+from faultbed.harness.packets.congestion_signals import Congestion, congestion
+from faultbed.harness.packets.doubts import Capture, doubts, psn_jumps
+from faultbed.harness.packets.duplicates import without_copies
+from faultbed.harness.packets.episodes import Episode, episodes
+from faultbed.harness.packets.flows import Flow, Side, flows_of
+from faultbed.harness.packets.gobackn import Violation
+from faultbed.testbed.packets.bth import is_nak, is_rnr
+from faultbed.testbed.packets.columns import decode
 
 if TYPE_CHECKING:
-    from testbed.packets.capture_file import Frames
-    from testbed.packets.columns import Packets
+    from faultbed.testbed.packets.capture_file import Frames
+    from faultbed.testbed.packets.columns import Packets
 
 __all__ = ["Analysis", "FlowReport", "analyse"]
 

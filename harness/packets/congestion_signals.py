@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testbed.packets.bth import CNP
+from faultbed.testbed.packets.bth import CNP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from harness.packets.flows import Flow
-    from testbed.packets.columns import Packets
+    from faultbed.harness.packets.flows import Flow
+    from faultbed.testbed.packets.columns import Packets
 
     Indices = NDArray[np.int64]
 

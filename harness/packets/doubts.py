@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testbed.packets.bth import PSN_SPACE, distance
-from testbed.suggestions import first_of
+from faultbed.testbed.packets.bth import PSN_SPACE, distance
+from faultbed.testbed.suggestions import first_of
 
 if TYPE_CHECKING:
-    from harness.packets.flows import Flow, Unpaired
-    from testbed.packets.capture_file import Frames
-    from testbed.packets.columns import Packets
+    from faultbed.harness.packets.flows import Flow, Unpaired
+    from faultbed.testbed.packets.capture_file import Frames
+    from faultbed.testbed.packets.columns import Packets
 
 __all__ = ["Capture", "PsnJump", "doubts", "psn_jumps"]
 

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.packets.gobackn import TIMERS_FROM_NS, answers
-from inject.mechanisms.soft.hop import CORRUPTED_ID
-from testbed.packets.bth import COMPARE_SWAP, FETCH_ADD, NAK_SEQUENCE, READ_REQUEST, is_rnr
+from faultbed.harness.packets.gobackn import TIMERS_FROM_NS, answers
+from faultbed.inject.mechanisms.soft.hop import CORRUPTED_ID
+from faultbed.testbed.packets.bth import COMPARE_SWAP, FETCH_ADD, NAK_SEQUENCE, READ_REQUEST, is_rnr
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from harness.packets.flows import Flow
-    from testbed.packets.columns import Packets
+    from faultbed.harness.packets.flows import Flow
+    from faultbed.testbed.packets.columns import Packets
 
     Indices = NDArray[np.int64]
 

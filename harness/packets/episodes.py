@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from testbed.packets.bth import NAK_SEQUENCE, PSN_SPACE, is_rnr, timeout_ns
+from faultbed.testbed.packets.bth import NAK_SEQUENCE, PSN_SPACE, is_rnr, timeout_ns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from harness.packets.flows import Flow
-    from harness.packets.gobackn import Track
-    from testbed.packets.columns import Packets
+    from faultbed.harness.packets.flows import Flow
+    from faultbed.harness.packets.gobackn import Track
+    from faultbed.testbed.packets.columns import Packets
 
     Indices = NDArray[np.int64]
 

@@ -9,10 +9,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from harness.json_text import json_text
-from harness.packets.analysis import Analysis, analyse
-from testbed.observe.packet_capture import Captured, PortProof
-from testbed.packets.capture_file import write_pcapng
+from faultbed.harness.json_text import json_text
+from faultbed.harness.packets.analysis import Analysis, analyse
+from faultbed.testbed.observe.packet_capture import Captured, PortProof
+from faultbed.testbed.packets.capture_file import write_pcapng
 
 __all__ = ["CAPTURE", "Evidence", "keep", "read", "with_idle_ports", "write"]
 

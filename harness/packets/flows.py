@@ -2,11 +2,11 @@
 
 A flow has the requests of one requester (with its PSNs) and the responses to them, which carry the same PSNs back. No
 header names both QPs of a pair: a request carries the responder's QPN, a response the requester's. The PSNs show which
-two belong together (`harness.packets.pairing`). If two pairings match equally well, the flow is marked ambiguous and
-has no responses: a guess could report queue pairs that follow the rules.
+two belong together (`faultbed.harness.packets.pairing`). If two pairings match equally well, the flow is marked
+ambiguous and has no responses: a guess could report queue pairs that follow the rules.
 
 A queue pair that is connected again begins with another PSN, and may have the same number: its packets are a flow of
-their own. So are those behind a gap that no window explains (`harness.packets.pairing.NEAR`).
+their own. So are those behind a gap that no window explains (`faultbed.harness.packets.pairing.NEAR`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from harness.packets.pairing import NEAR, Requests, pair
-from testbed.errors import UsageError
-from testbed.packets.bth import IS_REQUEST, IS_RESPONSE, READ_REQUEST, distance
+from faultbed.harness.packets.pairing import NEAR, Requests, pair
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.packets.bth import IS_REQUEST, IS_RESPONSE, READ_REQUEST, distance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from testbed.packets.columns import Packets
+    from faultbed.testbed.packets.columns import Packets
 
     Indices = NDArray[np.int64]
 

@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testbed.packets.bth import ACKNOWLEDGE, NAK_SEQUENCE, PSN_SPACE, distance, is_nak, is_rnr
+from faultbed.testbed.packets.bth import ACKNOWLEDGE, NAK_SEQUENCE, PSN_SPACE, distance, is_nak, is_rnr
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from harness.packets.flows import Flow
-    from testbed.packets.columns import Packets
+    from faultbed.harness.packets.flows import Flow
+    from faultbed.testbed.packets.columns import Packets
 
     Indices = NDArray[np.int64]
 
@@ -81,7 +81,7 @@ class Track:
 
 
 def track(packets: Packets, flow: Flow) -> Track:
-    """Follow a flow through its packets. Duplicates must have been removed (`harness.packets.duplicates`)."""
+    """Follow a flow through its packets. Duplicates must have been removed (`faultbed.harness.packets.duplicates`)."""
     psn, after = flow.psn, flow.psn + flow.span
     place = np.searchsorted(flow.requests, flow.responses)
     answer = answers(packets, flow, place)

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testbed.packets.bth import distance
+from faultbed.testbed.packets.bth import distance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from testbed.packets.columns import Packets
+    from faultbed.testbed.packets.columns import Packets
 
     Indices = NDArray[np.int64]
     Scores = NDArray[np.float64]

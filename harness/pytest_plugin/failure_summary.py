@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from testbed.errors import FaultbedError
-from traffic.engine.running_traffic import Running
+from faultbed.testbed.errors import FaultbedError
+from faultbed.traffic.engine.running_traffic import Running
 
 __all__ = ["summary_of"]
 

@@ -1,6 +1,7 @@
 """Bodies of the fixtures `lab`, `traffic` and `inject`.
 
-`harness.pytest_plugin.hooks` declares them and imports this module at first use, because it loads the whole product.
+`faultbed.harness.pytest_plugin.hooks` declares them and imports this module at first use, because it loads the whole
+product.
 """
 
 from __future__ import annotations
@@ -12,27 +13,27 @@ from typing import Any
 
 import pytest
 
-from harness.pytest_plugin import receipts
-from harness.pytest_plugin.kernel_guard import KernelGuard
-from harness.pytest_plugin.keys import FAILED, NOT_CLEARED, OPENED_LAB, RUNNING
-from harness.pytest_plugin.session_lab import closing_after_error, open_session_lab
-from harness.pytest_plugin.skips import skip
-from harness.verdict import ExitCode
-from inject.fault_plan import FaultSpec, plan_beside
-from inject.injector import Injector, Mutation
-from inject.journal import Journal
-from inject.policy import safety
-from inject.prepared_fault import PreparedFault
-from testbed.errors import Unsupported
-from testbed.lab import Lab
-from testbed.observe import fingerprint
-from traffic.engine.running_traffic import Running
-from traffic.flows import flow_run as flow_module
-from traffic.flows.flow_run import FlowSpec
-from traffic.workloads import collective as collective_module
-from traffic.workloads import job as job_module
-from traffic.workloads.collective import CollectiveSpec
-from traffic.workloads.job import JobSpec
+from faultbed.harness.pytest_plugin import receipts
+from faultbed.harness.pytest_plugin.kernel_guard import KernelGuard
+from faultbed.harness.pytest_plugin.keys import FAILED, NOT_CLEARED, OPENED_LAB, RUNNING
+from faultbed.harness.pytest_plugin.session_lab import closing_after_error, open_session_lab
+from faultbed.harness.pytest_plugin.skips import skip
+from faultbed.harness.verdict import ExitCode
+from faultbed.inject.fault_plan import FaultSpec, plan_beside
+from faultbed.inject.injector import Injector, Mutation
+from faultbed.inject.journal import Journal
+from faultbed.inject.policy import safety
+from faultbed.inject.prepared_fault import PreparedFault
+from faultbed.testbed.errors import Unsupported
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.observe import fingerprint
+from faultbed.traffic.engine.running_traffic import Running
+from faultbed.traffic.flows import flow_run as flow_module
+from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.traffic.workloads import collective as collective_module
+from faultbed.traffic.workloads import job as job_module
+from faultbed.traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.workloads.job import JobSpec
 
 __all__ = ["Inject", "Traffic", "faults_on", "lab_of_test", "workloads_on"]
 
@@ -91,15 +92,15 @@ class Traffic:
     _running: list[Running[Any]]
 
     def flow(self, src: str, dst: str, **spec: Any) -> Running[Any]:
-        """Start a flow (`traffic.flows.flow_spec.FlowSpec`)."""
+        """Start a flow (`faultbed.traffic.flows.flow_spec.FlowSpec`)."""
         return self._keep(flow_module.start(self.lab, FlowSpec(src=src, dst=dst, **spec)))
 
     def collective(self, **spec: Any) -> Running[Any]:
-        """Start a collective (`traffic.workloads.collective.CollectiveSpec`)."""
+        """Start a collective (`faultbed.traffic.workloads.collective.CollectiveSpec`)."""
         return self._keep(collective_module.start(self.lab, CollectiveSpec(**spec)))
 
     def job(self, **spec: Any) -> Running[Any]:
-        """Start a training job (`traffic.workloads.job.JobSpec`)."""
+        """Start a training job (`faultbed.traffic.workloads.job.JobSpec`)."""
         return self._keep(job_module.start(self.lab, JobSpec(**spec)))
 
     def _keep(self, running: Running[Any]) -> Running[Any]:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.pytest_plugin.keys import (
+from faultbed.harness.pytest_plugin.keys import (
     ANY_FAILED,
     AT_END,
     EXPERIMENTS,
@@ -48,16 +48,16 @@ from harness.pytest_plugin.keys import (
     RAN,
     RUNNING,
 )
-from harness.pytest_plugin.skips import add_worker_reasons, reasons, report_to_controller, skip, summary_lines
-from testbed.errors import DirtyLab, FaultbedError, RevertFailed
+from faultbed.harness.pytest_plugin.skips import add_worker_reasons, reasons, report_to_controller, skip, summary_lines
+from faultbed.testbed.errors import DirtyLab, FaultbedError, RevertFailed
 
 # Every pytest session of every project that has faultbed installed imports this module. The product, which takes more
 # than a second of CPU, is imported where a session turns out to need it.
 if TYPE_CHECKING:
-    from harness.pytest_plugin.fixtures import Inject, Traffic
-    from inject.injector import Mutation
-    from testbed.inventory.lab_inventory import Inventory
-    from testbed.lab import Lab
+    from faultbed.harness.pytest_plugin.fixtures import Inject, Traffic
+    from faultbed.inject.injector import Mutation
+    from faultbed.testbed.inventory.lab_inventory import Inventory
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["Inject", "Traffic", "uses_lab"]
 
@@ -143,7 +143,7 @@ def _apply_quarantine(config: pytest.Config, items: list[pytest.Item]) -> None:
     named = config.getoption("--faultbed-quarantine") or config.getini("faultbed_quarantine")
     if not named:
         return
-    from harness.pytest_plugin import quarantine
+    from faultbed.harness.pytest_plugin import quarantine
 
     path = config.rootpath / str(named)
     today = dt.datetime.now(dt.UTC).date()
@@ -185,8 +185,8 @@ def _mark_experiments(config: pytest.Config, items: list[pytest.Item]) -> None:
     experiments = [item for item in items if _is_experiment(item)]
     if not experiments:
         return
-    from harness.pytest_plugin.session_lab import inventory_of
-    from testbed.model.lab_kind import traits_of
+    from faultbed.harness.pytest_plugin.session_lab import inventory_of
+    from faultbed.testbed.model.lab_kind import traits_of
 
     with contextlib.suppress(FaultbedError):
         for item in experiments:
@@ -195,7 +195,7 @@ def _mark_experiments(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _is_experiment(item: pytest.Item) -> bool:
     """Return whether an item is an experiment, without loading the module of experiments for that."""
-    items = sys.modules.get("harness.pytest_plugin.items")
+    items = sys.modules.get("faultbed.harness.pytest_plugin.items")
     return items is not None and isinstance(item, items.ExperimentItem)
 
 
@@ -208,8 +208,8 @@ def _reject_unknown_names(config: pytest.Config, items: list[pytest.Item]) -> No
     lab_tests = [item for item in items if uses_lab(item)]
     if not lab_tests:
         return
-    from harness.experiment.needs import parse_need
-    from harness.pytest_plugin.session_lab import inventory_of
+    from faultbed.harness.experiment.needs import parse_need
+    from faultbed.harness.pytest_plugin.session_lab import inventory_of
 
     for item in lab_tests:
         try:
@@ -256,7 +256,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config, lab_tests = session.config, [uses_lab(item) for item in session.items]
     if config.option.collectonly or not any(lab_tests) or lab_tests[0]:
         return
-    from harness.pytest_plugin.session_lab import prewarm
+    from faultbed.harness.pytest_plugin.session_lab import prewarm
 
     with contextlib.suppress(FaultbedError):  # the first test that needs the lab reports it
         prewarm(config)
@@ -283,7 +283,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     resolved = file_path.resolve()
     if not any(resolved.is_relative_to(place) for place in parent.config.stash[EXPERIMENTS]):
         return None
-    from harness.pytest_plugin.items import ExperimentFile
+    from faultbed.harness.pytest_plugin.items import ExperimentFile
 
     return ExperimentFile.from_parent(parent, path=file_path)
 
@@ -298,7 +298,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
         yield
     finally:
         # A session that has not loaded the module has used no lab.
-        if session_lab := sys.modules.get("harness.pytest_plugin.session_lab"):
+        if session_lab := sys.modules.get("faultbed.harness.pytest_plugin.session_lab"):
             session_lab.close_session(session.config)
     if _proved_nothing(session.config) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
@@ -331,7 +331,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
-    from harness.pytest_plugin.session_lab import inventory_of
+    from faultbed.harness.pytest_plugin.session_lab import inventory_of
 
     inventory = inventory_of(config)
     for mark in marks:
@@ -341,7 +341,7 @@ def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
 
 def _misfit(mark: pytest.Mark, inventory: Inventory) -> str:
     """Return why the lab does not fit a test with this mark; empty if it does."""
-    from testbed.model.lab_kind import traits_of
+    from faultbed.testbed.model.lab_kind import traits_of
 
     if mark.name == "lab" and traits_of(inventory.kind).is_emulated:
         return "needs a rack lab: --lab names its inventory"
@@ -350,7 +350,7 @@ def _misfit(mark: pytest.Mark, inventory: Inventory) -> str:
     if mark.name == "gpu" and not any(gpu.kind != "soft" for host in inventory.topology.hosts for gpu in host.gpus):
         return "needs a real GPU"
     if mark.name == "needs":
-        from harness.experiment.needs import parse_need, unmet
+        from faultbed.harness.experiment.needs import parse_need, unmet
 
         lacking = unmet(tuple(parse_need(text) for text in mark.args), inventory.topology)
         return f"{inventory.name} is not enough: {'; '.join(lacking)}" if lacking else ""
@@ -361,7 +361,7 @@ def _misfit(mark: pytest.Mark, inventory: Inventory) -> str:
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """Yield the lab in its baseline state, and compare it with that state after the test."""
     _skip_if_unmet(request.config, request.node.iter_markers())
-    from harness.pytest_plugin.fixtures import lab_of_test
+    from faultbed.harness.pytest_plugin.fixtures import lab_of_test
 
     yield from lab_of_test(request)
 
@@ -374,7 +374,7 @@ def _leaves_dirty(error: BaseException) -> bool:
 @pytest.fixture
 def traffic(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
     """Yield an object that starts workloads on the lab."""
-    from harness.pytest_plugin.fixtures import workloads_on
+    from faultbed.harness.pytest_plugin.fixtures import workloads_on
 
     yield from workloads_on(lab, request)
 
@@ -389,8 +389,8 @@ def fault_mutation() -> Mutation | None:
 def inject(
     lab: Lab, tmp_path: Path, request: pytest.FixtureRequest, fault_mutation: Mutation | None
 ) -> Iterator[Inject]:
-    """Yield a function that prepares faults on the lab (`harness.pytest_plugin.fixtures.faults_on`)."""
-    from harness.pytest_plugin.fixtures import faults_on
+    """Yield a function that prepares faults on the lab (`faultbed.harness.pytest_plugin.fixtures.faults_on`)."""
+    from faultbed.harness.pytest_plugin.fixtures import faults_on
 
     yield from faults_on(lab, tmp_path, request, fault_mutation)
 
@@ -419,7 +419,7 @@ def pytest_runtest_makereport(
     if report.when == "call" and not report.skipped:
         item.config.stash[RAN] = True
     if report.when == "call" and report.failed and (started := item.stash.get(RUNNING, [])):
-        from harness.pytest_plugin.failure_summary import summary_of
+        from faultbed.harness.pytest_plugin.failure_summary import summary_of
 
         report.sections += [("traffic", summary_of(workload)) for workload in started]
     if report.when == "teardown" and item.stash[FAILED]:
@@ -429,14 +429,14 @@ def pytest_runtest_makereport(
 
 def _correct_exit_code(report: pytest.TestReport) -> None:
     """Replace PASS as the exit code of a test that has failed: its receipts were judged before that, or alone."""
-    if receipts := sys.modules.get("harness.pytest_plugin.receipts"):
+    if receipts := sys.modules.get("faultbed.harness.pytest_plugin.receipts"):
         report.user_properties[:] = receipts.without_pass(report.user_properties)
 
 
 def __getattr__(name: str) -> Any:
     """Import `Inject` and `Traffic`, the types of the fixtures, on first use."""
     if name in ("Inject", "Traffic"):
-        from harness.pytest_plugin import fixtures
+        from faultbed.harness.pytest_plugin import fixtures
 
         return getattr(fixtures, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,12 +13,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.experiment import experiment_file as experiment_module
-from harness.pytest_plugin.session_lab import acquire_lease, closing_after_error, inventory_of, open_session_lab
-from harness.pytest_plugin.skips import skip
-from harness.run import loop as run_module
-from harness.verdict import Verdict, exit_code
-from testbed.errors import FaultbedError, Unsupported
+from faultbed.harness.experiment import experiment_file as experiment_module
+from faultbed.harness.pytest_plugin.session_lab import (
+    acquire_lease,
+    closing_after_error,
+    inventory_of,
+    open_session_lab,
+)
+from faultbed.harness.pytest_plugin.skips import skip
+from faultbed.harness.run import loop as run_module
+from faultbed.harness.verdict import Verdict, exit_code
+from faultbed.testbed.errors import FaultbedError, Unsupported
 
 __all__ = ["ExperimentFailed", "ExperimentFile", "ExperimentItem"]
 

@@ -9,10 +9,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from harness.record import kernel_log
-from testbed.errors import LabError
-from testbed.lab import Lab
-from testbed.observe.telemetry import Change
+from faultbed.harness.record import kernel_log
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.observe.telemetry import Change
 
 __all__ = ["KernelGuard", "KernelReport"]
 
@@ -36,8 +36,8 @@ class KernelGuard:
     def report(self) -> KernelReport:
         """Return what the kernels have reported since the last call.
 
-        Messages from before a reboot are included (`testbed.lab.Lab.kernel_log`). A machine's log is unknown if this
-        reading of it fails, or if the last one has: a watcher records from its first reading on.
+        Messages from before a reboot are included (`faultbed.testbed.lab.Lab.kernel_log`). A machine's log is unknown
+        if this reading of it fails, or if the last one has: a watcher records from its first reading on.
         """
         before = self._unread
         changes = self._read()

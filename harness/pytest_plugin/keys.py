@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from harness.pytest_plugin.quarantine import Entry
-    from traffic.engine.running_traffic import Running
+    from faultbed.harness.pytest_plugin.quarantine import Entry
+    from faultbed.traffic.engine.running_traffic import Running
 
 __all__ = [
     "ANY_FAILED",

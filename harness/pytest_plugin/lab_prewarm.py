@@ -9,14 +9,13 @@ import tempfile
 from collections.abc import Callable
 from typing import Self
 
-from testbed.backends.soft import lifecycle
-from testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.backends.soft import lifecycle
+from faultbed.testbed.inventory.lab_inventory import Inventory
 
 __all__ = ["LabPrewarm"]
 
 _TIMEOUT_S = 1800.0
 _CLEAN_UP_S = 120.0
-_COMMAND = "from harness.console import main; main()"
 
 
 class LabPrewarm:
@@ -25,7 +24,7 @@ class LabPrewarm:
     def __init__(self, inventory: Inventory) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `wait` or `stop`
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, "--lab", str(inventory.path), "up"],
+            [sys.executable, "-m", "faultbed", "--lab", str(inventory.path), "up"],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,

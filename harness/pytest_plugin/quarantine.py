@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.errors import ConfigError
+from faultbed.testbed.errors import ConfigError
 
 __all__ = ["LONGEST", "Entry", "match", "read"]
 

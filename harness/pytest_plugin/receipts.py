@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from _pytest.outcomes import Failed
 
-from harness.proof import why_unproven
-from harness.pytest_plugin.keys import AT_END, FAILED, NOT_CLEARED, PROOF_NOT_REQUIRED, RUNNING
-from harness.verdict import ExitCode, LabState
-from inject.evidence.firing_times import Span
-from inject.evidence.receipt import FaultReceipt, not_cleared
+from faultbed.harness.proof import why_unproven
+from faultbed.harness.pytest_plugin.keys import AT_END, FAILED, NOT_CLEARED, PROOF_NOT_REQUIRED, RUNNING
+from faultbed.harness.verdict import ExitCode, LabState
+from faultbed.inject.evidence.firing_times import Span
+from faultbed.inject.evidence.receipt import FaultReceipt, not_cleared
 
 if TYPE_CHECKING:
     import pytest

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.pytest_plugin.lab_prewarm import LabPrewarm
-from testbed import shipped
-from testbed.backends.lab_backend import backend_of
-from testbed.errors import FaultbedError, UsageError
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import Lab, open_lab
-from testbed.model.lab_kind import traits_of
-from testbed.observe import fingerprint
-from testbed.tenancy import dirty
-from testbed.tenancy.lab_lease import INHERITED, LabLease, hold
+from faultbed.harness.pytest_plugin.lab_prewarm import LabPrewarm
+from faultbed.testbed import shipped
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.errors import FaultbedError, UsageError
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import Lab, open_lab
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.observe import fingerprint
+from faultbed.testbed.tenancy import dirty
+from faultbed.testbed.tenancy.lab_lease import INHERITED, LabLease, hold
 
 __all__ = [
     "SessionLab",

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["digest", "digest_of"]
+from faultbed.testbed import shipped
 
-_PACKAGES = ("harness", "inject", "testbed", "traffic")
+__all__ = ["digest", "digest_of"]
 
 
 @functools.cache
 def digest() -> str:
     """Return the digest of the running faultbed's Python sources (16 hexadecimal digits), read once per process."""
-    return digest_of(Path(__file__).resolve().parents[2])
+    return digest_of(shipped.sources())
 
 
-def digest_of(root: Path) -> str:
-    """Return the digest of the Python sources below `root`, from their paths and contents."""
+def digest_of(files: Iterable[tuple[str, Path]]) -> str:
+    """Return the digest of files, from their names and contents."""
     sha256 = hashlib.sha256()
-    for path in sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py")):
+    for name, path in files:
         content = path.read_bytes()
-        sha256.update(f"{path.relative_to(root)} {len(content)}\n".encode())
+        sha256.update(f"{name} {len(content)}\n".encode())
         sha256.update(content)
     return sha256.hexdigest()[:16]

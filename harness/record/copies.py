@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from harness.record.measurements import Measurements
+from faultbed.harness.record.measurements import Measurements
 
 __all__ = ["digest_of"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from testbed.model.lab_kind import LabKind, traits_of
-from testbed.node.gpu.xid import EVENT, SYNTHETIC
-from testbed.observe.telemetry import Change
+from faultbed.testbed.model.lab_kind import LabKind, traits_of
+from faultbed.testbed.node.gpu.xid import EVENT, SYNTHETIC
+from faultbed.testbed.observe.telemetry import Change
 
 __all__ = ["broken", "errors", "unhealthy"]
 

@@ -14,18 +14,18 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from harness.experiment.run_plan import ScheduledFault
-from harness.record.plausible import refuse_addresses, refuse_large_numbers
-from harness.verdict import ExcludedHost, LabState, RoutingReceipt
-from inject.evidence.receipt import Receipt
-from testbed.model.lab_kind import LabKind
-from testbed.model.topology import Topology
-from testbed.observe import counters
-from testbed.observe.machine_load import MachineLoad
-from testbed.observe.telemetry import Change as NetworkChange
-from testbed.observe.telemetry import Machine
-from traffic.engine.run_results import QpError, Standstill
-from traffic.workloads.elastic.elastic_results import RankState, Restart
+from faultbed.harness.experiment.run_plan import ScheduledFault
+from faultbed.harness.record.plausible import refuse_addresses, refuse_large_numbers
+from faultbed.harness.verdict import ExcludedHost, LabState, RoutingReceipt
+from faultbed.inject.evidence.receipt import Receipt
+from faultbed.testbed.model.lab_kind import LabKind
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.observe import counters
+from faultbed.testbed.observe.machine_load import MachineLoad
+from faultbed.testbed.observe.telemetry import Change as NetworkChange
+from faultbed.testbed.observe.telemetry import Machine
+from faultbed.traffic.engine.run_results import QpError, Standstill
+from faultbed.traffic.workloads.elastic.elastic_results import RankState, Restart
 
 __all__ = [
     "BystanderRun",
@@ -78,7 +78,7 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     The rank computes (`compute_ns`), waits for its neighbours (`wait_ns`) and communicates (`comm_ns`). With storage it
     first waits for its data (`ingest_ns`) and at the end for its checkpoint (`checkpoint_ns`). Those data were read
     within `read_ns`, from `read_from_ns` after the start on (negative: before it). `wrong` counts wrong elements of the
-    result. `split_ns` are the parts of its collectives (`traffic.engine.latency_split`), if recorded.
+    result. `split_ns` are the parts of its collectives (`faultbed.traffic.engine.latency_split`), if recorded.
     """
 
     index: int
@@ -250,8 +250,8 @@ class ResilienceRun(msgspec.Struct, frozen=True, kw_only=True):
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """`environment.json`: what the run ran on. Never environment variables, never anything secret.
 
-    `code` is the digest of our own sources (`harness.record.code`); None: the run is older than that. `routing` is the
-    routing scheme that the experiment chose; None: it chose none.
+    `code` is the digest of our own sources (`faultbed.harness.record.code`); None: the run is older than that.
+    `routing` is the routing scheme that the experiment chose; None: it chose none.
     """
 
     faultbed: str
@@ -285,7 +285,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         changes: changes of switches while the workload ran. `telemetry.parquet` has the counters.
         reads: (begin, end) of each time at which the harness itself queried the lab while the workload ran. The
             baseline leaves them out.
-        is_control: every fault was armed with zero intensity (`harness.run.control`).
+        is_control: every fault was armed with zero intensity (`faultbed.harness.run.control`).
         load: how busy the controller was during the run's workload.
         twin_load: how busy it was during the twin's workload.
         failure: where the workload was when it failed; None: it did not fail, or there was none.

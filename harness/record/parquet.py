@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from testbed.errors import RecordError
+from faultbed.testbed.errors import RecordError
 
 __all__ = ["read"]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from testbed.leaves import leaves
-from testbed.model.topology import Topology
+from faultbed.testbed.leaves import leaves
+from faultbed.testbed.model.topology import Topology
 
 __all__ = ["refuse_addresses", "refuse_large_numbers"]
 

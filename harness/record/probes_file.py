@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.record import parquet
-from testbed.errors import RecordError
-from traffic.probes.results import ProbeTrips
-from traffic.probes.rtt import STAMPS, Echo, Trip
+from faultbed.harness.record import parquet
+from faultbed.testbed.errors import RecordError
+from faultbed.traffic.probes.results import ProbeTrips
+from faultbed.traffic.probes.rtt import STAMPS, Echo, Trip
 
 __all__ = ["PROBES_SCHEMA", "read", "write"]
 

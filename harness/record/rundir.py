@@ -1,22 +1,22 @@
 """The run directory: `runs/<utc>-<name>-<seed>/`, made once, every file written whole or not at all.
 
 experiment.toml     the file as it was given
-trace/              the trace, if the experiment replays one (harness.experiment.replayed)
+trace/              the trace, if the experiment replays one (faultbed.harness.experiment.replayed)
 plan.json           what the seed decided
 journal.jsonl       what was done to the lab
 measurements.json   what was measured
-samples.parquet     goodput samples, long form (harness.record.samples_file)
-telemetry.parquet   counters of every node over time (harness.record.telemetry_file)
+samples.parquet     goodput samples, long form (faultbed.harness.record.samples_file)
+telemetry.parquet   counters of every node over time (faultbed.harness.record.telemetry_file)
 changes.parquet     links, routes and next hops as they changed (the same)
 environment.json    versions and settings of the controller, QEMU and the guests
-noise-floor.json    how much fault-free runs on the lab differ, if that was known to the judge (harness.analysis.noise)
-verdict.json        the verdict (harness.verdict)
+noise-floor.json    how much fault-free runs on the lab differ, if that was known to the judge
+(faultbed.harness.analysis.noise) verdict.json        the verdict (faultbed.harness.verdict)
 report.html         a page with all results
 repro.sh            a script that repeats the run
-flights.json        the flight recorder of each rank, if the job failed (traffic.engine.flight_recorder)
-flights-asked-N.json  the same, for each request during the run (harness.run.flight_dump)
-probes.parquet      probes beside the workload, if the experiment has [probe] (harness.record.probes_file)
-packets.json        captured packets, analysed, and capture*.pcapng beside it (harness.packets)
+flights.json        the flight recorder of each rank, if the job failed (faultbed.traffic.engine.flight_recorder)
+flights-asked-N.json  the same, for each request during the run (faultbed.harness.run.flight_dump)
+probes.parquet      probes beside the workload, if the experiment has [probe] (faultbed.harness.record.probes_file)
+packets.json        captured packets, analysed, and capture*.pcapng beside it (faultbed.harness.packets)
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ from typing import TypeVar
 
 import msgspec
 
-from harness import verdict as verdict_file
-from harness.experiment import run_plan as plan_file
-from harness.experiment.run_plan import Plan
-from harness.json_text import json_text
-from harness.packets import evidence
-from harness.packets.evidence import Evidence
-from harness.record import code
-from harness.record import measurements as measurements_file
-from harness.record.measurements import Environment, Measurements
-from harness.verdict import ExcludedHost, VerdictFile
-from testbed.errors import RecordError, UsageError
-from testbed.observe.telemetry import Recorded
-from traffic.engine.flight_recorder import Flight
-from traffic.probes.results import ProbeTrips
+import faultbed
+from faultbed.harness import verdict as verdict_file
+from faultbed.harness.experiment import run_plan as plan_file
+from faultbed.harness.experiment.run_plan import Plan
+from faultbed.harness.json_text import json_text
+from faultbed.harness.packets import evidence
+from faultbed.harness.packets.evidence import Evidence
+from faultbed.harness.record import code
+from faultbed.harness.record import measurements as measurements_file
+from faultbed.harness.record.measurements import Environment, Measurements
+from faultbed.harness.verdict import ExcludedHost, VerdictFile
+from faultbed.testbed import shipped
+from faultbed.testbed.errors import RecordError, UsageError
+from faultbed.testbed.observe.telemetry import Recorded
+from faultbed.traffic.engine.flight_recorder import Flight
+from faultbed.traffic.probes.results import ProbeTrips
 
 __all__ = [
     "RunDir",
@@ -63,7 +65,6 @@ __all__ = [
     "write_pooled",
 ]
 
-_ROOT = Path(__file__).resolve().parents[2]
 _STARTED = "%Y%m%dT%H%M%SZ"
 """How a directory's name begins."""
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
@@ -83,7 +84,7 @@ class RunDir:
 
     @property
     def journal(self) -> Path:
-        """The journal, which `inject.journal` writes."""
+        """The journal, which `faultbed.inject.journal` writes."""
         return self.path / "journal.jsonl"
 
     @property
@@ -107,14 +108,14 @@ class RunDir:
         """Write `measurements.json` and `samples.parquet`."""
         self._write("measurements.json", measurements_file.encode(measured))
         # pyarrow takes a third of a second to import, and most commands write no samples.
-        from harness.record import samples_file  # noqa: PLC0415
+        from faultbed.harness.record import samples_file  # noqa: PLC0415
 
         with whole(self.path / "samples.parquet") as temporary:
             samples_file.write(measured, temporary)
 
     def write_telemetry(self, recorded: Recorded, *, t0_ns: int) -> None:
         """Write `telemetry.parquet` and `changes.parquet`."""
-        from harness.record import telemetry_file  # noqa: PLC0415 (as above)
+        from faultbed.harness.record import telemetry_file  # noqa: PLC0415 (as above)
 
         with whole(self.path / "telemetry.parquet") as telemetry, whole(self.path / "changes.parquet") as changes:
             telemetry_file.write(recorded, t0_ns=t0_ns, telemetry=telemetry, changes=changes)
@@ -124,7 +125,7 @@ class RunDir:
         telemetry, changes = self.path / "telemetry.parquet", self.path / "changes.parquet"
         if not telemetry.exists() or not changes.exists():
             return None
-        from harness.record import telemetry_file  # noqa: PLC0415 (as above)
+        from faultbed.harness.record import telemetry_file  # noqa: PLC0415 (as above)
 
         return telemetry_file.read(telemetry=telemetry, changes=changes)
 
@@ -156,7 +157,7 @@ class RunDir:
 
     def write_probes(self, probes: ProbeTrips, *, t0_ns: int) -> None:
         """Write `probes.parquet`."""
-        from harness.record import probes_file  # noqa: PLC0415 (as above)
+        from faultbed.harness.record import probes_file  # noqa: PLC0415 (as above)
 
         with whole(self.path / "probes.parquet") as temporary:
             probes_file.write(probes, temporary, t0_ns=t0_ns)
@@ -165,7 +166,7 @@ class RunDir:
         """Read `probes.parquet`; a run without that file has no trips."""
         if not (self.path / "probes.parquet").exists():
             return ProbeTrips()
-        from harness.record import probes_file  # noqa: PLC0415 (as above)
+        from faultbed.harness.record import probes_file  # noqa: PLC0415 (as above)
 
         return probes_file.read(self.path / "probes.parquet")
 
@@ -363,7 +364,7 @@ def describe_environment(
 ) -> Environment:
     """Return the versions and settings of this controller, without environment variables, host or user name."""
     return Environment(
-        faultbed=_version("faultbed") or "unknown",
+        faultbed=faultbed.__version__,
         git=_commit(),
         code=code.digest(),
         python=platform.python_version(),
@@ -382,7 +383,7 @@ def describe_environment(
 @functools.cache
 def _commit() -> str | None:
     """Return the commit of the running faultbed's code, read once per process, as its digest is."""
-    return _git_describe(_ROOT)
+    return _git_describe(shipped.import_root().resolve())
 
 
 @functools.cache

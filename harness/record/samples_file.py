@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.record.measurements import Measurements
+from faultbed.harness.record.measurements import Measurements
 
 __all__ = ["SAMPLES_SCHEMA", "write"]
 

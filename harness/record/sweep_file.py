@@ -12,10 +12,10 @@ from typing import Literal
 
 import msgspec
 
-from harness.json_text import json_text
-from harness.record.rundir import whole
-from harness.verdict import LabState, Verdict, worst
-from testbed.errors import UsageError
+from faultbed.harness.json_text import json_text
+from faultbed.harness.record.rundir import whole
+from faultbed.harness.verdict import LabState, Verdict, worst
+from faultbed.testbed.errors import UsageError
 
 __all__ = [
     "SweepFile",

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.record import parquet
-from testbed.observe.telemetry import Change, Recorded, Sample
+from faultbed.harness.record import parquet
+from faultbed.testbed.observe.telemetry import Change, Recorded, Sample
 
 __all__ = ["CHANGES_SCHEMA", "TELEMETRY_SCHEMA", "read", "write"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from harness.record.measurements import (
+from faultbed.harness.record.measurements import (
     BystanderRun,
     Connection,
     Iteration,
@@ -16,15 +16,15 @@ from harness.record.measurements import (
     Serving,
     Summary,
 )
-from traffic.engine.run_results import Iteration as TrafficIteration
-from traffic.engine.run_results import Sample as TrafficSample
-from traffic.flows.flow_run import FlowResult, FlowsResult
-from traffic.probes.ecmp_entropy import sport_of
-from traffic.workloads.collective import CollectiveResult
-from traffic.workloads.elastic.elastic_results import ElasticResult
-from traffic.workloads.inference import InferenceResult
-from traffic.workloads.job import JobResult
-from traffic.workloads.ranks_result import RanksResult
+from faultbed.traffic.engine.run_results import Iteration as TrafficIteration
+from faultbed.traffic.engine.run_results import Sample as TrafficSample
+from faultbed.traffic.flows.flow_run import FlowResult, FlowsResult
+from faultbed.traffic.probes.ecmp_entropy import sport_of
+from faultbed.traffic.workloads.collective import CollectiveResult
+from faultbed.traffic.workloads.elastic.elastic_results import ElasticResult
+from faultbed.traffic.workloads.inference import InferenceResult
+from faultbed.traffic.workloads.job import JobResult
+from faultbed.traffic.workloads.ranks_result import RanksResult
 
 __all__ = [
     "Result",

@@ -24,18 +24,18 @@ import tomllib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
-from harness.analysis.observe import observe
-from harness.conditions import unmet
-from harness.confidence import LEVEL, student
-from harness.record.copies import digest_of
-from harness.record.rundir import RunDir, open_run
-from harness.report.comparison.compare import HIGHER_IS_BETTER
-from testbed.errors import UsageError
+import faultbed
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.conditions import unmet
+from faultbed.harness.confidence import LEVEL, student
+from faultbed.harness.record.copies import digest_of
+from faultbed.harness.record.rundir import RunDir, open_run
+from faultbed.harness.report.comparison.compare import HIGHER_IS_BETTER
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["FILE", "MIN_EARLIER", "TRACKED", "History", "Past", "Regression", "read", "regressions", "update"]
 
@@ -59,9 +59,7 @@ CREATE TABLE IF NOT EXISTS metric (name TEXT, metric TEXT, value REAL, at_least 
 CREATE TABLE IF NOT EXISTS left_out (name TEXT PRIMARY KEY, changed_ns INTEGER, why TEXT);
 """
 _TABLES = ("run", "metric", "left_out")
-_MADE_BY = (
-    zlib.crc32(f"{metadata.version('faultbed')} {TRACKED} {_SCHEMA} of runs with all conditions met".encode()) >> 1
-)
+_MADE_BY = zlib.crc32(f"{faultbed.__version__} {TRACKED} {_SCHEMA} of runs with all conditions met".encode()) >> 1
 """Identifies the version and schema that built an index, as SQLite's `user_version`: a signed number of 32 bits
 (sqlite.org, "PRAGMA")."""
 

@@ -6,7 +6,7 @@ measurements are from the rendering version.
 
 from __future__ import annotations
 
-from harness.record.measurements import Environment
+from faultbed.harness.record.measurements import Environment
 
 __all__ = ["judged_by"]
 

@@ -14,9 +14,9 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from harness.quantities import format_bytes, format_duration, format_rate
-from harness.report import summary
-from harness.report.plots.charts import Chart
+from faultbed.harness.quantities import format_bytes, format_duration, format_rate
+from faultbed.harness.report import summary
+from faultbed.harness.report.plots.charts import Chart
 
 __all__ = ["MARKS", "environment", "markup"]
 
@@ -28,7 +28,7 @@ MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?", "ERROR": "!"}
 def environment() -> jinja2.Environment:
     """Return the environment of `templates` with faultbed's filters. An undefined name is an error."""
     templates = jinja2.Environment(
-        loader=jinja2.PackageLoader("harness.report"),
+        loader=jinja2.PackageLoader("faultbed.harness.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

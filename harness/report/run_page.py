@@ -16,26 +16,26 @@ from typing import Any
 
 from markupsafe import Markup
 
-from harness.analysis import probe_lines
-from harness.analysis.links import expected_load, link_load
-from harness.analysis.observe import Observed, observe
-from harness.analysis.prediction import predictions
-from harness.analysis.ranks.slow_ranks import slow_ranks
-from harness.analysis.timeline import Impact
-from harness.attribution import packet_stalls
-from harness.attribution.attribute import attribute
-from harness.attribution.stalls import Stall, stalls
-from harness.experiment.metrics import METRICS, lookup
-from harness.findings import Attribution
-from harness.packets.evidence import Evidence
-from harness.proof import why_unproven_in
-from harness.record.measurements import FaultRun, Measurements, connection_between, counter_deltas
-from harness.record.rundir import RunDir, describe_environment, open_run
-from harness.report import page, summary
-from harness.report.fabric import drawing_states, fabric_states
-from harness.report.fabric.drawing import Mark, fabric_svg
-from harness.report.judged_by import judged_by
-from harness.report.plots import (
+from faultbed.harness.analysis import probe_lines
+from faultbed.harness.analysis.links import expected_load, link_load
+from faultbed.harness.analysis.observe import Observed, observe
+from faultbed.harness.analysis.prediction import predictions
+from faultbed.harness.analysis.ranks.slow_ranks import slow_ranks
+from faultbed.harness.analysis.timeline import Impact
+from faultbed.harness.attribution import packet_stalls
+from faultbed.harness.attribution.attribute import attribute
+from faultbed.harness.attribution.stalls import Stall, stalls
+from faultbed.harness.experiment.metrics import METRICS, lookup
+from faultbed.harness.findings import Attribution
+from faultbed.harness.packets.evidence import Evidence
+from faultbed.harness.proof import why_unproven_in
+from faultbed.harness.record.measurements import FaultRun, Measurements, connection_between, counter_deltas
+from faultbed.harness.record.rundir import RunDir, describe_environment, open_run
+from faultbed.harness.report import page, summary
+from faultbed.harness.report.fabric import drawing_states, fabric_states
+from faultbed.harness.report.fabric.drawing import Mark, fabric_svg
+from faultbed.harness.report.judged_by import judged_by
+from faultbed.harness.report.plots import (
     counter_plot,
     counter_timeline,
     fault_bands,
@@ -44,8 +44,8 @@ from harness.report.plots import (
     probe_plot,
     step_gantt,
 )
-from harness.report.plots.charts import Band
-from harness.report.plots.recovery_bars import (
+from faultbed.harness.report.plots.charts import Band
+from faultbed.harness.report.plots.recovery_bars import (
     PhaseBar,
     RecoveryBar,
     phase_bars,
@@ -53,14 +53,14 @@ from harness.report.plots.recovery_bars import (
     recovery_bar,
     recovery_check,
 )
-from harness.report.plots.restart_bars import restart_bars
-from harness.verdict import VerdictFile
-from inject.evidence.receipt import Receipt
-from testbed.errors import UsageError
-from testbed.model.lab_kind import traits_of
-from testbed.observe.telemetry import Change, Recorded
-from traffic.engine.flight_recorder import Flight
-from traffic.probes.results import ProbeTrips
+from faultbed.harness.report.plots.restart_bars import restart_bars
+from faultbed.harness.verdict import VerdictFile
+from faultbed.inject.evidence.receipt import Receipt
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.observe.telemetry import Change, Recorded
+from faultbed.traffic.engine.flight_recorder import Flight
+from faultbed.traffic.probes.results import ProbeTrips
 
 __all__ = ["render", "render_html"]
 

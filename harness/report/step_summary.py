@@ -20,9 +20,9 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from harness.record.rundir import open_run
-from harness.verdict import LabState, Verdict, VerdictFile
-from testbed.errors import UsageError
+from faultbed.harness.record.rundir import open_run
+from faultbed.harness.verdict import LabState, Verdict, VerdictFile
+from faultbed.testbed.errors import UsageError
 
 __all__ = [
     "Case",
@@ -232,8 +232,8 @@ class JobResults:
     `cases` are the tests of its JUnit files, `verdicts` those of its runs, and `unfinished` the names of runs without a
     verdict. `steps` are in order. `missing` are JUnit files that the tests should have written. `preflight` are the
     findings of preflight. `broken` are the files that cannot be read, with the reason. `joint` are the verdicts of
-    several runs together. `worse` are regressions (`harness.report.history`), which change neither a verdict nor the
-    headline.
+    several runs together. `worse` are regressions (`faultbed.harness.report.history`), which change neither a verdict
+    nor the headline.
     """
 
     cases: Sequence[Case] = ()

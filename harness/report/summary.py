@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.observe import Observed
-from harness.conditions import unmet
-from harness.quantities import format_bytes, format_duration
-from harness.record.measurements import Measurements
-from harness.verdict import Check, Verdict, VerdictFile
+from faultbed.harness.analysis.observe import Observed
+from faultbed.harness.conditions import unmet
+from faultbed.harness.quantities import format_bytes, format_duration
+from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.verdict import Check, Verdict, VerdictFile
 
 __all__ = ["describe_workload", "format_observed", "format_value", "headline", "sentence"]
 

@@ -6,16 +6,16 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from harness.experiment.experiment_file import Experiment
-from testbed.lab import Lab
-from testbed.observe import packet_capture
-from testbed.observe.packet_capture import Capturing
-from testbed.observe.telemetry import Change
-from traffic.engine.running_traffic import Running
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowsResult
-from traffic.probes import prober
-from traffic.probes.prober import Probing
+from faultbed.harness.experiment.experiment_file import Experiment
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.observe import packet_capture
+from faultbed.testbed.observe.packet_capture import Capturing
+from faultbed.testbed.observe.telemetry import Change
+from faultbed.traffic.engine.running_traffic import Running
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowsResult
+from faultbed.traffic.probes import prober
+from faultbed.traffic.probes.prober import Probing
 
 __all__ = ["bystander", "capturing", "forward_changes", "probing", "stop_bystander"]
 

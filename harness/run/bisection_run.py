@@ -14,27 +14,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from harness.analysis.links import emulation_headroom
-from harness.analysis.links.effective_bisection import Trial, bisection_of, ratio
-from harness.analysis.links.link_metrics import uplink_use
-from harness.confidence import Interval, decide, level_for
-from harness.experiment.fabric_file import Fabric
-from harness.record.measurements import Measurements
-from harness.record.workload_series import silent_of
-from harness.run import emulation_limit, ends
-from harness.run.routing import routing_scheme
-from harness.run.workload import run_flows
-from harness.verdict import LabState, RoutingReceipt, Verdict
-from inject.journal import Journal
-from testbed.backends.lab_backend import backend_of
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import Lab
-from testbed.model.lab_kind import traits_of
-from testbed.observe import counters
-from testbed.tenancy import dirty
-from traffic.engine.task_specs import QpParams
-from traffic.flows.flow_run import FlowSpec, FlowsResult
-from traffic.flows.permutations import Tier, permutation
+from faultbed.harness.analysis.links import emulation_headroom
+from faultbed.harness.analysis.links.effective_bisection import Trial, bisection_of, ratio
+from faultbed.harness.analysis.links.link_metrics import uplink_use
+from faultbed.harness.confidence import Interval, decide, level_for
+from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.workload_series import silent_of
+from faultbed.harness.run import emulation_limit, ends
+from faultbed.harness.run.routing import routing_scheme
+from faultbed.harness.run.workload import run_flows
+from faultbed.harness.verdict import LabState, RoutingReceipt, Verdict
+from faultbed.inject.journal import Journal
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.observe import counters
+from faultbed.testbed.tenancy import dirty
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows.flow_run import FlowSpec, FlowsResult
+from faultbed.traffic.flows.permutations import Tier, permutation
 
 __all__ = [
     "JOURNAL",

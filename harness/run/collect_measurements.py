@@ -7,37 +7,37 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from harness.experiment.stop import Guard
-from harness.packets.evidence import Evidence
-from harness.record import kernel_log
-from harness.record.measurements import (
+from faultbed.harness.experiment.stop import Guard
+from faultbed.harness.packets.evidence import Evidence
+from faultbed.harness.record import kernel_log
+from faultbed.harness.record.measurements import (
     FaultRun,
     Measurements,
     PacketSummary,
     RankSeries,
     RebuildMark,
 )
-from harness.record.workload_series import (
+from faultbed.harness.record.workload_series import (
     Result,
     bystander_of,
     connections_of,
     ranks_of,
     series_of,
 )
-from harness.run.hop_packet_bounds import passed
-from harness.run.prepare.resolve import ResolvedRun
-from harness.run.workload_kinds import kind_of
-from harness.verdict import LabState, RoutingReceipt
-from inject.evidence.receipt import FaultReceipt
-from inject.injector import TTL_S, Injector, Mutation
-from inject.own_reads import recorded
-from testbed.lab import Lab
-from testbed.observe.machine_load import MachineLoad
-from testbed.observe.packet_capture import Captured
-from testbed.observe.telemetry import Recorded
-from traffic.engine.run_results import Standstill
-from traffic.flows.flow_run import FlowsResult
-from traffic.probes.results import ProbeTrips
+from faultbed.harness.run.hop_packet_bounds import passed
+from faultbed.harness.run.prepare.resolve import ResolvedRun
+from faultbed.harness.run.workload_kinds import kind_of
+from faultbed.harness.verdict import LabState, RoutingReceipt
+from faultbed.inject.evidence.receipt import FaultReceipt
+from faultbed.inject.injector import TTL_S, Injector, Mutation
+from faultbed.inject.own_reads import recorded
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.observe.machine_load import MachineLoad
+from faultbed.testbed.observe.packet_capture import Captured
+from faultbed.testbed.observe.telemetry import Recorded
+from faultbed.traffic.engine.run_results import Standstill
+from faultbed.traffic.flows.flow_run import FlowsResult
+from faultbed.traffic.probes.results import ProbeTrips
 
 __all__ = ["RunData", "measurements_of", "windows"]
 

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import msgspec
 
-from harness import judge
-from harness.analysis import noise
-from harness.analysis.observe import observe
-from harness.confidence import level_for
-from harness.experiment.stop import judged
-from harness.packets import evidence
-from harness.record import rundir
-from harness.record.rundir import RunDir
-from harness.run import ends
-from harness.run.collect_measurements import RunData, measurements_of, windows
-from harness.run.control import as_control
-from harness.run.prepare.resolve import ResolvedRun
-from harness.verdict import Check, Verdict, VerdictFile
-from testbed.backends.lab_backend import backend_of
-from testbed.errors import DirtyLab, FaultbedError, LabError
-from testbed.lab import Lab
+from faultbed.harness import judge
+from faultbed.harness.analysis import noise
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.confidence import level_for
+from faultbed.harness.experiment.stop import judged
+from faultbed.harness.packets import evidence
+from faultbed.harness.record import rundir
+from faultbed.harness.record.rundir import RunDir
+from faultbed.harness.run import ends
+from faultbed.harness.run.collect_measurements import RunData, measurements_of, windows
+from faultbed.harness.run.control import as_control
+from faultbed.harness.run.prepare.resolve import ResolvedRun
+from faultbed.harness.verdict import Check, Verdict, VerdictFile
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.errors import DirtyLab, FaultbedError, LabError
+from faultbed.testbed.lab import Lab
 
 __all__ = ["Finished", "conclude", "not_recorded"]
 
@@ -85,7 +85,7 @@ def conclude(
     verdict = msgspec.structs.replace(verdict, left_out=resolved.left_out)
     run_dir.write_verdict(verdict)
     # matplotlib takes a second to import, and most commands draw nothing.
-    from harness.report import run_page as report  # noqa: PLC0415
+    from faultbed.harness.report import run_page as report  # noqa: PLC0415
 
     return Finished(run_dir=run_dir, verdict=verdict, report=report.render(run_dir.path))
 

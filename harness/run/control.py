@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from harness.analysis.observations import Observation
-from harness.verdict import Check, Verdict, VerdictFile, worst
+from faultbed.harness.analysis.observations import Observation
+from faultbed.harness.verdict import Check, Verdict, VerdictFile, worst
 
 __all__ = ["CHECK", "as_control"]
 

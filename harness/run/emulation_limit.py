@@ -3,7 +3,7 @@
 A soft lab enforces its links' rates with shapers. If the sum of these rates exceeds what the machine can forward, a
 run measures the machine. Its capacity is measured once for each lab and machine: the shapers are deleted, every RNIC
 sends for some seconds, and the lab returns to its snapshot. A run whose RNICs may send more than half of the capacity
-is INCONCLUSIVE (`harness.judge`).
+is INCONCLUSIVE (`faultbed.harness.judge`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 
 import msgspec
 
-from harness.analysis.links.emulation_headroom import exceeds_headroom
-from harness.experiment.workload_file import Workload
-from harness.run.workload import run_flows
-from harness.run.workload_kinds import kind_of
-from testbed.backends.soft.lab_state import read_state
-from testbed.directories import lab_dir
-from testbed.errors import LabError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import Lab
-from testbed.model.topology import Topology
-from testbed.tenancy import durable
-from traffic.engine.task_specs import QpParams
-from traffic.flows.flow_run import FlowSpec
-from traffic.flows.matrix import pairs
+from faultbed.harness.analysis.links.emulation_headroom import exceeds_headroom
+from faultbed.harness.experiment.workload_file import Workload
+from faultbed.harness.run.workload import run_flows
+from faultbed.harness.run.workload_kinds import kind_of
+from faultbed.testbed.backends.soft.lab_state import read_state
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.tenancy import durable
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.traffic.flows.matrix import pairs
 
 __all__ = ["FILE", "Capacity", "NotMeasured", "capacity_of", "link_limit_bps", "measure", "offered_load_bps"]
 

@@ -6,13 +6,13 @@ import traceback
 from collections.abc import Iterable
 from typing import NoReturn
 
-from harness.verdict import ExitCode
-from inject.evidence.receipt import FaultReceipt, not_cleared
-from inject.injector import Injector
-from testbed.errors import DirtyLab, FaultbedError, Interrupted
-from testbed.lab import Lab
-from testbed.tenancy import dirty
-from testbed.tenancy.dirty import Outcome, Work
+from faultbed.harness.verdict import ExitCode
+from faultbed.inject.evidence.receipt import FaultReceipt, not_cleared
+from faultbed.inject.injector import Injector
+from faultbed.testbed.errors import DirtyLab, FaultbedError, Interrupted
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.tenancy import dirty
+from faultbed.testbed.tenancy.dirty import Outcome, Work
 
 __all__ = ["describe", "finish", "interrupted", "reraise", "show_unforeseen"]
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.record import rundir
-from traffic.engine.running_traffic import OnEvent
+from faultbed.harness.record import rundir
+from faultbed.traffic.engine.running_traffic import OnEvent
 
 __all__ = ["STEM", "stem_now", "to_each", "writer"]
 

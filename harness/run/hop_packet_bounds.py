@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from inject.evidence.receipt import Receipt
-from testbed.observe.counters import delta
-from testbed.observe.telemetry import Sample
+from faultbed.inject.evidence.receipt import Receipt
+from faultbed.testbed.observe.counters import delta
+from faultbed.testbed.observe.telemetry import Sample
 
 __all__ = ["passed"]
 

@@ -16,39 +16,39 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.analysis import noise
-from harness.experiment.stop import Guard
-from harness.record import code, rundir
-from harness.record.measurements import RankSeries
-from harness.record.rundir import RunDir
-from harness.record.workload_series import series_of
-from harness.run import beside_workload, emulation_limit, ends, flight_dump, workload
-from harness.run.collect_measurements import RunData
-from harness.run.conclude import Finished, conclude, not_recorded
-from harness.run.faults.drive_faults import drive_all, end_early, prepare_all
-from harness.run.faults.live_guard import Live, StopWatcher
-from harness.run.online import Online
-from harness.run.prepare.bind_to_lab import needs_baseline, wants_twin
-from harness.run.prepare.resolve import ResolvedRun, refusal, resolve, touched
-from harness.run.restart_lines import restart_lines
-from harness.run.routing import routing_scheme
-from harness.run.routing.scheme_deviations import WorkloadTime, fault_times
-from harness.run.workload_kinds import kind_of
-from inject.injector import Injector, Mutation, longest_lease_s
-from inject.journal import Journal
-from testbed.backends.lab_backend import backend_of
-from testbed.directories import lab_dir
-from testbed.errors import FaultbedError, LabError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.inventory.subset import without_hosts
-from testbed.lab import Lab, open_lab
-from testbed.model.lab_kind import traits_of
-from testbed.observe import counters, telemetry
-from testbed.observe.machine_load import MachineLoad
-from testbed.tenancy import audit_log, dirty, interventions
-from testbed.tenancy.dirty import Work
-from testbed.tenancy.reservation import covered
-from traffic.engine.running_traffic import OnEvent
+from faultbed.harness.analysis import noise
+from faultbed.harness.experiment.stop import Guard
+from faultbed.harness.record import code, rundir
+from faultbed.harness.record.measurements import RankSeries
+from faultbed.harness.record.rundir import RunDir
+from faultbed.harness.record.workload_series import series_of
+from faultbed.harness.run import beside_workload, emulation_limit, ends, flight_dump, workload
+from faultbed.harness.run.collect_measurements import RunData
+from faultbed.harness.run.conclude import Finished, conclude, not_recorded
+from faultbed.harness.run.faults.drive_faults import drive_all, end_early, prepare_all
+from faultbed.harness.run.faults.live_guard import Live, StopWatcher
+from faultbed.harness.run.online import Online
+from faultbed.harness.run.prepare.bind_to_lab import needs_baseline, wants_twin
+from faultbed.harness.run.prepare.resolve import ResolvedRun, refusal, resolve, touched
+from faultbed.harness.run.restart_lines import restart_lines
+from faultbed.harness.run.routing import routing_scheme
+from faultbed.harness.run.routing.scheme_deviations import WorkloadTime, fault_times
+from faultbed.harness.run.workload_kinds import kind_of
+from faultbed.inject.injector import Injector, Mutation, longest_lease_s
+from faultbed.inject.journal import Journal
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import FaultbedError, LabError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.subset import without_hosts
+from faultbed.testbed.lab import Lab, open_lab
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.observe import counters, telemetry
+from faultbed.testbed.observe.machine_load import MachineLoad
+from faultbed.testbed.tenancy import audit_log, dirty, interventions
+from faultbed.testbed.tenancy.dirty import Work
+from faultbed.testbed.tenancy.reservation import covered
+from faultbed.traffic.engine.running_traffic import OnEvent
 
 __all__ = ["Finished", "ResolvedRun", "execute", "refusal", "resolve", "touched"]
 
@@ -75,7 +75,8 @@ def execute(
         progress: called with each progress line.
         guard: called before the lab is changed and while the workload progresses; raises if the lab is not ours.
         mutate: make every fault a no-op; for the tests that prove that such a run is never a PASS.
-        control: arm every fault with zero intensity, to measure what the harness itself costs (`harness.run.control`).
+        control: arm every fault with zero intensity, to measure what the harness itself costs
+            (`faultbed.harness.run.control`).
         mutate_routing: make the routing scheme a no-op, as `mutate` does with faults.
 
     Raises:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from harness.analysis.ranks.slow_ranks import StepFeed
-from testbed.errors import FaultbedError
-from testbed.model.topology import Topology
-from traffic.workloads.ranks import task_name
+from faultbed.harness.analysis.ranks.slow_ranks import StepFeed
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.workloads.ranks import task_name
 
 __all__ = ["Online"]
 
@@ -43,7 +43,7 @@ class Online:
         self._thread = threading.Thread(target=self._detect, name="slow ranks", daemon=True)
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Queue an event of the workload (`traffic.engine.running_traffic`). Does not wait for the detection."""
+        """Queue an event of the workload (`traffic/engine/running_traffic.py`). Does not wait for the detection."""
         if event["event"] == "iteration" and event["task"] in self._number:
             self._steps.put((self._number[event["task"]], event["index"], event["compute_ns"]))
 

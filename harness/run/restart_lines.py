@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from traffic.engine.running_traffic import OnEvent
-from traffic.workloads.elastic.elastic_results import Restart
+from faultbed.traffic.engine.running_traffic import OnEvent
+from faultbed.traffic.workloads.elastic.elastic_results import Restart
 
 __all__ = ["restart_lines"]
 

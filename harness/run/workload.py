@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from harness.experiment.experiment_file import Experiment
-from harness.run.workload_kinds import GRACE_S, kind_of
-from testbed.errors import LabError
-from testbed.lab import Lab
-from traffic.engine.engine_client import MODULE
-from traffic.engine.run_results import Window
-from traffic.engine.running_traffic import OnEvent, Running
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec, FlowsResult
-from traffic.probes.ecmp_entropy import data_and_ack_paths
+from faultbed.harness.experiment.experiment_file import Experiment
+from faultbed.harness.run.workload_kinds import GRACE_S, kind_of
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.lab import Lab
+from faultbed.traffic.engine.engine_client import MODULE
+from faultbed.traffic.engine.run_results import Window
+from faultbed.traffic.engine.running_traffic import OnEvent, Running
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec, FlowsResult
+from faultbed.traffic.probes.ecmp_entropy import data_and_ack_paths
 
 __all__ = ["engines_started_ahead", "paths_of", "patience_s", "run_flows", "start"]
 

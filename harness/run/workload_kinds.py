@@ -1,7 +1,7 @@
 """What a run does with each kind of workload: one protocol, and its implementation for each.
 
-A new kind of workload is a section of the experiment file (`harness.experiment.workload_file`), a module of
-`traffic.workloads`, and a class here.
+A new kind of workload is a section of the experiment file (`faultbed.harness.experiment.workload_file`), a module of
+`faultbed.traffic.workloads`, and a class here.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from math import prod
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from harness.experiment import replayed
-from harness.experiment.flow_words import between
-from harness.experiment.replayed import Replay, spec_of, trace_of
-from harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
-from harness.record import workload_series
-from harness.run.prepare.lab_names import LabNames
-from testbed.lab import Lab
-from traffic.engine.engine_client import Fabric, endpoint
-from traffic.engine.run_results import Endpoint
-from traffic.engine.running_traffic import OnEvent, Running
-from traffic.engine.task_specs import refuse_local
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec, FlowsResult
-from traffic.flows.matrix import pairs_in
-from traffic.schedules import cost, peers_of
-from traffic.workloads import collective, inference, job, ranking, replay, storage_readers
-from traffic.workloads.collective import CollectiveResult, CollectiveSpec
-from traffic.workloads.elastic import driver as elastic
-from traffic.workloads.elastic.resilience import Resilience, check_on_lab
-from traffic.workloads.inference import InferenceResult, InferenceSpec
-from traffic.workloads.job import JobSpec
-from traffic.workloads.ranking import RankingSpec
-from traffic.workloads.replay_batches import whole
-from traffic.workloads.storage_service import Storage
+from faultbed.harness.experiment import replayed
+from faultbed.harness.experiment.flow_words import between
+from faultbed.harness.experiment.replayed import Replay, spec_of, trace_of
+from faultbed.harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
+from faultbed.harness.record import workload_series
+from faultbed.harness.run.prepare.lab_names import LabNames
+from faultbed.testbed.lab import Lab
+from faultbed.traffic.engine.engine_client import Fabric, endpoint
+from faultbed.traffic.engine.run_results import Endpoint
+from faultbed.traffic.engine.running_traffic import OnEvent, Running
+from faultbed.traffic.engine.task_specs import refuse_local
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec, FlowsResult
+from faultbed.traffic.flows.matrix import pairs_in
+from faultbed.traffic.schedules import cost, peers_of
+from faultbed.traffic.workloads import collective, inference, job, ranking, replay, storage_readers
+from faultbed.traffic.workloads.collective import CollectiveResult, CollectiveSpec
+from faultbed.traffic.workloads.elastic import driver as elastic
+from faultbed.traffic.workloads.elastic.resilience import Resilience, check_on_lab
+from faultbed.traffic.workloads.inference import InferenceResult, InferenceSpec
+from faultbed.traffic.workloads.job import JobSpec
+from faultbed.traffic.workloads.ranking import RankingSpec
+from faultbed.traffic.workloads.replay_batches import whole
+from faultbed.traffic.workloads.storage_service import Storage
 
 __all__ = ["GRACE_S", "WorkloadKind", "collective_spec", "flow_specs", "job_spec", "kind_of"]
 

@@ -1,6 +1,6 @@
 """When a fault fired and how long it was on, compared with the plan. Pure.
 
-A fault is proven if it was armed, counted and witnessed (`inject.evidence.receipt`), and if all of these hold:
+A fault is proven if it was armed, counted and witnessed (`faultbed.inject.evidence.receipt`), and if all of these hold:
 
 * It first fired while the workload ran.
 * It was on as planned. Each phase lasts from the completed change to the beginning of its removal. Its length, and that
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inject.fault_plan import PlannedFault
+    from faultbed.inject.fault_plan import PlannedFault
 
 __all__ = [
     "RULE",
@@ -115,7 +115,7 @@ def on_time_of(
 def on_time_of_fault(
     planned: PlannedFault, observed: Mapping[str, Any], *, count: int, until_cleared: bool, drifted_ns: int = 0
 ) -> OnTime:
-    """Return a fault's on-time from its holder's observation (`inject.node.holder`) and its `count` of hits.
+    """Return a fault's on-time from its holder's observation (`faultbed.inject.node.holder`) and its `count` of hits.
 
     With `until_cleared` the window ends when the fault is cleared, if that is before its planned end.
     """

@@ -11,11 +11,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testbed.errors import CommandFailed
+from faultbed.testbed.errors import CommandFailed
 
 if TYPE_CHECKING:
-    from testbed.lab import Lab
-    from testbed.remote.remote_node import Node
+    from faultbed.testbed.lab import Lab
+    from faultbed.testbed.remote.remote_node import Node
 
 __all__ = ["COUNTER", "Boot", "Boots", "boot_of"]
 

@@ -7,7 +7,8 @@ A receipt is the element of `faults` in `verdict.json`. It has three parts, of m
     cleared   the target's readback after the revert
 
 `FaultReceipt.proved` decides the verdict: the hop or actuator counted hits AND an independent counter moved AND no
-counter moved that must not AND the fault was on as long as planned (`inject.evidence.firing_times`) AND it is cleared.
+counter moved that must not AND the fault was on as long as planned (`faultbed.inject.evidence.firing_times`) AND it is
+cleared.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inject.evidence import firing_times
-from inject.evidence.firing_times import OnTime
-from inject.evidence.reboots import COUNTER as REBOOTS
-from inject.kinds.kind import Fidelity
-from testbed.observe.counters import Snapshot, flat_deltas, value_at, why_reset
+from faultbed.inject.evidence import firing_times
+from faultbed.inject.evidence.firing_times import OnTime
+from faultbed.inject.evidence.reboots import COUNTER as REBOOTS
+from faultbed.inject.kinds.kind import Fidelity
+from faultbed.testbed.observe.counters import Snapshot, flat_deltas, value_at, why_reset
 
 if TYPE_CHECKING:
-    from inject.fault_plan import PlannedFault
+    from faultbed.inject.fault_plan import PlannedFault
 
 __all__ = ["Armed", "Cleared", "FaultReceipt", "Fired", "Receipt", "end_sentence", "judge_fired", "not_cleared"]
 

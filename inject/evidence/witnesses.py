@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from inject.evidence.reboots import COUNTER, Boots
-from testbed.errors import CommandFailed, Unreachable
-from testbed.observe import counters
+from faultbed.inject.evidence.reboots import COUNTER, Boots
+from faultbed.testbed.errors import CommandFailed, Unreachable
+from faultbed.testbed.observe import counters
 
 if TYPE_CHECKING:
-    from inject.fault_plan import PlannedFault
-    from testbed.lab import Lab
+    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["Witnesses", "rebooting_hosts"]
 

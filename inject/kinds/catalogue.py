@@ -1,8 +1,8 @@
 """Fault kinds as data: name, targets, parameters, and what proves that the fault happened.
 
-Each description is used by the planner (`inject.fault_plan`), by the holder on the target (through the request that the
-planner writes) and by the report. `inject.kinds` has a module of descriptions for each family, and `inject.mechanisms`
-carries them out.
+Each description is used by the planner (`faultbed.inject.fault_plan`), by the holder on the target (through the
+request that the planner writes) and by the report. `faultbed.inject.kinds` has a module of descriptions for each
+family, and `faultbed.inject.mechanisms` carries them out.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from inject.kinds import congestion, data, gpu, host, link, packet, rack, rnic, storage, switch
-from inject.kinds.kind import Binding, Example, FaultKind, Fidelity, Param, ParamType, Trait
-from inject.mechanisms.rack import MECHANISMS
-from testbed.errors import UsageError
-from testbed.suggestions import hint
+from faultbed.inject.kinds import congestion, data, gpu, host, link, packet, rack, rnic, storage, switch
+from faultbed.inject.kinds.kind import Binding, Example, FaultKind, Fidelity, Param, ParamType, Trait
+from faultbed.inject.mechanisms.rack import MECHANISMS
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.suggestions import hint
 
 __all__ = [
     "CATALOGUE",

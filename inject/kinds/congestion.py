@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import Example, Param, Trait, described
-from inject.kinds.processes import CPU_LEFT, CPU_LIMIT_ARMED_BY, CPU_LIMIT_MUST_MOVE
+from faultbed.inject.kinds.kind import Example, Param, Trait, described
+from faultbed.inject.kinds.processes import CPU_LEFT, CPU_LIMIT_ARMED_BY, CPU_LIMIT_MUST_MOVE
 
 __all__ = ["KINDS"]
 

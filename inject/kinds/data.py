@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import Example, Trait, described
-from inject.kinds.packet import FILTERS
+from faultbed.inject.kinds.kind import Example, Trait, described
+from faultbed.inject.kinds.packet import FILTERS
 
 __all__ = ["KINDS"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inject.kinds.kind import Example, Param, Trait, described
-from testbed.node.gpu.health import SHUTDOWN_C
+from faultbed.inject.kinds.kind import Example, Param, Trait, described
+from faultbed.testbed.node.gpu.health import SHUTDOWN_C
 
 __all__ = ["KINDS"]
 

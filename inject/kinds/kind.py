@@ -87,7 +87,8 @@ class FaultKind:
     Attributes:
         name: family and kind, such as `link.flap`.
         summary: what it does, for help texts.
-        binding: what reverts it, for each kind of target that it can have (`testbed.model.topology.Target.kind`).
+        binding: what reverts it, for each kind of target that it can have
+            (`faultbed.testbed.model.topology.Target.kind`).
         params: its parameters.
         fidelity: of the fault, on each kind of lab that can do it.
         armed_by, must_move, must_not_move: what proves it, for people; the planner chooses the counters by target.

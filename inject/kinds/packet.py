@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inject.kinds.kind import Binding, Example, FaultKind, Param, Trait, described
-from inject.kinds.link import DIRECTION
+from faultbed.inject.kinds.kind import Binding, Example, FaultKind, Param, Trait, described
+from faultbed.inject.kinds.link import DIRECTION
 
 __all__ = ["FILTERS", "KINDS"]
 

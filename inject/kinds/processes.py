@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import Param
+from faultbed.inject.kinds.kind import Param
 
 __all__ = ["CPU_LEFT", "CPU_LIMIT_ARMED_BY", "CPU_LIMIT_MUST_MOVE", "STOPPED_MUST_MOVE"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import Example, Trait, described
+from faultbed.inject.kinds.kind import Example, Trait, described
 
 __all__ = ["KINDS"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inject.kinds.kind import Example, FaultKind, Trait, described
+from faultbed.inject.kinds.kind import Example, FaultKind, Trait, described
 
 __all__ = ["KINDS"]
 

@@ -1,7 +1,9 @@
 """How the injector reaches a holder: a transient unit on the target, or a guarded process beside QEMU.
 
-Both are a `testbed.remote.remote_node.Channel`, and both have a supervisor that reverts when the holder dies or
-stops: PID 1 through `ExecStopPost` and `WatchdogSec` (systemd.service(5)), `inject.node.guardian` through a pipe.
+Both are a `faultbed.testbed.remote.remote_node.Channel`, and both have a supervisor that reverts when the holder dies
+or
+stops: PID 1 through `ExecStopPost` and `WatchdogSec` (systemd.service(5)), `faultbed.inject.node.guardian` through a
+    pipe.
 """
 
 from __future__ import annotations
@@ -18,18 +20,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inject.node.holder import REVERT_DIR
-from inject.node.qmp import DEADLINE_S
-from testbed.directories import home_dir
-from testbed.errors import Unreachable
-from testbed.node.holders import claim_file
-from testbed.observe.fingerprint import stored_reverts
-from testbed.remote.jsonlines import next_message
+from faultbed.inject.node.holder import REVERT_DIR
+from faultbed.inject.node.qmp import DEADLINE_S
+from faultbed.testbed import shipped
+from faultbed.testbed.directories import home_dir
+from faultbed.testbed.errors import Unreachable
+from faultbed.testbed.node.holders import claim_file
+from faultbed.testbed.observe.fingerprint import stored_reverts
+from faultbed.testbed.remote.jsonlines import next_message
 
 if TYPE_CHECKING:
-    from inject.leases.leased import Leased
-    from testbed.lab import Lab
-    from testbed.remote.remote_node import Channel
+    from faultbed.inject.leases.leased import Leased
+    from faultbed.testbed.lab import Lab
+    from faultbed.testbed.remote.remote_node import Channel
 
 __all__ = [
     "REPROVISION",
@@ -46,9 +49,8 @@ __all__ = [
     "unit_command",
 ]
 
-MODULE = "inject.node.holder"
-_ROOT = Path(__file__).resolve().parents[2]
-REPROVISION = "inject.reprovision"
+MODULE = "faultbed.inject.node.holder"
+REPROVISION = "faultbed.inject.reprovision"
 """The program that provisions a rebooted host again."""
 # Longest life of a unit beyond its fault's window: time to prepare the fault, to wait until it is due, and to clear it.
 SLACK_S = 600.0
@@ -132,7 +134,7 @@ def last_heal(lab: Lab) -> str:
 
 def local_python() -> list[str]:
     """Return the command that runs Python with this package on its path, from any folder."""
-    return ["env", f"PYTHONPATH={_ROOT}", sys.executable, "-P"]
+    return ["env", f"PYTHONPATH={shipped.import_root()}", sys.executable, "-P"]
 
 
 def local_args(lab: Lab, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,19 +157,19 @@ def local_args(lab: Lab, request: Mapping[str, Any]) -> dict[str, Any]:
 class LocalChannel:
     """A guardian and its holder on this machine, in a session of their own.
 
-    Implements `testbed.remote.remote_node.Channel`.
+    Implements `faultbed.testbed.remote.remote_node.Channel`.
     """
 
     def __init__(self, name: str, stored: Path, *, watchdog_s: float) -> None:
         self._what = f"holder of {name}"
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "inject.node.guardian", str(stored), f"{watchdog_s:g}"],
+            [sys.executable, "-P", "-m", "faultbed.inject.node.guardian", str(stored), f"{watchdog_s:g}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            env={**os.environ, "PYTHONPATH": str(shipped.import_root())},
         )
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._lock = threading.Lock()
@@ -180,7 +182,7 @@ class LocalChannel:
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """See `testbed.remote.remote_node.Channel.send`."""
+        """See `faultbed.testbed.remote.remote_node.Channel.send`."""
         try:
             with self._lock:
                 if self._process.stdin is None:
@@ -191,7 +193,7 @@ class LocalChannel:
             raise Unreachable(f"{self._what} is gone") from error
 
     def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
-        """See `testbed.remote.remote_node.Channel.receive`."""
+        """See `faultbed.testbed.remote.remote_node.Channel.receive`."""
         return next_message(self._lines, program=self._what, stderr_note="", timeout_s=timeout_s)
 
     def close(self) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from testbed.tenancy.lab_lease import who
+from faultbed.testbed.tenancy.lab_lease import who
 
 if TYPE_CHECKING:
-    from inject.leases.leased import Leased
+    from faultbed.inject.leases.leased import Leased
 
 __all__ = ["claim_of"]
 

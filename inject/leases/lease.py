@@ -12,15 +12,15 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from inject.leases.channels import START_S, UNIT_PREFIX, open_holder, revert_file
-from inject.node.holder import REVERT_DIR
-from testbed.errors import FaultbedError, FaultError, Unreachable
-from testbed.observe import clock
+from faultbed.inject.leases.channels import START_S, UNIT_PREFIX, open_holder, revert_file
+from faultbed.inject.node.holder import REVERT_DIR
+from faultbed.testbed.errors import FaultbedError, FaultError, Unreachable
+from faultbed.testbed.observe import clock
 
 if TYPE_CHECKING:
-    from inject.leases.leased import Leased
-    from testbed.lab import Lab
-    from testbed.remote.remote_node import Channel
+    from faultbed.inject.leases.leased import Leased
+    from faultbed.testbed.lab import Lab
+    from faultbed.testbed.remote.remote_node import Channel
 
 __all__ = ["ANSWER_S", "Lease"]
 

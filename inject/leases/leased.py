@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from inject.mechanisms.mechanism import Place
+from faultbed.inject.mechanisms.mechanism import Place
 
 __all__ = ["Leased"]
 

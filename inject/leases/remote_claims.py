@@ -11,16 +11,16 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from inject.leases.channels import revert_dir
-from inject.node.actuator import Refused
-from inject.node.claim import conflict, holder_of, refuse_conflicts
-from inject.node.holder import REVERT_DIR
-from testbed.errors import FaultError
-from testbed.model.lab_kind import traits_of
+from faultbed.inject.leases.channels import revert_dir
+from faultbed.inject.node.actuator import Refused
+from faultbed.inject.node.claim import conflict, holder_of, refuse_conflicts
+from faultbed.inject.node.holder import REVERT_DIR
+from faultbed.testbed.errors import FaultError
+from faultbed.testbed.model.lab_kind import traits_of
 
 if TYPE_CHECKING:
-    from inject.fault_plan import PlannedFault
-    from testbed.lab import Lab
+    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["refuse_remote_conflicts"]
 

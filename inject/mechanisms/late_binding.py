@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from inject.mechanisms.mechanism import LateBinding
-from testbed.errors import FaultError
+from faultbed.inject.mechanisms.mechanism import LateBinding
+from faultbed.testbed.errors import FaultError
 
 if TYPE_CHECKING:
-    from testbed.lab import Lab
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["bind", "connected_qps"]
 

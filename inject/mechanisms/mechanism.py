@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from inject.selection import Selection
-from testbed.errors import Unsupported, UsageError
-from testbed.model.topology import Link, Port, Target, Topology
+from faultbed.inject.selection import Selection
+from faultbed.testbed.errors import Unsupported, UsageError
+from faultbed.testbed.model.topology import Link, Port, Target, Topology
 
 __all__ = [
     "LateBinding",
@@ -93,14 +93,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mechanism:
-    """How a fault is carried out. The fields are those of `inject.fault_plan.PlannedFault`.
+    """How a fault is carried out. The fields are those of `faultbed.inject.fault_plan.PlannedFault`.
 
     `shows` is what the readback after arming must contain besides `applied`, to prove that the change is in place.
     `while_on` are states (`node/name`, value) read independently of the holder while the fault is on; the value
     None means that no such counter exists. `of_workload`: the thing to change exists only while a workload runs.
     `complete_after` is the number of hits after which the fault is complete: its window is then only the time in which
-    they may happen (`inject.evidence.firing_times`). `selection` is how the seed decides which packets are taken; None:
-    nothing is drawn.
+    they may happen (`faultbed.inject.evidence.firing_times`). `selection` is how the seed decides which packets are
+    taken; None: nothing is drawn.
     """
 
     place: Place
@@ -126,7 +126,7 @@ def holder_request(
     edges: list[list[Any]] | None = None,
     patience_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the request for the holder; `claims` is the path of what the fault changes (`inject.policy.conflicts`).
+    """Return the request for the holder; `claims` is the path of what the fault changes (`inject/policy/conflicts.py`).
 
     `patience_s` is how much longer than usual the revert may take; the request contains it only if it is set.
     """

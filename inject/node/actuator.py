@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from testbed.node.netns import enter
+from faultbed.testbed.node.netns import enter
 
 __all__ = ["Actuator", "Refused", "enter_netns", "make"]
 
@@ -18,9 +18,9 @@ class Actuator:
     """One mechanism on a node. Methods may raise OSError or Refused; `read` reports every half-done change.
 
     Order of calls: `prepare`, `bind`, `set_up`, then `on` and `off` at each edge. `close` is called only where the
-    process lives on (`inject.node.probe`, tests): a holder's sockets close with its process. `poll_s` is how often
-    `hits` is read while the fault is on; None: the edges are the hits. `patience_s` is how much longer than usual a
-    change may take.
+    process lives on (`faultbed.inject.node.probe`, tests): a holder's sockets close with its process. `poll_s` is how
+    often `hits` is read while the fault is on; None: the edges are the hits. `patience_s` is how much longer than
+    usual a change may take.
     """
 
     poll_s: float | None = None

@@ -1,8 +1,8 @@
 """Claims of faults on their target: a fault that would change what another session's fault changes is refused.
 
-A fault's claim is a file beside its stored revert, locked by its holder (`testbed.node.holders`). An unlocked claim
-counts only while the stored revert exists. A claim that cannot be read, or is missing beside a stored revert, counts as
-a claim of everything. The folder is locked while claims are compared.
+A fault's claim is a file beside its stored revert, locked by its holder (`faultbed.testbed.node.holders`). An unlocked
+claim counts only while the stored revert exists. A claim that cannot be read, or is missing beside a stored revert,
+counts as a claim of everything. The folder is locked while claims are compared.
 """
 
 # Start-up time decides a holder's speed: no pathlib.
@@ -17,8 +17,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from inject.node.actuator import Refused
-from testbed.node.holders import claim_file, identity, lock, read_claim
+from faultbed.inject.node.actuator import Refused
+from faultbed.testbed.node.holders import claim_file, identity, lock, read_claim
 
 __all__ = ["Claim", "conflict", "holder_of", "refuse_conflicts"]
 

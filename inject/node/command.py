@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import time
 
-from inject.node.actuator import Refused
+from faultbed.inject.node.actuator import Refused
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

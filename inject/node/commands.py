@@ -12,9 +12,9 @@ import shutil
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.command import heartbeat, match_lines, quote_output, require, run
-from inject.node.management import management_interfaces, on_device
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.command import heartbeat, match_lines, quote_output, require, run
+from faultbed.inject.node.management import management_interfaces, on_device
 
 __all__ = ["CommandsActuator"]
 

@@ -1,6 +1,6 @@
 """Supervises a holder that runs beside QEMU on the controller's machine, as PID 1 does on a target.
 
-    python -m inject.node.guardian REVERT_FILE WATCHDOG_S
+    python -m faultbed.inject.node.guardian REVERT_FILE WATCHDOG_S
 
 The guardian starts the holder as its child, which gets its stdin and stdout. When the holder ends for any reason, or is
 silent for WATCHDOG_S (as after a SIGSTOP), the guardian runs the stored revert if there is one. If the guardian is
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 
-from testbed.node.holders import claim_file, locked
+from faultbed.testbed.node.holders import claim_file, locked
 
 __all__ = ["main"]
 
@@ -35,7 +35,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     holder = subprocess.Popen(
-        [sys.executable, "-m", "inject.node.holder"],
+        [sys.executable, "-m", "faultbed.inject.node.holder"],
         env={**os.environ, "FAULTBED_WATCH_FD": str(watch_w), "FAULTBED_GUARD_FD": str(guard_r)},
         pass_fds=(watch_w, guard_r),
     )

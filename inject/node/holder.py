@@ -33,10 +33,10 @@ import sys
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused, make
-from inject.node.claim import Claim
-from inject.node.command import call_on_heartbeat
-from testbed.node.holders import HELD_BY, identity
+from faultbed.inject.node.actuator import Actuator, Refused, make
+from faultbed.inject.node.claim import Claim
+from faultbed.inject.node.command import call_on_heartbeat
+from faultbed.testbed.node.holders import HELD_BY, identity
 
 __all__ = ["Holder", "main"]
 
@@ -172,7 +172,7 @@ class Holder:
         actuator = make(request["actuator"], request["args"])
         call_on_heartbeat(self._heartbeat)
         if request.get("mutate"):
-            from inject.node.mutant import Mutant  # noqa: PLC0415 - only in tests of the harness itself
+            from faultbed.inject.node.mutant import Mutant  # noqa: PLC0415 - only in tests of the harness itself
 
             actuator = Mutant(actuator, request["mutate"])
         before = actuator.prepare()

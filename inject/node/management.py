@@ -27,7 +27,7 @@ import struct
 import sys
 from collections.abc import Iterator
 
-from testbed.node.netlink import Netlink, attributes
+from faultbed.testbed.node.netlink import Netlink, attributes
 
 __all__ = ["below", "management_interfaces", "of_vrf", "on_device", "ssh_addresses"]
 

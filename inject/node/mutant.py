@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.actuator import Actuator, Refused
 
 __all__ = ["Mutant"]
 

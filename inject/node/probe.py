@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from inject.node.actuator import Refused, make
+from faultbed.inject.node.actuator import Refused, make
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """The carrier of a VM's RNIC, switched off and on with QEMU's command `set_link` (QEMU's qapi/net.json).
 
 QMP acknowledges the command but cannot query a link's state. Therefore the proof comes from the guest's own carrier
-counters. As a program (`python -m inject.node.qmp SOCKET NIC`) this module brings the link up: that is the revert.
+counters. As a program (`python -m faultbed.inject.node.qmp SOCKET NIC`) this module brings the link up: that is the
+revert.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import sys
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.command import heartbeat
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.command import heartbeat
 
 __all__ = ["DEADLINE_S", "QmpActuator", "execute", "set_link"]
 
 DEADLINE_S = 3.0
-"""Deadline for QEMU's answer to one command. The guardian of a holder waits longer (`inject.leases.channels`)."""
+"""Deadline for QEMU's answer to one command. The guardian of a holder waits longer (`inject/leases/channels.py`)."""
 
 
 class QmpActuator(Actuator):
@@ -40,7 +41,7 @@ class QmpActuator(Actuator):
         return self.read()
 
     def revert_script(self) -> str:
-        return shlex.join([*self._python, "-m", "inject.node.qmp", self._socket, self._nic])
+        return shlex.join([*self._python, "-m", "faultbed.inject.node.qmp", self._socket, self._nic])
 
     def on(self) -> None:
         heartbeat()

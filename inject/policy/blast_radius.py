@@ -11,12 +11,12 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from inject.fault_plan import PlannedFault
-from inject.kinds.catalogue import Trait, has_trait
-from inject.policy.safety import Forbidden, policy_of
-from testbed.inventory.lab_inventory import Inventory
-from testbed.model.lab_kind import traits_of
-from testbed.model.topology import Topology
+from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.kinds.catalogue import Trait, has_trait
+from faultbed.inject.policy.safety import Forbidden, policy_of
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.model.topology import Topology
 
 __all__ = ["BlastRadius", "blast_radius_of", "check"]
 

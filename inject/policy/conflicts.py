@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inject.kinds.catalogue import Trait, has_trait
-from testbed.model.lab_kind import traits_of
+from faultbed.inject.kinds.catalogue import Trait, has_trait
+from faultbed.testbed.model.lab_kind import traits_of
 
 if TYPE_CHECKING:
-    from inject.fault_plan import PlannedFault
-    from testbed.model.topology import Link, Topology
+    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.testbed.model.topology import Link, Topology
 
 __all__ = ["Claim", "both_claim", "claims_of", "other_host", "touches"]
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inject.fault_plan import FaultSpec, PlannedFault, plan
-from testbed.errors import FaultbedError
-from testbed.tenancy import audit_log
-from testbed.tenancy.lab_lease import is_dead
+from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.tenancy import audit_log
+from faultbed.testbed.tenancy.lab_lease import is_dead
 
 if TYPE_CHECKING:
-    from testbed.lab import Lab
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["acted_within", "dead_processes", "faults_of_others"]
 

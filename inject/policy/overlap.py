@@ -15,12 +15,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from inject.kinds.catalogue import Trait, has_trait
-from testbed.observe.counters import MLX5
+from faultbed.inject.kinds.catalogue import Trait, has_trait
+from faultbed.testbed.observe.counters import MLX5
 
 if TYPE_CHECKING:
-    from inject.fault_plan import PlannedFault
-    from testbed.model.topology import Link, Topology
+    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.testbed.model.topology import Link, Topology
 
 __all__ = ["NOT_OWN", "REMOVAL_S", "TAIL_S", "may_move", "own_evidence"]
 
@@ -95,7 +95,7 @@ def _doubt(key: str, other: PlannedFault, apart_s: int) -> str:
 
 
 def may_move(fault: PlannedFault, key: str, topology: Topology) -> bool:
-    """Return whether a fault may move a counter (`node/name`, as in `testbed.observe.counters`)."""
+    """Return whether a fault may move a counter (`node/name`, as in `faultbed.testbed.observe.counters`)."""
     node, _, name = key.partition("/")
     device, _, counter = name.rpartition(".")
     if counter in _GAP:
@@ -153,7 +153,8 @@ def _may_reach(fault: PlannedFault, node: str, topology: Topology) -> bool:
 def _is_beside(fault: PlannedFault, switch: str, topology: Topology) -> bool:
     """Return whether packets that a fault has sent to one switch cannot cross `switch`, a neighbour of it.
 
-    Paths go up and then down (`testbed.routing.valley_free`), so none crosses two switches of one role and zone.
+    Paths go up and then down (`faultbed.testbed.routing.valley_free`), so none crosses two switches of one role and
+    zone.
     """
     link = fault.target.link
     if link is None or not link.is_uplink or fault.params.get("direction", "to") != "to":

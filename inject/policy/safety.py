@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
-from inject.fault_plan import PlannedFault
-from inject.kinds.catalogue import CATALOGUE
-from inject.policy.conflicts import other_host
-from testbed.errors import FaultError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.inventory.schema import SafetyVars
-from testbed.model.lab_kind import traits_of
-from testbed.model.topology import Target
+from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.policy.conflicts import other_host
+from faultbed.testbed.errors import FaultError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.schema import SafetyVars
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.model.topology import Target
 
 __all__ = ["Forbidden", "check", "check_spacing", "policy_of", "refuse_spacing"]
 

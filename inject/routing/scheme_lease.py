@@ -1,8 +1,8 @@
 """Keep a routing scheme on a soft lab's switches during a run, under the same lease as a fault.
 
-The controller sends heartbeats to a holder process on the switches' machine (`inject.node.holder`). If they stop, the
-holder removes the scheme by itself, and every packet takes BGP's own ECMP again. A killed controller leaves nothing to
-revert; the next command compares the lab with its state before the run.
+The controller sends heartbeats to a holder process on the switches' machine (`faultbed.inject.node.holder`). If they
+stop, the holder removes the scheme by itself, and every packet takes BGP's own ECMP again. A killed controller leaves
+nothing to revert; the next command compares the lab with its state before the run.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from inject.leases.claim_request import claim_of
-from inject.leases.lease import Lease
-from inject.mechanisms.mechanism import Place, Step
-from testbed.errors import FaultbedError
-from testbed.node.routing.routing_state import KIND
-from testbed.routing.switch_tables import SchemeTables
-from testbed.tenancy import audit_log, interventions
+from faultbed.inject.leases.claim_request import claim_of
+from faultbed.inject.leases.lease import Lease
+from faultbed.inject.mechanisms.mechanism import Place, Step
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.node.routing.routing_state import KIND
+from faultbed.testbed.routing.switch_tables import SchemeTables
+from faultbed.testbed.tenancy import audit_log, interventions
 
 if TYPE_CHECKING:
-    from inject.injector import Mutation
-    from inject.journal import Journal
-    from testbed.lab import Lab
+    from faultbed.inject.injector import Mutation
+    from faultbed.inject.journal import Journal
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["LEASE_TTL_S", "REMOVAL_TIMEOUT_S", "Deviation", "SchemeLease", "SchemeRelease"]
 
@@ -41,7 +41,7 @@ class Deviation:
     """A time during which a switch did not route as its scheme was installed, as the switch's machine recorded it.
 
     Attributes:
-        cause: `foreign`, `bgp` or `unwatched` (`testbed.node.routing.deviations`).
+        cause: `foreign`, `bgp` or `unwatched` (`faultbed.testbed.node.routing.deviations`).
         begin_ns: controller time of the kernel's first notification.
         end_ns: controller time of the last one; None: it had not ended when the scheme was removed.
         what: the difference from the installed scheme, for people.

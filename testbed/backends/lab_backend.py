@@ -1,7 +1,7 @@
 """What commands do with a lab of any kind: one protocol, and the back end of each kind.
 
-A new kind of lab is a module `KIND_backend` here with a `BACKEND`, its facts (`testbed.model.lab_kind`) and its fault
-mechanisms (`inject.mechanisms`).
+A new kind of lab is a module `KIND_backend` here with a `BACKEND`, its facts (`faultbed.testbed.model.lab_kind`) and
+its fault mechanisms (`faultbed.inject.mechanisms`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from testbed.model.lab_kind import LabKind
+from faultbed.testbed.model.lab_kind import LabKind
 
 if TYPE_CHECKING:
-    from testbed.inventory.lab_inventory import Inventory
-    from testbed.lab import Lab
-    from testbed.remote.ssh import Address
-    from testbed.tenancy.reservation_store import ReservationStore
+    from faultbed.testbed.inventory.lab_inventory import Inventory
+    from faultbed.testbed.lab import Lab
+    from faultbed.testbed.remote.ssh import Address
+    from faultbed.testbed.tenancy.reservation_store import ReservationStore
 
 __all__ = ["NOT_A_VM", "Access", "DoctorFinding", "Environment", "LabBackend", "Progress", "backend_of"]
 

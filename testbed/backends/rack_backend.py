@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NoReturn
 
-from testbed.backends.lab_backend import NOT_A_VM, Access, DoctorFinding, Environment, LabBackend, Progress
-from testbed.backends.rack import rack_status
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import Lab, machine_address, open_keeper
-from testbed.tenancy.reservation_store import ReservationStore, node_store
+from faultbed.testbed.backends.lab_backend import NOT_A_VM, Access, DoctorFinding, Environment, LabBackend, Progress
+from faultbed.testbed.backends.rack import rack_status
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import Lab, machine_address, open_keeper
+from faultbed.testbed.tenancy.reservation_store import ReservationStore, node_store
 
 __all__ = ["BACKEND"]
 

@@ -6,15 +6,15 @@ import functools
 import os
 from pathlib import Path
 
-from testbed.backends.lab_backend import NOT_A_VM, Access, DoctorFinding, Environment, LabBackend, Progress
-from testbed.backends.soft import capacity, fleet, image, lifecycle, serial_console, ssh_access, vm
-from testbed.backends.soft.lab_state import read_snapshot, read_state, sockets_of
-from testbed.directories import SOCKET_PATH_MAX, lab_dir
-from testbed.errors import LabError, UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import Lab
-from testbed.remote.ssh import Address
-from testbed.tenancy.reservation_store import ReservationStore, local_store
+from faultbed.testbed.backends.lab_backend import NOT_A_VM, Access, DoctorFinding, Environment, LabBackend, Progress
+from faultbed.testbed.backends.soft import capacity, fleet, image, lifecycle, serial_console, ssh_access, vm
+from faultbed.testbed.backends.soft.lab_state import read_snapshot, read_state, sockets_of
+from faultbed.testbed.directories import SOCKET_PATH_MAX, lab_dir
+from faultbed.testbed.errors import LabError, UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.remote.ssh import Address
+from faultbed.testbed.tenancy.reservation_store import ReservationStore, local_store
 
 __all__ = ["BACKEND"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from testbed.discover.facts import Gpu, Machine
+from faultbed.testbed.discover.facts import Gpu, Machine
 
 __all__ = ["gpu_beside", "shared_bridges"]
 

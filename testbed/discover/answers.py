@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from testbed.errors import LabError
+from faultbed.testbed.errors import LabError
 
 __all__ = ["SCRIPT", "Answers", "learning_trigger", "split"]
 

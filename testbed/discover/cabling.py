@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from testbed.discover.facts import Interface, LldpPeer, Machine, Space
+from faultbed.testbed.discover.facts import Interface, LldpPeer, Machine, Space
 
 __all__ = ["Cable", "End", "Node", "cables", "nodes_of", "unknown_ends"]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from testbed.discover.affinity import gpu_beside
-from testbed.discover.cabling import Cable, End, Node, cables, nodes_of, unknown_ends
-from testbed.discover.facts import Interface, Machine
-from testbed.model.lab_kind import LabKind, traits_of
+from faultbed.testbed.discover.affinity import gpu_beside
+from faultbed.testbed.discover.cabling import Cable, End, Node, cables, nodes_of, unknown_ends
+from faultbed.testbed.discover.facts import Interface, Machine
+from faultbed.testbed.model.lab_kind import LabKind, traits_of
 
 __all__ = ["Draft", "Gap", "draft", "text"]
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.discover.answers import Answers
-from testbed.errors import LabError
+from faultbed.testbed.discover.answers import Answers
+from faultbed.testbed.errors import LabError
 
 __all__ = ["Gpu", "Interface", "LldpPeer", "Machine", "Space", "broadcast", "machine_of", "pci_path"]
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from testbed.discover.answers import SCRIPT, learning_trigger, split
-from testbed.discover.facts import Machine, broadcast, machine_of
-from testbed.errors import LabError, UsageError
-from testbed.inventory.lab_inventory import Management
-from testbed.remote.remote_node import Node
+from faultbed.testbed.discover.answers import SCRIPT, learning_trigger, split
+from faultbed.testbed.discover.facts import Machine, broadcast, machine_of
+from faultbed.testbed.errors import LabError, UsageError
+from faultbed.testbed.inventory.lab_inventory import Management
+from faultbed.testbed.remote.remote_node import Node
 
 __all__ = ["parse_seed", "parse_seeds", "query"]
 

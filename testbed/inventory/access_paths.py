@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.inventory.audit_finding import InventoryFinding, repeated_values
-from testbed.inventory.consistency import Entries
-from testbed.inventory.schema import HostVars, LabVars, OutletVars, SwitchVars
-from testbed.model.lab_kind import traits_of
+from faultbed.testbed.inventory.audit_finding import InventoryFinding, repeated_values
+from faultbed.testbed.inventory.consistency import Entries
+from faultbed.testbed.inventory.schema import HostVars, LabVars, OutletVars, SwitchVars
+from faultbed.testbed.model.lab_kind import traits_of
 
 __all__ = ["check_access_paths"]
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import yaml
 
-from testbed.directories import cache_dir
-from testbed.errors import ConfigError, UsageError
-from testbed.inventory.schema import near
-from testbed.shipped import playbooks
+from faultbed.testbed.directories import cache_dir
+from faultbed.testbed.errors import ConfigError, UsageError
+from faultbed.testbed.inventory.schema import near
+from faultbed.testbed.shipped import playbooks
 
 __all__ = ["digest_of", "listing"]
 

@@ -1,9 +1,9 @@
 """Find all mistakes in an inventory: `faultbed inventory check`.
 
-`testbed.inventory.lab_inventory.load` stops at the first mistake; the audit reports all of them. It also reports
-mistakes that would only show on the running lab: an MTU that shrinks along a path, an address outside the IP plan, a
-QoS profile that pauses the wrong priority, two machines on one outlet. Pure, except that `audit` reads the inventory
-and `unreachable` opens connections.
+`faultbed.testbed.inventory.lab_inventory.load` stops at the first mistake; the audit reports all of them. It also
+reports mistakes that would only show on the running lab: an MTU that shrinks along a path, an address outside the IP
+plan, a QoS profile that pauses the wrong priority, two machines on one outlet. Pure, except that `audit` reads the
+inventory and `unreachable` opens connections.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.inventory.access_paths import check_access_paths
-from testbed.inventory.ansible_listing import listing
-from testbed.inventory.audit_finding import InventoryFinding, repeated_values
-from testbed.inventory.consistency import Entries, build_topology
-from testbed.inventory.fabric_rules import check_fabric
-from testbed.inventory.lab_inventory import Inventory, entries_of, lab_wide_vars
-from testbed.inventory.rates import shapes_of, with_speeds
-from testbed.inventory.schema import GoldenVars, LabVars, Mistakes, QosVars
-from testbed.model.lab_kind import traits_of
+from faultbed.testbed.inventory.access_paths import check_access_paths
+from faultbed.testbed.inventory.ansible_listing import listing
+from faultbed.testbed.inventory.audit_finding import InventoryFinding, repeated_values
+from faultbed.testbed.inventory.consistency import Entries, build_topology
+from faultbed.testbed.inventory.fabric_rules import check_fabric
+from faultbed.testbed.inventory.lab_inventory import Inventory, entries_of, lab_wide_vars
+from faultbed.testbed.inventory.rates import shapes_of, with_speeds
+from faultbed.testbed.inventory.schema import GoldenVars, LabVars, Mistakes, QosVars
+from faultbed.testbed.model.lab_kind import traits_of
 
 __all__ = ["InventoryFinding", "audit", "unreachable"]
 
@@ -42,7 +42,7 @@ _VLANS = range(1, 4095)
 """IEEE 802.1Q reserves 0 (priority tag without a VLAN) and 4095."""
 _SEEDS = 2**32
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "send-recv")
-"""The names that testbed.preflight.busbw gives to the collectives of nccl-tests."""
+"""The names that faultbed.testbed.preflight.busbw gives to the collectives of nccl-tests."""
 _REACH_TIMEOUT_S = 5.0
 _REDFISH_PORT, _IPMI_PORT = 443, 623
 _PDU_PORTS = (443, 80, 22, 23)

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.inventory.rates import check_queue
-from testbed.inventory.schema import (
+from faultbed.testbed.inventory.rates import check_queue
+from faultbed.testbed.inventory.schema import (
     CarrierVars,
     HostVars,
     JumpVars,
@@ -25,8 +25,8 @@ from testbed.inventory.schema import (
     mistake,
     near,
 )
-from testbed.model.lab_kind import traits_of
-from testbed.model.topology import Gpu, Host, Link, Port, Rnic, Switch, SwitchRole, Topology
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.model.topology import Gpu, Host, Link, Port, Rnic, Switch, SwitchRole, Topology
 
 __all__ = ["Entries", "build_topology"]
 

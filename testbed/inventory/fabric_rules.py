@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from testbed.inventory.audit_finding import InventoryFinding
-from testbed.inventory.consistency import Entries
+from faultbed.testbed.inventory.audit_finding import InventoryFinding
+from faultbed.testbed.inventory.consistency import Entries
 
 __all__ = ["check_fabric"]
 

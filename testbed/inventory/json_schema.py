@@ -1,8 +1,8 @@
 """The JSON schema of our inventories, for completion and checks in editors.
 
-Made from the structs that the loader decodes with; `python3 -m testbed.inventory.json_schema > inventory/schema.json`
-writes the file again, a test keeps both equal. Ansible allows every variable in every group, so the schema cannot
-report a missing variable; `faultbed inventory check` does.
+Made from the structs that the loader decodes with; `python3 -m faultbed.testbed.inventory.json_schema >
+inventory/schema.json` writes the file again, a test keeps both equal. Ansible allows every variable in every group, so
+the schema cannot report a missing variable; `faultbed inventory check` does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from testbed.inventory.schema import PREFIX, CarrierVars, HostVars, SwitchVars
+from faultbed.testbed.inventory.schema import PREFIX, CarrierVars, HostVars, SwitchVars
 
 __all__ = ["schema_text"]
 

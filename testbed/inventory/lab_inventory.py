@@ -1,8 +1,8 @@
 """An Ansible inventory as the model of a lab.
 
-`load` lets Ansible read the inventory (`testbed.inventory.ansible_listing`), so groups and group variables follow
-Ansible's rules. The result is decoded strictly (`testbed.inventory.schema`) and cross-checked
-(`testbed.inventory.consistency`).
+`load` lets Ansible read the inventory (`faultbed.testbed.inventory.ansible_listing`), so groups and group variables
+follow Ansible's rules. The result is decoded strictly (`faultbed.testbed.inventory.schema`) and cross-checked
+(`faultbed.testbed.inventory.consistency`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import ConfigError
-from testbed.inventory.ansible_listing import digest_of, listing
-from testbed.inventory.consistency import Entries, build_topology
-from testbed.inventory.rates import Shape, shapes_of, with_speeds
-from testbed.inventory.schema import (
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.inventory.ansible_listing import digest_of, listing
+from faultbed.testbed.inventory.consistency import Entries, build_topology
+from faultbed.testbed.inventory.rates import Shape, shapes_of, with_speeds
+from faultbed.testbed.inventory.schema import (
     PREFIX,
     BmcVars,
     BusbwVars,
@@ -38,8 +38,8 @@ from testbed.inventory.schema import (
     decode,
     mistake,
 )
-from testbed.model.lab_kind import LabKind, traits_of
-from testbed.model.topology import SwitchRole, Topology
+from faultbed.testbed.model.lab_kind import LabKind, traits_of
+from faultbed.testbed.model.topology import SwitchRole, Topology
 
 __all__ = ["Carrier", "Inventory", "Management", "entries_of", "lab_wide_vars", "load"]
 

@@ -1,9 +1,10 @@
 """The example of a rack lab, as an Ansible inventory: 2 racks x 2 servers x 8 GPUs and 8 RNICs, 2 RTSWs, 4 CTSWs.
 
-`python3 -m testbed.inventory.rack_preset > inventory/rack-h100.example.yml` writes the file again; a test keeps both
-equal. What is the same for the whole lab (IP plan, DSCP map, QoS profile) is in inventory/group_vars/rack_h100.yml, by
-hand. Addresses follow from numbers, as in `testbed.inventory.soft_presets`; those of management, BMCs and PDUs are
-documentation prefixes (RFC 5737), to be replaced together with the MACs.
+`python3 -m faultbed.testbed.inventory.rack_preset > inventory/rack-h100.example.yml` writes the file again; a test
+keeps both equal. What is the same for the whole lab (IP plan, DSCP map, QoS profile) is in
+inventory/group_vars/rack_h100.yml, by hand. Addresses follow from numbers, as in
+`faultbed.testbed.inventory.soft_presets`; those of management, BMCs and PDUs are documentation prefixes (RFC 5737), to
+be replaced together with the MACs.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _PCIE = ("18", "2a", "3a", "5d", "9a", "ab", "ba", "db")
 _HEAD = """\
 # yaml-language-server: $schema=schema.json
 # Example of a rack lab: 2 racks x 2 servers x 8 GPUs and 8 RNICs, one RTSW a rack, 4 CTSWs. Not yet run on hardware.
-# Written by `python3 -m testbed.inventory.rack_preset`. Copy it, put in your addresses, MACs, PCIe addresses and
-# outlets, then `faultbed --lab YOURS.yml inventory check`. Group variables: group_vars/rack_h100.yml beside it.
+# Written by `python3 -m faultbed.testbed.inventory.rack_preset`. Copy it, put in your addresses, MACs, PCIe addresses
+# and outlets, then `faultbed --lab YOURS.yml inventory check`. Group variables: group_vars/rack_h100.yml beside it.
 #
 # Management 192.0.2.0/24, BMCs 198.51.100.0/24 and PDUs 203.0.113.0/24 are documentation prefixes (RFC 5737).
 """

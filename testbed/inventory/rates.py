@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from testbed.inventory.schema import LabVars, TierVars, mistake
-from testbed.model.lab_kind import traits_of
-from testbed.model.topology import Link, Port, Topology
+from faultbed.testbed.inventory.schema import LabVars, TierVars, mistake
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.model.topology import Link, Port, Topology
 
 __all__ = ["LEAST_RATE_BPS", "MOST_RATE_BPS", "Shape", "check_queue", "plain_shapes", "shapes_of", "with_speeds"]
 

@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from testbed.errors import ConfigError
-from testbed.finite import wrong_number
-from testbed.model.lab_kind import LabKind
-from testbed.suggestions import hint
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.finite import wrong_number
+from faultbed.testbed.model.lab_kind import LabKind
+from faultbed.testbed.suggestions import hint
 
 __all__ = [
     "PREFIX",

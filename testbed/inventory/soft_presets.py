@@ -1,7 +1,7 @@
 """The soft labs we offer, as Ansible inventories: pure functions from a size to a text.
 
-`python3 -m testbed.inventory.soft_presets soft > inventory/soft.yml` writes the file again; a test keeps file and
-generator equal. Addresses, MACs and AS numbers are functions of a node's number alone, so that a snapshot, an ECMP
+`python3 -m faultbed.testbed.inventory.soft_presets soft > inventory/soft.yml` writes the file again; a test keeps file
+and generator equal. Addresses, MACs and AS numbers are functions of a node's number alone, so that a snapshot, an ECMP
 mapping or a captured packet means the same on every machine that runs the preset.
 
 Racks, hosts and switches are numbered over the whole lab, not within their zone.
@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from testbed.errors import UsageError
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["PRESETS", "Preset", "inventory_text"]
 
@@ -36,7 +36,7 @@ class Preset:
     """The size of a soft lab. Every rack has one RTSW, every host one soft GPU.
 
     `racks` and `ctsws` are those of a zone. Every RTSW has one uplink to every CTSW of its zone, every CTSW one to
-    every ATSW. `rates` are lab-wide variables: rate_scale and tiers (`testbed.inventory.rates`).
+    every ATSW. `rates` are lab-wide variables: rate_scale and tiers (`faultbed.testbed.inventory.rates`).
     """
 
     name: str
@@ -145,7 +145,7 @@ PRESETS: dict[str, Preset] = {
 _CARRIER = "fabric"
 _HEAD = """\
 # {name}: {summary}.
-# Written by `python3 -m testbed.inventory.soft_presets {name}`; change the preset, not this file.
+# Written by `python3 -m faultbed.testbed.inventory.soft_presets {name}`; change the preset, not this file.
 #
 # This is an Ansible inventory and the single source of truth of the lab: the VMs, their wires, the roles in
 # playbooks/ and the topology model are all made from it. `ansible-inventory -i inventory/{name}.yml --list` shows it.

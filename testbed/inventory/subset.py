@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.lab_inventory import Inventory
 
 __all__ = ["without_hosts"]
 

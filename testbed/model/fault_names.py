@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from testbed.model.topology import Link
+from faultbed.testbed.model.topology import Link
 
 __all__ = ["is_fault_on", "slug", "targets_on"]
 

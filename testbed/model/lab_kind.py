@@ -1,4 +1,4 @@
-"""Facts about each kind of lab; what commands do with one is in its back end (`testbed.backends.lab_backend`)."""
+"""Facts about each kind of lab; what commands do with one is in its back end (`testbed/backends/lab_backend.py`)."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from testbed.errors import UsageError
-from testbed.model.topology import Link, Switch, Target, Topology
-from testbed.suggestions import hint
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Link, Switch, Target, Topology
+from faultbed.testbed.suggestions import hint
 
 __all__ = ["CLASSES", "is_selector", "resolve", "select", "select_one"]
 

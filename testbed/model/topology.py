@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from testbed.errors import UsageError
-from testbed.suggestions import nearest
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.suggestions import nearest
 
-# The key of a soft lab's snapshot contains the `repr` of its topology (testbed.backends.soft.snapshot_key). A field has
-# `repr=False` if it has no effect on a soft lab, or if the key contains its effect elsewhere (`Inventory.shapes`).
+# The key of a soft lab's snapshot contains the `repr` of its topology (faultbed.testbed.backends.soft.snapshot_key). A
+# field has `repr=False` if it has no effect on a soft lab, or if the key contains its effect elsewhere
+# (`Inventory.shapes`).
 __all__ = ["Gpu", "Host", "Link", "Port", "Rnic", "Switch", "SwitchRole", "Target", "Topology"]
 
 SwitchRole = Literal["rtsw", "ctsw", "atsw"]

@@ -32,7 +32,7 @@ import struct
 import sys
 import time
 
-from testbed.node import netns
+from faultbed.testbed.node import netns
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

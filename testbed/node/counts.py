@@ -2,12 +2,12 @@
 
     {"rxe0.out_of_seq_request": 0, "be0.carrier_changes": 2, "be0.queue_drops": 0, "gpu0.nr_throttled": 0, ...}
 
-Names that end in a word of `testbed.observe.counters.STATES` are states, not counters: the same reading shows them.
-`read` returns everything. `sample` returns only what moves with traffic, by the cheapest calls that exist, because it
-runs ten times a second beside the traffic that it watches.
+Names that end in a word of `faultbed.testbed.observe.counters.STATES` are states, not counters: the same reading shows
+them. `read` returns everything. `sample` returns only what moves with traffic, by the cheapest calls that exist,
+because it runs ten times a second beside the traffic that it watches.
 
 It also runs on SONiC switches, whose Python is 3.9 up to release 202311 (sonic-buildimage, slave.mk: bullseye). So does
-all code of `testbed.node` and `inject.node` that a switch uses: it must not need a later Python.
+all code of `faultbed.testbed.node` and `faultbed.inject.node` that a switch uses: it must not need a later Python.
 
 Formats: linux/rtnetlink.h, linux/if_link.h, linux/pkt_sched.h, linux/gen_stats.h.
 """
@@ -22,13 +22,13 @@ import struct
 import time
 import zlib
 
-from testbed.node import netns
-from testbed.node.asic_ports import port_counts
-from testbed.node.gpu import health, nvml
-from testbed.node.gpu.xid import XidLog
-from testbed.node.netlink import RTA_MULTIPATH, attributes, next_hops
-from testbed.node.rdma import Rdma
-from testbed.node.routing.owned_numbers import STEER_PRIORITY
+from faultbed.testbed.node import netns
+from faultbed.testbed.node.asic_ports import port_counts
+from faultbed.testbed.node.gpu import health, nvml
+from faultbed.testbed.node.gpu.xid import XidLog
+from faultbed.testbed.node.netlink import RTA_MULTIPATH, attributes, next_hops
+from faultbed.testbed.node.rdma import Rdma
+from faultbed.testbed.node.routing.owned_numbers import STEER_PRIORITY
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ _FULL = 0.002
 """A file system counts as full if less than this fraction of its blocks is available to users."""
 
 _HOG = "faultbed-hog"
-"""The name of the busy processes of faults (`inject.node.machine.hog`)."""
+"""The name of the busy processes of faults (`faultbed.inject.node.machine.hog`)."""
 
 _SLICE = "/sys/fs/cgroup/faultbed.slice"
 

@@ -1,4 +1,4 @@
-"""Fault holders on this machine, identified by the claims that they have locked (`inject.node.claim`).
+"""Fault holders on this machine, identified by the claims that they have locked (`faultbed.inject.node.claim`).
 
     FOLDER/INSTANCE.revert   the stored revert, which exists exactly while the target is changed; it names its holder
     FOLDER/INSTANCE.claim    JSON: who claims what, and the process that holds it

@@ -6,7 +6,7 @@ import os
 import struct
 import sys
 
-from testbed.node.netlink import Netlink, attribute, attributes
+from faultbed.testbed.node.netlink import Netlink, attribute, attributes
 
 __all__ = ["enter", "open_route", "port_packets"]
 

@@ -6,8 +6,8 @@ import contextlib
 import socket
 import struct
 
-from testbed.node import netns
-from testbed.node.netlink import Netlink, attribute, attributes
+from faultbed.testbed.node import netns
+from faultbed.testbed.node.netlink import Netlink, attribute, attributes
 
 __all__ = ["decisions", "egress_ports"]
 

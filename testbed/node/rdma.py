@@ -6,7 +6,7 @@ those of the files below ports/1/hw_counters.
 
 from __future__ import annotations
 
-from testbed.node.netlink import Netlink, attribute, attributes
+from faultbed.testbed.node.netlink import Netlink, attribute, attributes
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

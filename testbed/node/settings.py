@@ -17,15 +17,15 @@ import socket
 import struct
 import zlib
 
-from testbed.node.gpu import nvml
-from testbed.node.kernel_files import read
-from testbed.node.netlink import Netlink, attribute, attributes
+from faultbed.testbed.node.gpu import nvml
+from faultbed.testbed.node.kernel_files import read
+from faultbed.testbed.node.netlink import Netlink, attribute, attributes
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from testbed.node.state import Facts
+    from faultbed.testbed.node.state import Facts
 
 __all__ = [
     "UNKNOWN",

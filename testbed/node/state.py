@@ -18,12 +18,12 @@ import struct
 import sys
 from collections.abc import Collection, Iterator
 
-from testbed.node import netns, settings, systemd_units
-from testbed.node.counts import is_full, stepped_s
-from testbed.node.gpu import health
-from testbed.node.kernel_files import entries, read
-from testbed.node.netlink import RTA_MULTIPATH, Netlink, attributes, next_hops
-from testbed.node.routing.owned_numbers import PROTOCOL
+from faultbed.testbed.node import netns, settings, systemd_units
+from faultbed.testbed.node.counts import is_full, stepped_s
+from faultbed.testbed.node.gpu import health
+from faultbed.testbed.node.kernel_files import entries, read
+from faultbed.testbed.node.netlink import RTA_MULTIPATH, Netlink, attributes, next_hops
+from faultbed.testbed.node.routing.owned_numbers import PROTOCOL
 
 __all__ = [
     "Facts",
@@ -53,7 +53,7 @@ SYSCTLS = (
 DAEMONS = ("zebra", "bgpd", "mgmtd", "watchfrr")
 _OURS = ("traffic.", "inject.", "testbed.")
 _NAMED = "faultbed-"
-"""Prefix of the names of faults' processes (`inject.node.machine.hog`)."""
+"""Prefix of the names of faults' processes (`faultbed.inject.node.machine.hog`)."""
 _UNITS, _UNITS_S = "faultbed-*", 30.0
 _INFINIBAND, _SLICE = "/sys/class/infiniband", "/sys/fs/cgroup/faultbed.slice"
 
@@ -381,7 +381,7 @@ def program_of(command: str) -> str | None:
     if "-c" in words[:4]:
         return "-c"
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
-    return module if module.startswith(_OURS) and module != "testbed.node.watch" else None
+    return module if module.startswith(_OURS) and module != "faultbed.testbed.node.watch" else None
 
 
 def _unit_facts() -> Facts:

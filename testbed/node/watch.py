@@ -5,8 +5,9 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"clock"}                          {"event":"clock","monotonic_ns":N}
     {"do":"counters","nodes":{NODE:NETNS}}  {"event":"counters","at_ns":N,"nodes":{NODE:{NAME:VALUE}}}
     {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}}}
-    {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (testbed.node.gpu.nvml), or soft
-    {"do":"kernel_log","boot":ID,"after":N}  {"event":"kernel_log","boot":ID,"after":N,"messages":["LEVEL TEXT",..]}
+    {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (faultbed.testbed.node.gpu.nvml),
+    or soft {"do":"kernel_log","boot":ID,"after":N}  {"event":"kernel_log","boot":ID,"after":N,"messages":["LEVEL
+    TEXT",..]}
                                     since record N of that boot, or of this boot if ID is another one; without ID from
                                     now on; and from then on at once {"event":"kernel", with the same fields}
     {"do":"egress","flows":{NODE:[NETNS,[..]]}}  {"event":"egress","ports":{NODE:[PORT or null,..]}} (next_hops.py)
@@ -39,13 +40,13 @@ import socket
 import sys
 import time
 
-from testbed.node import netns, state
-from testbed.node.counts import Place, soft_gpus
-from testbed.node.gpu import health, nvml
-from testbed.node.holders import boot_id
-from testbed.node.netlink import messages
-from testbed.node.next_hops import decisions, egress_ports
-from testbed.node.routing import routing_state
+from faultbed.testbed.node import netns, state
+from faultbed.testbed.node.counts import Place, soft_gpus
+from faultbed.testbed.node.gpu import health, nvml
+from faultbed.testbed.node.holders import boot_id
+from faultbed.testbed.node.netlink import messages
+from faultbed.testbed.node.next_hops import decisions, egress_ports
+from faultbed.testbed.node.routing import routing_state
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

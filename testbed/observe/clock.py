@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from testbed.errors import LabError
-from testbed.remote.remote_node import Channel
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.remote.remote_node import Channel
 
 __all__ = ["ClockOffset", "Exchange", "drifted_ns", "estimate", "measure", "measure_by", "renewed", "widened"]
 

@@ -1,6 +1,7 @@
 """The state of a lab in every respect that a fault could change: captured before and after, and compared.
 
-Each machine's watcher reports it (`testbed.node.state`, `testbed.node.settings`). A fingerprint contains states, never
+Each machine's watcher reports it (`faultbed.testbed.node.state`, `faultbed.testbed.node.settings`). A fingerprint
+contains states, never
 counters: links (flags, MTU, qdisc), addresses, routes, learnt path MTUs, rules, qdiscs, filters, configured neighbours,
 nftables by content, DCB, ethtool and DCQCN settings of hardware, RDMA links, GIDs, types of service, queue pairs and
 memory regions of faultbed programs, provisioned sysctls, `cpu.max`, processes in faultbed's cgroups, GPU clocks, power
@@ -21,16 +22,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testbed.model.fault_names import is_fault_on, targets_on
-from testbed.node.settings import UNKNOWN
-from testbed.node.state import ROUTE_SETTINGS
-from testbed.tenancy.reservation import WHOLE_LAB
+from faultbed.testbed.model.fault_names import is_fault_on, targets_on
+from faultbed.testbed.node.settings import UNKNOWN
+from faultbed.testbed.node.state import ROUTE_SETTINGS
+from faultbed.testbed.tenancy.reservation import WHOLE_LAB
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from testbed.lab import Lab
-    from testbed.model.topology import Topology
+    from faultbed.testbed.lab import Lab
+    from faultbed.testbed.model.topology import Topology
 
 __all__ = ["CONTROLLER", "SETTLE_S", "Fingerprint", "capture", "diff", "part", "settle", "stored_reverts", "unknown"]
 

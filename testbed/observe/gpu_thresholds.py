@@ -2,7 +2,7 @@
 
 One table for preflight and `faultbed offenders`. A reading or an event that no row names decides nothing.
 
-    python -m testbed.observe.gpu_thresholds > docs/gpu-thresholds.md
+    python -m faultbed.testbed.observe.gpu_thresholds > docs/gpu-thresholds.md
 
 Sources, by the names that NVIDIA gives them: "NVIDIA GPU Memory Error Management" (RMA Policy; Response to
 Uncorrectable Contained ECC Errors; Error Recovery and Response Flags), "XID Errors", "NVML API Reference Guide". Meta's

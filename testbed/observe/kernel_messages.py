@@ -18,7 +18,7 @@ class KernelMessages:
         self._read_up_to: dict[str, dict[str, Any]] = {}
 
     def keep(self, machine: str, message: Mapping[str, Any]) -> None:
-        """Keep the messages of a watcher's event or answer (`testbed.node.watch`)."""
+        """Keep the messages of a watcher's event or answer (`faultbed.testbed.node.watch`)."""
         with self._lock:
             self._messages.setdefault(machine, []).extend(message["messages"])
             self._read_up_to[machine] = {"boot": message["boot"], "after": message["after"]}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from testbed.errors import FaultbedError
-from testbed.model.topology import Topology
-from testbed.observe import counters
-from testbed.observe.counters import Snapshot, value_at
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.observe import counters
+from faultbed.testbed.observe.counters import Snapshot, value_at
 
 if TYPE_CHECKING:
-    from testbed.lab import Lab
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["down_links", "read_down_links"]
 

@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from testbed.errors import CommandFailed, LabError, UsageError
-from testbed.model.selectors import resolve, select
-from testbed.observe import clock
-from testbed.packets.capture_file import ETHERNET, Frames
+from faultbed.testbed.errors import CommandFailed, LabError, UsageError
+from faultbed.testbed.model.selectors import resolve, select
+from faultbed.testbed.observe import clock
+from faultbed.testbed.packets.capture_file import ETHERNET, Frames
 
 if TYPE_CHECKING:
-    from testbed.lab import Lab
-    from testbed.model.topology import Port, Topology
-    from testbed.remote.remote_node import Channel
+    from faultbed.testbed.lab import Lab
+    from faultbed.testbed.model.topology import Port, Topology
+    from faultbed.testbed.remote.remote_node import Channel
 
 __all__ = [
     "SNAP_BYTES",
@@ -49,7 +49,7 @@ __all__ = [
 SNAP_BYTES = 128
 LIMIT_BYTES = 192 << 20
 """Limit of the blocks on the capturing machine, about a million packets. Beyond it, the kernel drops and counts."""
-_MODULE = "testbed.node.capture"
+_MODULE = "faultbed.testbed.node.capture"
 _FOLDER = "/var/lib/faultbed/capture"
 _START_S, _STOP_S, _FETCH_S = 60.0, 60.0, 300.0
 _OUTGOING = 4
@@ -243,7 +243,7 @@ def by_direction(frames: Frames) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def frames_of(content: bytes, names: Sequence[str], *, keep: Sequence[int], shift_ns: int) -> Frames:
-    """Decode the file that `testbed.node.capture` wrote, in the order of time.
+    """Decode the file that `faultbed.testbed.node.capture` wrote, in the order of time.
 
     Args:
         content: the file: blocks of a TPACKET_V3 ring. The index of its port and its length precede each block.

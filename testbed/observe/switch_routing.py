@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from testbed.errors import Unsupported
+from faultbed.testbed.errors import Unsupported
 
 if TYPE_CHECKING:
-    from testbed.lab import Lab
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["SwitchRouting", "read"]
 
@@ -19,7 +19,8 @@ class SwitchRouting:
     """The routing state of some switches.
 
     Attributes:
-        switches: the state of each switch by name, as `testbed.node.routing.routing_state.read_switch` returns it.
+        switches: the state of each switch by name, as `faultbed.testbed.node.routing.routing_state.read_switch`
+            returns it.
         schemes: the routing schemes that holders on the switches' machines keep applied, each once.
     """
 

@@ -5,8 +5,8 @@
         recorded = following.stop()
 
 There are ten samples a second, or fewer if they would cost a machine more than a thousandth of a CPU
-(`testbed.node.watch`); each has its time. Changes of links, routes and next hops come from the kernels at once, without
-sampling.
+(`faultbed.testbed.node.watch`); each has its time. Changes of links, routes and next hops come from the kernels at
+once, without sampling.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from testbed.errors import FaultbedError, LabError
-from testbed.observe.clock import ClockOffset, widened
-from testbed.observe.watcher import Watcher
+from faultbed.testbed.errors import FaultbedError, LabError
+from faultbed.testbed.observe.clock import ClockOffset, widened
+from faultbed.testbed.observe.watcher import Watcher
 
 if TYPE_CHECKING:
-    from testbed.lab import Lab
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["CHANGES_LOST", "EVERY_MS", "REPORT_MS", "Change", "Following", "Machine", "Recorded", "Sample", "start"]
 
@@ -47,9 +47,9 @@ class Sample:
 class Change:
     """A link, a route or a next hop that is new or has changed; `text` None: it is gone.
 
-    `subject` and `text` are those of a fingerprint (`testbed.node.state`), such as `link ctsw1` and `UP mtu 4200 ...`.
-    If the subject is `kernel`, the change is a message in a machine's kernel log: level (0 to 3 are errors) and text.
-    `at_ns` is when the kernel reported it, in controller time.
+    `subject` and `text` are those of a fingerprint (`faultbed.testbed.node.state`), such as `link ctsw1` and `UP mtu
+    4200 ...`. If the subject is `kernel`, the change is a message in a machine's kernel log: level (0 to 3 are errors)
+    and text. `at_ns` is when the kernel reported it, in controller time.
     """
 
     at_ns: int

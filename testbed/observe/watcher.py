@@ -1,4 +1,4 @@
-"""The controller's side of a machine's watcher (`testbed.node.watch`): requests, samples and changes.
+"""The controller's side of a machine's watcher (`faultbed.testbed.node.watch`): requests, samples and changes.
 
 One process per machine runs as long as the lab is open, so that watching costs the traffic next to nothing.
 """
@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from testbed.errors import CommandFailed, FaultbedError, LabError, Unreachable
-from testbed.observe import clock
-from testbed.observe.clock import ClockOffset
+from faultbed.testbed.errors import CommandFailed, FaultbedError, LabError, Unreachable
+from faultbed.testbed.observe import clock
+from faultbed.testbed.observe.clock import ClockOffset
 
 if TYPE_CHECKING:
-    from testbed.lab import Lab
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["Watcher", "WatcherGone"]
 
-_MODULE = "testbed.node.watch"
+_MODULE = "faultbed.testbed.node.watch"
 _START_S = 60.0
 _PUSHED = frozenset({"samples", "change", "kernel"})
 

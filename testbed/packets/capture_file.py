@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testbed.errors import UsageError
+from faultbed.testbed.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

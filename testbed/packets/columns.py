@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testbed.packets.bth import HAS_AETH, HAS_RETH, ROCE_PORT
+from faultbed.testbed.packets.bth import HAS_AETH, HAS_RETH, ROCE_PORT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from testbed.packets.capture_file import Frames
+    from faultbed.testbed.packets.capture_file import Frames
 
     Indices = NDArray[np.int64]
     Bytes = NDArray[np.uint8]

@@ -11,13 +11,13 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import NoPayload, Padding, Raw
 
-from testbed.errors import UsageError
-from testbed.packets.bth import NAK_SEQUENCE, opcode_name
-from testbed.packets.capture_file import ETHERNET
-from testbed.packets.layers import AETH, BTH
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.packets.bth import NAK_SEQUENCE, opcode_name
+from faultbed.testbed.packets.capture_file import ETHERNET
+from faultbed.testbed.packets.layers import AETH, BTH
 
 if TYPE_CHECKING:
-    from testbed.packets.capture_file import Frames
+    from faultbed.testbed.packets.capture_file import Frames
 
 __all__ = ["Explained", "Layer", "explain"]
 

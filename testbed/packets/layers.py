@@ -1,6 +1,6 @@
 """Extended transport headers of RoCEv2 that `scapy.contrib.roce` lacks.
 
-    from testbed.packets import layers          # binds; scapy then dissects them
+    from faultbed.testbed.packets import layers          # binds; scapy then dissects them
     Ether() / IP() / UDP(dport=4791) / BTH(opcode="RC_RDMA_WRITE_ONLY") / RETH(...) / Raw(...)
 
 RETH, AtomicETH, AtomicAckETH, ImmDt, IETH and DETH are defined in the InfiniBand Architecture Specification, volume 1,
@@ -16,7 +16,7 @@ from scapy.contrib.roce import AETH, BTH, _bth_opcodes
 from scapy.fields import BitField, XByteField, XIntField, XLongField
 from scapy.packet import Packet, bind_layers
 
-from testbed.packets.bth import opcode_name
+from faultbed.testbed.packets.bth import opcode_name
 
 __all__ = ["AETH", "BTH", "DETH", "IETH", "RETH", "AtomicAckETH", "AtomicETH", "ImmDt"]
 

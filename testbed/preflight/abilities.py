@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from testbed.inventory.lab_inventory import Inventory
-from testbed.model.topology import Host, Switch
-from testbed.preflight.collect import Facts
-from testbed.preflight.rack_formats import keeps_up, key_values
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.model.topology import Host, Switch
+from faultbed.testbed.preflight.collect import Facts
+from faultbed.testbed.preflight.rack_formats import keeps_up, key_values
 
 __all__ = ["OLDEST_PYTHON", "problems", "undetermined"]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from testbed.discover.affinity import shared_bridges
-from testbed.discover.facts import pci_path
-from testbed.inventory.lab_inventory import Inventory
-from testbed.model.topology import Host, Rnic
-from testbed.preflight.collect import Facts
+from faultbed.testbed.discover.affinity import shared_bridges
+from faultbed.testbed.discover.facts import pci_path
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.model.topology import Host, Rnic
+from faultbed.testbed.preflight.collect import Facts
 
 __all__ = ["problems", "undetermined"]
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from testbed.errors import UsageError
-from testbed.inventory.schema import BusbwVars
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.schema import BusbwVars
 
 __all__ = ["Measured", "Run", "Shortfall", "compare", "read"]
 

@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.inventory.lab_inventory import Inventory
-from testbed.inventory.rates import Shape
-from testbed.model.lab_kind import traits_of
-from testbed.model.topology import Link, Port, Topology
-from testbed.preflight.collect import FAR_ADDRESS, Facts
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.rates import Shape
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.model.topology import Link, Port, Topology
+from faultbed.testbed.preflight.collect import FAR_ADDRESS, Facts
 
 __all__ = [
     "CHECKS",

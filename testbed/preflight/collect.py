@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from testbed.errors import LabError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.inventory.rates import Shape
-from testbed.lab import Lab
-from testbed.model.lab_kind import traits_of
-from testbed.model.topology import Host, Rnic
-from testbed.remote.remote_node import Node
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.rates import Shape
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.model.topology import Host, Rnic
+from faultbed.testbed.remote.remote_node import Node
 
 __all__ = ["FAR_ADDRESS", "Facts", "Interface", "parse", "read_facts", "script"]
 

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from testbed.inventory.lab_inventory import Inventory
-from testbed.preflight.collect import Facts
-from testbed.preflight.rack_formats import RAW_BER_MAX
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.preflight.collect import Facts
+from faultbed.testbed.preflight.rack_formats import RAW_BER_MAX
 
 __all__ = ["FecReading", "fec_wrong", "problems", "read", "undetermined"]
 
@@ -38,7 +38,7 @@ class FecReading:
 
 
 def read(text: str) -> FecReading:
-    """Parse the output of `testbed.preflight.collect` for one port.
+    """Parse the output of `faultbed.testbed.preflight.collect` for one port.
 
     What ethtool did not print is None, and missing among the counters.
     """

@@ -1,17 +1,17 @@
 """Compare every host with the inventory's `faultbed_golden`: firmware, PCIe, GPU driver and VBIOS. Pure.
 
-The check `firmware` (testbed.preflight.rack_checks) finds hosts that differ from the others; this one finds a lab that
-is wrong as a whole. Not yet run on hardware.
+The check `firmware` (faultbed.testbed.preflight.rack_checks) finds hosts that differ from the others; this one finds a
+lab that is wrong as a whole. Not yet run on hardware.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from testbed.inventory.lab_inventory import Inventory
-from testbed.inventory.schema import GoldenVars
-from testbed.preflight.collect import Facts
-from testbed.preflight.rack_formats import gpus, key_values
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.schema import GoldenVars
+from faultbed.testbed.preflight.collect import Facts
+from faultbed.testbed.preflight.rack_formats import gpus, key_values
 
 __all__ = ["problems", "undetermined"]
 

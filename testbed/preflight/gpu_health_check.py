@@ -1,13 +1,13 @@
-"""The preflight check of GPU memory and heat: NVML's readings against `testbed.observe.gpu_thresholds`. Pure."""
+"""The preflight check of GPU memory and heat: NVML's readings against `testbed/observe/gpu_thresholds.py`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed.inventory.lab_inventory import Inventory
-from testbed.observe.gpu_thresholds import breaches
-from testbed.preflight.checks import Check, State
-from testbed.preflight.rack_formats import Gpu, gpus
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.observe.gpu_thresholds import breaches
+from faultbed.testbed.preflight.checks import Check, State
+from faultbed.testbed.preflight.rack_formats import Gpu, gpus
 
 __all__ = ["CHECK", "readings_of"]
 

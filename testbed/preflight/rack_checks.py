@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from testbed.inventory.lab_inventory import Inventory
-from testbed.model.lab_kind import traits_of
-from testbed.preflight import abilities, affinity_check, fec, golden, switch_qos
-from testbed.preflight.checks import Check, State
-from testbed.preflight.rack_formats import (
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.preflight import abilities, affinity_check, fec, golden, switch_qos
+from faultbed.testbed.preflight.checks import Check, State
+from faultbed.testbed.preflight.rack_formats import (
     Gpu,
     chrony_offset_s,
     chrony_uses_own_clock,

@@ -4,7 +4,7 @@
     firmware  /sys/class/infiniband/NAME/{fw_ver,board_id}
     mlxlink   `mlxlink -d NAME -c`, text, with colours in a pipe too          (mstflint, mlxlink/modules/printutil)
     qos       `mlnx_qos -i NETDEV`, text                                      (MLNX_OFED, "mlnx_qos")
-    gpu       what the host's watcher reads by NVML, JSON                     (testbed.node.gpu.nvml)
+    gpu       what the host's watcher reads by NVML, JSON                     (faultbed.testbed.node.gpu.nvml)
     chrony    `chronyc -c tracking`                                           (chronyc(1), "-c")
 
 Each parser returns plain data. It omits what it cannot parse, and the check that needs it reports that.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from testbed.node.gpu.nvml import clocks_set
+from faultbed.testbed.node.gpu.nvml import clocks_set
 
 __all__ = [
     "RAW_BER_MAX",
@@ -73,7 +73,7 @@ _CHRONY_LOCAL = "7F7F0101"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU as `testbed.node.gpu.nvml.look` reports it.
+    """A GPU as `faultbed.testbed.node.gpu.nvml.look` reports it.
 
     A field is None if the GPU does not report it. `why` is set if the GPU does not answer at all.
     """
@@ -258,8 +258,8 @@ def gpus(text: str) -> Gpus:
 def gpu_wrong(gpu: Gpu) -> list[Deviation]:
     """Return what is wrong with a GPU: it is silent, throttled, without ECC, or on a narrow PCIe link.
 
-    A lower PCIe generation is allowed while the GPU is idle. `testbed.preflight.gpu_health_check` judges its memory and
-    temperature.
+    A lower PCIe generation is allowed while the GPU is idle. `faultbed.testbed.preflight.gpu_health_check` judges its
+    memory and temperature.
     """
     if gpu.why is not None:
         return [(f"does not answer: {gpu.why}", "an answer")]

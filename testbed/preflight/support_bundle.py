@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testbed.errors import LabError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.preflight.collect import script
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.preflight.collect import script
 
 if TYPE_CHECKING:
-    from testbed.lab import Lab
+    from faultbed.testbed.lab import Lab
 
 __all__ = ["Scrubber", "commands", "gather", "write"]
 

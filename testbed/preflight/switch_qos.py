@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from testbed.inventory.lab_inventory import Inventory
-from testbed.inventory.schema import QosVars
-from testbed.model.topology import Switch
-from testbed.preflight.collect import Facts
-from testbed.preflight.rack_formats import complaint
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.schema import QosVars
+from faultbed.testbed.model.topology import Switch
+from faultbed.testbed.preflight.collect import Facts
+from faultbed.testbed.preflight.rack_formats import complaint
 
 __all__ = ["problems", "undetermined"]
 

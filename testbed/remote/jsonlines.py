@@ -6,7 +6,7 @@ import json
 import queue
 from typing import Any
 
-from testbed.errors import CommandFailed, LabError
+from faultbed.testbed.errors import CommandFailed, LabError
 
 __all__ = ["next_message"]
 
@@ -14,7 +14,7 @@ __all__ = ["next_message"]
 def next_message(
     lines: queue.Queue[bytes | None], *, program: str, stderr_note: str, timeout_s: float
 ) -> dict[str, Any] | None:
-    """Wait for a line and decode it, as `testbed.remote.remote_node.Channel.receive` specifies.
+    """Wait for a line and decode it, as `faultbed.testbed.remote.remote_node.Channel.receive` specifies.
 
     Args:
         lines: the lines in order, then None; the None is put back for the next caller.

@@ -1,7 +1,8 @@
 """The code that runs on nodes, as one content-addressed archive.
 
-It contains `traffic.node`, `inject.node` and `testbed.node` with the package files above them, and nvidia-ml-py, a
-single file for NVML. It is unpacked to `/var/lib/faultbed/node/DIGEST/`, where the file `.complete` is created last.
+It contains `faultbed.traffic.node`, `faultbed.inject.node` and `faultbed.testbed.node` with the package files above
+them, and nvidia-ml-py, a single file for NVML. It is unpacked to `/var/lib/faultbed/node/DIGEST/`, where the file
+`.complete` is created last.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import CommandFailed, LabError
-from testbed.remote.remote_node import Node
+from faultbed.testbed import shipped
+from faultbed.testbed.errors import CommandFailed, LabError
+from faultbed.testbed.remote.remote_node import Node
 
 __all__ = ["NODE_ROOT", "Archive", "archive", "ensure"]
 
 NODE_ROOT = "/var/lib/faultbed/node"
-_PACKAGES = {"inject": "node", "testbed": "node", "traffic": "node"}
+_PARTS = ("inject", "testbed", "traffic")
 _NVML = "pynvml.py"
 
 
@@ -45,13 +47,10 @@ def archive() -> Archive:
     Raises:
         LabError: nvidia-ml-py is not installed.
     """
-    root = Path(__file__).resolve().parents[2]
-    files = sorted(
-        (str(path.relative_to(root)), path)
-        for package, inner in _PACKAGES.items()
-        for path in [root / package / "__init__.py", *(root / package / inner).rglob("*.py")]
-    )
-    files.append((_NVML, _installed(_NVML)))
+    packages = {"faultbed/__init__.py", *(f"faultbed/{part}/__init__.py" for part in _PARTS)}
+    files = [(name, path) for name, path in shipped.sources() if name in packages]
+    files += shipped.sources(*(f"{part}/node" for part in _PARTS))
+    files = [*sorted(files), (_NVML, _installed(_NVML))]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, path in files:

@@ -1,6 +1,6 @@
 """The operations that faultbed needs on a machine: run a command, open a JSON-lines channel, write a file.
 
-`testbed.remote.ssh.SshNode` implements `Node` (SSH with pinned host keys); tests of pure logic have other
+`faultbed.testbed.remote.ssh.SshNode` implements `Node` (SSH with pinned host keys); tests of pure logic have other
 implementations.
 """
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import paramiko
 
-from testbed.errors import CommandFailed, Unreachable
-from testbed.remote.jsonlines import next_message
-from testbed.remote.remote_node import Completed
+from faultbed.testbed.errors import CommandFailed, Unreachable
+from faultbed.testbed.remote.jsonlines import next_message
+from faultbed.testbed.remote.remote_node import Completed
 
 __all__ = ["Address", "JsonChannel", "SshConnection", "SshNode"]
 
@@ -123,7 +123,7 @@ class SshConnection:
 
 
 class SshNode:
-    """A machine, or a network namespace of one. Implements `testbed.remote.remote_node.Node`.
+    """A machine, or a network namespace of one. Implements `faultbed.testbed.remote.remote_node.Node`.
 
     `prefix` precedes every command: `ip netns exec NAME`, or `sudo -n --`.
     """
@@ -141,7 +141,7 @@ class SshNode:
     def run(
         self, argv: Sequence[str], *, timeout_s: float = 60.0, stdin: str | None = None, check: bool = True
     ) -> Completed:
-        """See `testbed.remote.remote_node.Node.run`."""
+        """See `faultbed.testbed.remote.remote_node.Node.run`."""
         session = self._connection.session()
         with contextlib.closing(session):
             session.exec_command(shlex.join([*self._prefix, *argv]))
@@ -159,13 +159,13 @@ class SshNode:
         return done
 
     def open(self, argv: Sequence[str]) -> JsonChannel:
-        """See `testbed.remote.remote_node.Node.open`."""
+        """See `faultbed.testbed.remote.remote_node.Node.open`."""
         session = self._connection.session()
         session.exec_command(shlex.join([*self._prefix, *argv]))
         return JsonChannel(f"{self._name}: `{_short(argv)}`", session)
 
     def put(self, content: bytes, path: str, *, mode: int = 0o644) -> None:
-        """See `testbed.remote.remote_node.Node.put`."""
+        """See `faultbed.testbed.remote.remote_node.Node.put`."""
         script = 'set -e; mkdir -p "$(dirname "$1")"; cat >"$1.new"; chmod "$2" "$1.new"; mv "$1.new" "$1"'
         session = self._connection.session()
         with contextlib.closing(session):
@@ -180,7 +180,7 @@ class SshNode:
 class JsonChannel:
     """A program on a node that speaks JSON lines; one thread reads, any thread may send.
 
-    Implements `testbed.remote.remote_node.Channel`.
+    Implements `faultbed.testbed.remote.remote_node.Channel`.
     """
 
     def __init__(self, program: str, session: paramiko.Channel) -> None:
@@ -193,7 +193,7 @@ class JsonChannel:
         self._reader.start()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """See `testbed.remote.remote_node.Channel.send`."""
+        """See `faultbed.testbed.remote.remote_node.Channel.send`."""
         try:
             with self._lock:
                 self._session.sendall(json.dumps(message).encode() + b"\n")
@@ -201,11 +201,11 @@ class JsonChannel:
             raise Unreachable(f"{self._what} is gone{self._stderr_note()}") from error
 
     def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
-        """See `testbed.remote.remote_node.Channel.receive`."""
+        """See `faultbed.testbed.remote.remote_node.Channel.receive`."""
         return next_message(self._lines, program=self._what, stderr_note=self._stderr_note(), timeout_s=timeout_s)
 
     def close(self) -> None:
-        """See `testbed.remote.remote_node.Channel.close`."""
+        """See `faultbed.testbed.remote.remote_node.Channel.close`."""
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._session.shutdown_write()
         self._session.close()

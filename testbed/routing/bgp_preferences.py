@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.errors import Unsupported
-from testbed.model.topology import Topology
-from testbed.routing.schemes import Routing
-from testbed.routing.switch_tables import SwitchTables, scheme_tables
+from faultbed.testbed.errors import Unsupported
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.routing.schemes import Routing
+from faultbed.testbed.routing.switch_tables import SwitchTables, scheme_tables
 
 __all__ = ["SwitchConfiguration", "switch_configurations"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from testbed.errors import UsageError
-from testbed.model.topology import Link, Topology
-from testbed.routing.schemes import Choice, Flow, Routing, Scheme
-from testbed.routing.valley_free import ValleyFreePaths
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Link, Topology
+from faultbed.testbed.routing.schemes import Choice, Flow, Routing, Scheme
+from faultbed.testbed.routing.valley_free import ValleyFreePaths
 
 __all__ = ["Direction", "Fabric", "max_over_mean", "offered_load", "tier_mmr", "uplink_mmr"]
 

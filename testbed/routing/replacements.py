@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
-from testbed.errors import UsageError
-from testbed.model.topology import Topology
-from testbed.routing.offered_load import Fabric, offered_load, uplink_mmr
-from testbed.routing.schemes import Flow
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.routing.offered_load import Fabric, offered_load, uplink_mmr
+from faultbed.testbed.routing.schemes import Flow
 
 __all__ = ["MOST_FLOWS", "Replacement", "replacements"]
 

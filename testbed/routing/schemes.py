@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from testbed.errors import UsageError
-from testbed.model.topology import Link, Topology
-from testbed.packets.bth import ROCE_PORT
-from testbed.routing.jenkins_hash import nft_jhash
-from testbed.suggestions import nearest
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Link, Topology
+from faultbed.testbed.packets.bth import ROCE_PORT
+from faultbed.testbed.routing.jenkins_hash import nft_jhash
+from faultbed.testbed.suggestions import nearest
 
 __all__ = ["SCHEMES", "Choice", "Flow", "Routing", "Scheme", "bucket_counts", "scheme_named"]
 

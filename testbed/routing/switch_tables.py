@@ -5,8 +5,9 @@
     marking schemes   the same tables; nftables marks each RoCEv2 packet, a rule for each mark
     sharing schemes   one table whose routes have weights, or a resilient next-hop group; one rule
 
-Every table holds only routes that BGP has now (`testbed.node.routing.agent` copies them). A lookup that finds no route
-in a scheme's table goes on to the main table, so a dead uplink or a withdrawn prefix falls back to BGP's own ECMP.
+Every table holds only routes that BGP has now (`faultbed.testbed.node.routing.agent` copies them). A lookup that finds
+no route in a scheme's table goes on to the main table, so a dead uplink or a withdrawn prefix falls back to BGP's own
+ECMP.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.errors import Unsupported
-from testbed.model.topology import Link, Switch, Topology
-from testbed.node.routing.owned_numbers import PRIORITY, SHARED_TABLE, TABLE
-from testbed.packets.bth import ROCE_PORT
-from testbed.routing.jenkins_hash import nft_jhash
-from testbed.routing.schemes import Choice, Flow, Routing, Scheme, scheme_named
-from testbed.routing.valley_free import ValleyFreePaths
+from faultbed.testbed.errors import Unsupported
+from faultbed.testbed.model.topology import Link, Switch, Topology
+from faultbed.testbed.node.routing.owned_numbers import PRIORITY, SHARED_TABLE, TABLE
+from faultbed.testbed.packets.bth import ROCE_PORT
+from faultbed.testbed.routing.jenkins_hash import nft_jhash
+from faultbed.testbed.routing.schemes import Choice, Flow, Routing, Scheme, scheme_named
+from faultbed.testbed.routing.valley_free import ValleyFreePaths
 
 __all__ = ["SchemeTables", "SwitchTables", "scheme_tables"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from testbed.errors import UsageError
-from testbed.model.topology import Link, Topology
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Link, Topology
 
 __all__ = ["ValleyFreePaths"]
 

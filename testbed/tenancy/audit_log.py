@@ -23,9 +23,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import FaultError
-from testbed.node.holders import boot_id
-from testbed.tenancy.lab_lease import who
+from faultbed.testbed.errors import FaultError
+from faultbed.testbed.node.holders import boot_id
+from faultbed.testbed.tenancy.lab_lease import who
 
 __all__ = [
     "UNSEEN_S",

@@ -21,16 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from testbed.errors import DirtyLab, FaultbedError, LabError, RevertFailed
-from testbed.observe import fingerprint
-from testbed.observe.fingerprint import Fingerprint
-from testbed.tenancy import durable, in_progress
-from testbed.tenancy.in_progress import Mark, OwnMark
-from testbed.tenancy.reservation import WHOLE_LAB, overlap
+from faultbed.testbed.errors import DirtyLab, FaultbedError, LabError, RevertFailed
+from faultbed.testbed.observe import fingerprint
+from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.tenancy import durable, in_progress
+from faultbed.testbed.tenancy.in_progress import Mark, OwnMark
+from faultbed.testbed.tenancy.reservation import WHOLE_LAB, overlap
 
 if TYPE_CHECKING:
-    from testbed.lab import Lab
-    from testbed.model.topology import Topology
+    from faultbed.testbed.lab import Lab
+    from faultbed.testbed.model.topology import Topology
 
 __all__ = [
     "Outcome",

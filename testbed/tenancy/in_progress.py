@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import LabError
-from testbed.node.holders import identity
-from testbed.observe.fingerprint import Fingerprint
-from testbed.tenancy.durable import sync_folder
-from testbed.tenancy.reservation import WHOLE_LAB
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.node.holders import identity
+from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.tenancy.durable import sync_folder
+from faultbed.testbed.tenancy.reservation import WHOLE_LAB
 
 __all__ = ["Mark", "OwnMark", "ancestors", "before_of", "dead", "decoded", "live", "locked", "write"]
 

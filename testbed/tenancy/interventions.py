@@ -30,10 +30,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import LabError
-from testbed.tenancy import durable
-from testbed.tenancy.in_progress import ancestors
-from testbed.tenancy.reservation import WHOLE_LAB, overlap
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.tenancy import durable
+from faultbed.testbed.tenancy.in_progress import ancestors
+from faultbed.testbed.tenancy.reservation import WHOLE_LAB, overlap
 
 __all__ = ["Intervened", "forget", "path_of", "record", "refuse", "since_begin", "watch", "who"]
 

@@ -17,15 +17,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.backends.lab_backend import backend_of
-from testbed.directories import home_dir, lab_dir, private_dir
-from testbed.errors import FaultbedError, UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.model.lab_kind import traits_of
-from testbed.tenancy import dirty, interventions, reservation
-from testbed.tenancy.interventions import boot_and_pid_namespace, who
-from testbed.tenancy.reservation import WHOLE_LAB, Entry, Mode, ReservationLost, Reserved, covered
-from testbed.tenancy.reservation_store import NotWritten, Reading, ReservationStore
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.directories import home_dir, lab_dir, private_dir
+from faultbed.testbed.errors import FaultbedError, UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.tenancy import dirty, interventions, reservation
+from faultbed.testbed.tenancy.interventions import boot_and_pid_namespace, who
+from faultbed.testbed.tenancy.reservation import WHOLE_LAB, Entry, Mode, ReservationLost, Reserved, covered
+from faultbed.testbed.tenancy.reservation_store import NotWritten, Reading, ReservationStore
 
 __all__ = [
     "INHERITED",

@@ -20,9 +20,9 @@ from typing import Literal
 
 import msgspec
 
-from testbed.errors import LabError
-from testbed.model.topology import Topology
-from testbed.suggestions import first_of
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.suggestions import first_of
 
 __all__ = [
     "WHOLE_LAB",

@@ -5,8 +5,8 @@
     rack lab    on the lab's jump host (group `jump` of the inventory; without one, its first host), over SSH
 
 Both run the same two shell scripts: one reads the reservations and the time there, the other writes if there was no
-other write since. The rules (`testbed.tenancy.reservation`) are applied here, to the reservations that were read. After
-a conflict with another write, they are read again.
+other write since. The rules (`faultbed.testbed.tenancy.reservation`) are applied here, to the reservations that were
+read. After a conflict with another write, they are read again.
 
 A write that is interrupted leaves the old version or the new one. The text is received and verified before the lock is
 taken, and a file that exists but cannot be read does not count as empty.
@@ -26,10 +26,10 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.directories import private_dir
-from testbed.errors import LabError
-from testbed.remote.remote_node import Node
-from testbed.tenancy.reservation import Book, Entry
+from faultbed.testbed.directories import private_dir
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.remote.remote_node import Node
+from faultbed.testbed.tenancy.reservation import Book, Entry
 
 __all__ = ["FOLDER", "NotWritten", "Reading", "ReservationStore", "local_store", "node_store"]
 

@@ -9,10 +9,10 @@ import pytest
 from common_faults import CASES
 from waiting import until, wait_s
 
-from testbed.model.selectors import select_one
-from traffic.engine.task_specs import QpParams
-from traffic.workloads.job import JobPhase
-from traffic.workloads.storage_service import Storage
+from faultbed.testbed.model.selectors import select_one
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.workloads.job import JobPhase
+from faultbed.traffic.workloads.storage_service import Storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("rdma", "gpu", "hosts >= 4", "rnics >= 2")]
 

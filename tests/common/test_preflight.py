@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.run.prepare.preflight import preflight
+from faultbed.harness.run.prepare.preflight import preflight
 
 pytestmark = pytest.mark.needs("rdma", "hosts >= 2")
 

@@ -6,8 +6,8 @@ Bounds are ratios within one run, or counts; nothing here depends on how fast th
 import pytest
 from waiting import until, wait_s
 
-from testbed.model.selectors import select_one
-from traffic.engine.task_specs import QpParams
+from faultbed.testbed.model.selectors import select_one
+from faultbed.traffic.engine.task_specs import QpParams
 
 RANKS = tuple(f"host[{number}]:rnic[0]" for number in range(4))
 

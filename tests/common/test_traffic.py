@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from testbed.model.selectors import select_one
-from traffic import traces
-from traffic.engine import traffic_metrics
-from traffic.engine.engine_client import Engines
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run, matrix
-from traffic.flows.flow_run import FlowSpec
-from traffic.schedules import ALGORITHMS
-from traffic.workloads import collective, inference, job, ranking, ranks, recording, replay
-from traffic.workloads.collective import CollectiveSpec
-from traffic.workloads.inference import InferenceSpec
-from traffic.workloads.job import JobPhase, JobSpec
-from traffic.workloads.ranking import RankingSpec
-from traffic.workloads.replay_batches import ReplaySpec
-from traffic.workloads.storage_service import Storage
+from faultbed.testbed.model.selectors import select_one
+from faultbed.traffic import traces
+from faultbed.traffic.engine import traffic_metrics
+from faultbed.traffic.engine.engine_client import Engines
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run, matrix
+from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.traffic.schedules import ALGORITHMS
+from faultbed.traffic.workloads import collective, inference, job, ranking, ranks, recording, replay
+from faultbed.traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.workloads.inference import InferenceSpec
+from faultbed.traffic.workloads.job import JobPhase, JobSpec
+from faultbed.traffic.workloads.ranking import RankingSpec
+from faultbed.traffic.workloads.replay_batches import ReplaySpec
+from faultbed.traffic.workloads.storage_service import Storage
 
 pytestmark = [pytest.mark.needs("rdma", "hosts >= 4")]
 
@@ -302,7 +302,7 @@ def test_full_mesh_on_healthy_lab_loses_no_queue_pair(lab):
     """All ranks send to all others at once, from the command line. This load alone used to cost 21 queue pairs."""
     words = ["traffic", "collective", "--algorithm", "full-mesh", "--iterations", "5", "--json"]
     done = subprocess.run(
-        [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(lab.inventory), *words],
+        [sys.executable, "-m", "faultbed", "--lab", str(lab.inventory), *words],
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
     output = json.loads(done.stdout)

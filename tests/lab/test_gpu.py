@@ -14,11 +14,11 @@ import subprocess
 import pytest
 from waiting import until
 
-from inject.node.actuator import make
-from inject.node.machine.hog import busy_processes
-from testbed.node.gpu import nvml
-from testbed.preflight.rack_formats import gpus
-from traffic.node.gpu_client import GpuClient
+from faultbed.inject.node.actuator import make
+from faultbed.inject.node.machine.hog import busy_processes
+from faultbed.testbed.node.gpu import nvml
+from faultbed.testbed.preflight.rack_formats import gpus
+from faultbed.traffic.node.gpu_client import GpuClient
 
 pytestmark = pytest.mark.gpu
 

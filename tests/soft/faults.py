@@ -6,16 +6,16 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from inject.fault_plan import FaultSpec, PlannedFault, plan
-from testbed.lab import Lab
-from testbed.observe import counters
-from traffic.engine.running_traffic import Running
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
-from traffic.workloads import job
-from traffic.workloads.job import JobPhase, JobResult, JobSpec
-from traffic.workloads.storage_service import Storage
+from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.observe import counters
+from faultbed.traffic.engine.running_traffic import Running
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.traffic.workloads import job
+from faultbed.traffic.workloads.job import JobPhase, JobResult, JobSpec
+from faultbed.traffic.workloads.storage_service import Storage
 
 KINDS = ("uplink", "rnic", "drop", "throttle")
 

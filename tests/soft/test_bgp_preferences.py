@@ -9,9 +9,9 @@ import shlex
 import pytest
 from waiting import until
 
-from testbed.observe import fingerprint
-from testbed.routing.bgp_preferences import switch_configurations
-from testbed.routing.schemes import Routing
+from faultbed.testbed.observe import fingerprint
+from faultbed.testbed.routing.bgp_preferences import switch_configurations
+from faultbed.testbed.routing.schemes import Routing
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("racks >= 2", "uplinks >= 2")]
 

@@ -8,11 +8,11 @@ import time
 import pytest
 from waiting import until, wait_s
 
-from harness.packets.analysis import analyse
-from testbed.observe import counters, packet_capture
-from testbed.packets import capture_file
-from testbed.packets.capture_file import write_pcapng
-from traffic.engine.task_specs import QpParams
+from faultbed.harness.packets.analysis import analyse
+from faultbed.testbed.observe import counters, packet_capture
+from faultbed.testbed.packets import capture_file
+from faultbed.testbed.packets.capture_file import write_pcapng
+from faultbed.traffic.engine.task_specs import QpParams
 
 pytestmark = pytest.mark.soft
 

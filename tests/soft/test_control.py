@@ -9,13 +9,13 @@ import time
 import pytest
 from faults import case, work
 
-from inject.fault_plan import FaultSpec, plan
-from inject.injector import Injector
-from inject.journal import Journal
-from testbed.observe import counters
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.testbed.observe import counters
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 

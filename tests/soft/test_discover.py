@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from testbed.discover import live
-from testbed.discover.draft import draft, text
-from testbed.inventory import lab_inventory
+from faultbed.testbed.discover import live
+from faultbed.testbed.discover.draft import draft, text
+from faultbed.testbed.inventory import lab_inventory
 
 pytestmark = pytest.mark.soft
 

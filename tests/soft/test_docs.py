@@ -9,8 +9,8 @@ import pytest
 from documented import FLAP, FLOW, HEAL, LONG, LOSS, ON_LAB, ON_LAB_READING, PROBE, RECORD, REPLAY
 from terminals import check, environment, terminal, typed, working_directory
 
-from testbed.observe import fingerprint
-from testbed.tenancy import dirty
+from faultbed.testbed.observe import fingerprint
+from faultbed.testbed.tenancy import dirty
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts == 4", "uplinks == 2", "rnics == 2")]
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from waiting import until, wait_s
 
-from inject.journal import Journal
-from inject.routing.scheme_lease import SchemeLease
-from testbed.routing.schemes import Routing
-from testbed.routing.switch_tables import scheme_tables
-from traffic.engine.task_specs import QpParams
-from traffic.probes.ecmp_entropy import Flow5, data_and_ack_paths, paths, udp_sport
+from faultbed.inject.journal import Journal
+from faultbed.inject.routing.scheme_lease import SchemeLease
+from faultbed.testbed.routing.schemes import Routing
+from faultbed.testbed.routing.switch_tables import scheme_tables
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.probes.ecmp_entropy import Flow5, data_and_ack_paths, paths, udp_sport
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 

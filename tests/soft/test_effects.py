@@ -6,11 +6,11 @@ import time
 import pytest
 from waiting import wait_s
 
-from inject.fault_plan import FaultSpec, plan
-from inject.injector import Injector
-from inject.journal import Journal
-from testbed.observe import counters
-from traffic.engine.task_specs import QpParams
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.testbed.observe import counters
+from faultbed.traffic.engine.task_specs import QpParams
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow]
 

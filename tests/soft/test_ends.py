@@ -20,15 +20,15 @@ from pathlib import Path
 import pytest
 from waiting import until, wait_s
 
-from testbed import shipped
-from testbed.backends.soft import lifecycle
-from testbed.directories import lab_dir
-from testbed.errors import DirtyLab
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import Lab, open_lab
-from testbed.observe import fingerprint
-from testbed.tenancy import dirty, in_progress
+from faultbed.testbed import shipped
+from faultbed.testbed.backends.soft import lifecycle
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import DirtyLab
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import Lab, open_lab
+from faultbed.testbed.observe import fingerprint
+from faultbed.testbed.tenancy import dirty, in_progress
 
 pytestmark = pytest.mark.soft
 
@@ -125,7 +125,14 @@ def ended(inventory: Inventory, end: End, folder: Path) -> tuple[int, str]:
     The command must reach the phase. If its progress texts had changed, no signal would be sent.
     """
     output = folder / "said"
-    argv = [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(inventory.path), *end.words]
+    argv = [
+        sys.executable,
+        "-m",
+        "faultbed",
+        "--lab",
+        str(inventory.path),
+        *end.words,
+    ]
     with output.open("wb") as out, subprocess.Popen(argv, stdout=out, stderr=out, start_new_session=True) as process:
         until(lambda: end.phase in output.read_text() or process.poll() is not None, within_s=END_S)
         assert end.phase in output.read_text(), f"never said {end.phase!r}: {end}: {output.read_text()}"
@@ -182,7 +189,7 @@ def lies(inventory: Inventory, before: fingerprint.Fingerprint, end: End, rc: in
 
 def faultbed(inventory: Inventory, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a faultbed command to its end."""
-    argv = [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(inventory.path), *words]
+    argv = [sys.executable, "-m", "faultbed", "--lab", str(inventory.path), *words]
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=END_S)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.experiment.experiment_file import decode
-from harness.run import loop as run
-from harness.verdict import Verdict
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.run import loop as run
+from faultbed.harness.verdict import Verdict
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]
 

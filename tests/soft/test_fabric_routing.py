@@ -15,24 +15,24 @@ import numpy as np
 import pytest
 from waiting import until, wait_s
 
-from harness.analysis.intervals import operation_times
-from harness.experiment import experiment_file
-from harness.run import loop
-from harness.verdict import Verdict
-from inject.heal import heal
-from inject.journal import Journal
-from inject.node.inside import vtysh
-from inject.routing.scheme_lease import SchemeLease
-from testbed.observe import counters, fingerprint, switch_routing
-from testbed.routing.schemes import SCHEMES, Routing
-from testbed.routing.switch_tables import scheme_tables
-from traffic.engine.engine_client import Engines
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
-from traffic.probes.ecmp_entropy import data_and_ack_paths
-from traffic.workloads import collective
-from traffic.workloads.collective import CollectiveSpec
+from faultbed.harness.analysis.intervals import operation_times
+from faultbed.harness.experiment import experiment_file
+from faultbed.harness.run import loop
+from faultbed.harness.verdict import Verdict
+from faultbed.inject.heal import heal
+from faultbed.inject.journal import Journal
+from faultbed.inject.node.inside import vtysh
+from faultbed.inject.routing.scheme_lease import SchemeLease
+from faultbed.testbed.observe import counters, fingerprint, switch_routing
+from faultbed.testbed.routing.schemes import SCHEMES, Routing
+from faultbed.testbed.routing.switch_tables import scheme_tables
+from faultbed.traffic.engine.engine_client import Engines
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.traffic.probes.ecmp_entropy import data_and_ack_paths
+from faultbed.traffic.workloads import collective
+from faultbed.traffic.workloads.collective import CollectiveSpec
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 

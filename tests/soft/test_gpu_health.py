@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from faults import work
 
-from harness.attribution.gpu_readings import readings_of_preflight, readings_of_run
-from harness.attribution.offenders import Thresholds, offenders, strikes_of_run
-from harness.experiment.experiment_file import decode
-from harness.run import loop as run
-from harness.run.prepare.preflight import preflight
-from harness.verdict import Verdict
-from inject.fault_plan import FaultSpec, plan
-from inject.injector import Injector
-from inject.journal import Journal
-from testbed.observe import counters
+from faultbed.harness.attribution.gpu_readings import readings_of_preflight, readings_of_run
+from faultbed.harness.attribution.offenders import Thresholds, offenders, strikes_of_run
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.run import loop as run
+from faultbed.harness.run.prepare.preflight import preflight
+from faultbed.harness.verdict import Verdict
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.testbed.observe import counters
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4")]
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.experiment import experiment_file
-from harness.run import loop
-from harness.verdict import Verdict
-from inject.kinds.catalogue import CATALOGUE
+from faultbed.harness.experiment import experiment_file
+from faultbed.harness.run import loop
+from faultbed.harness.verdict import Verdict
+from faultbed.inject.kinds.catalogue import CATALOGUE
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 

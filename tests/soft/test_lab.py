@@ -13,15 +13,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed import lab as lab_module
-from testbed import provision, shipped
-from testbed.backends.soft import lifecycle, vm
-from testbed.backends.soft.lab_state import read_snapshot, read_state, write
-from testbed.directories import lab_dir, socket_dir
-from testbed.errors import FaultbedError, Unreachable
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.observe import fingerprint
-from testbed.tenancy import dirty
+from faultbed.testbed import lab as lab_module
+from faultbed.testbed import provision, shipped
+from faultbed.testbed.backends.soft import lifecycle, vm
+from faultbed.testbed.backends.soft.lab_state import read_snapshot, read_state, write
+from faultbed.testbed.directories import lab_dir, socket_dir
+from faultbed.testbed.errors import FaultbedError, Unreachable
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.observe import fingerprint
+from faultbed.testbed.tenancy import dirty
 
 pytestmark = pytest.mark.soft
 
@@ -290,7 +290,7 @@ def test_dirty_lab_refuses_every_kind_of_work(lab):
 
     def run(words):
         return subprocess.run(
-            [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(lab.inventory), *words],
+            [sys.executable, "-m", "faultbed", "--lab", str(lab.inventory), *words],
             capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from traffic.engine.engine_client import Engines
-from traffic.engine.task_specs import QpParams
-from traffic.workloads import collective
-from traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.engine.engine_client import Engines
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.workloads import collective
+from faultbed.traffic.workloads.collective import CollectiveSpec
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]
 

@@ -17,15 +17,15 @@ import pytest
 from faults import KINDS, case
 from waiting import until, wait_s
 
-from inject.evidence.reboots import boot_of
-from inject.heal import PANIC_S, heal
-from inject.injector import Injector
-from inject.journal import Journal
-from inject.leases.channels import local_python
-from inject.node import qmp
-from testbed.backends.soft.fleet import BOOT_DEADLINE_S
-from testbed.errors import LabError
-from testbed.observe import fingerprint
+from faultbed.inject.evidence.reboots import boot_of
+from faultbed.inject.heal import PANIC_S, heal
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.inject.leases.channels import local_python
+from faultbed.inject.node import qmp
+from faultbed.testbed.backends.soft.fleet import BOOT_DEADLINE_S
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.observe import fingerprint
 
 pytestmark = pytest.mark.soft
 
@@ -36,9 +36,9 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from faults import case
-from inject.injector import Injector
-from inject.journal import Journal
-from testbed.lab import open_lab
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.testbed.lab import open_lab
 with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[4])) as journal:
     with Injector(lab, journal, ttl_s=float(sys.argv[5])) as injector:
         assert injector.prepare(case(lab, sys.argv[2], for_s=300.0).planned).arm().ok
@@ -157,7 +157,7 @@ def looking(fault):
 def without_management(lab, machine):
     """Cut a machine's management link. A separate process restores it if this one dies."""
     socket, nic = str(lab.qmp_socket(machine)), lab.nic_id(machine, "mgmt0")
-    late = shlex.join([*local_python(), "-m", "inject.node.qmp", socket, nic])
+    late = shlex.join([*local_python(), "-m", "faultbed.inject.node.qmp", socket, nic])
     timer = subprocess.Popen(["sh", "-c", f"sleep {2 * TTL_S + 30:g}; {late}"], start_new_session=True)
     try:
         qmp.set_link(socket, nic, up=False)

@@ -14,18 +14,18 @@ import threading
 import pytest
 from waiting import until
 
-from harness.packets.analysis import analyse
-from inject.fault_plan import FaultSpec, PlannedFault, plan
-from inject.injector import Injector
-from inject.journal import Journal
-from inject.mechanisms.rack.rack_mechanism import COUNTERS
-from testbed.model.topology import Link, Port, Switch, Topology
-from testbed.observe import packet_capture
-from testbed.packets import capture_file
-from testbed.packets.capture_file import write_pcapng
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run as flow
-from traffic.flows.flow_run import FlowSpec
+from faultbed.harness.packets.analysis import analyse
+from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.inject.mechanisms.rack.rack_mechanism import COUNTERS
+from faultbed.testbed.model.topology import Link, Port, Switch, Topology
+from faultbed.testbed.observe import packet_capture
+from faultbed.testbed.packets import capture_file
+from faultbed.testbed.packets.capture_file import write_pcapng
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run as flow
+from faultbed.traffic.flows.flow_run import FlowSpec
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]
 

@@ -7,13 +7,13 @@ import shlex
 
 import pytest
 
-from testbed.remote import node_archive
+from faultbed.testbed.remote import node_archive
 
 pytestmark = pytest.mark.soft
 
 LOOK = """\
 import json, os, subprocess
-from inject.node.management import management_interfaces
+from faultbed.inject.node.management import management_interfaces
 for line in (
     "link set lo up", "link add eth8 type dummy", "link add eth9 up type dummy",
     "link add bond0 type bond", "link set eth8 master bond0", "link set bond0 up",

@@ -12,9 +12,9 @@ import pytest
 from faults import stored_job
 from waiting import until
 
-from inject.fault_plan import FaultSpec, plan
-from inject.kinds.catalogue import CATALOGUE
-from inject.leases.channels import revert_dir
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.leases.channels import revert_dir
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 
@@ -81,10 +81,10 @@ CARRIES_ON_WITHIN_S = 60.0
 _CONTROLLER = """
 import json, sys, time
 from pathlib import Path
-from inject.injector import Injector
-from inject.journal import Journal
-from inject.fault_plan import FaultSpec, plan
-from testbed.lab import open_lab
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.testbed.lab import open_lab
 inventory, kind, target, params, phase, journal, ttl_s = sys.argv[1:]
 with open_lab(Path(inventory)) as lab, Journal(Path(journal)) as written:
     spec = FaultSpec(kind=kind, target=target, for_s=300.0, params=json.loads(params))

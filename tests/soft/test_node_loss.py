@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.observe import observe
-from harness.experiment import toml_text
-from harness.experiment.experiment_file import decode
-from harness.run import loop as run
-from harness.run.workload_kinds import job_spec
-from harness.verdict import Verdict
-from inject.profiles import schedule
-from testbed.inventory.subset import without_hosts
-from traffic.node.ranks.rank_state import expected
-from traffic.workloads import job
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.experiment import toml_text
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.run import loop as run
+from faultbed.harness.run.workload_kinds import job_spec
+from faultbed.harness.verdict import Verdict
+from faultbed.inject.profiles import schedule
+from faultbed.testbed.inventory.subset import without_hosts
+from faultbed.traffic.node.ranks.rank_state import expected
+from faultbed.traffic.workloads import job
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]
 

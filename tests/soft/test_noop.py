@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.experiment import experiment_file as experiment_module
-from harness.run import loop as run_module
-from harness.verdict import Verdict, exit_code
+from faultbed.harness.experiment import experiment_file as experiment_module
+from faultbed.harness.run import loop as run_module
+from faultbed.harness.verdict import Verdict, exit_code
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4")]
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from waiting import until
 
-from inject.evidence.receipt import Armed, FaultReceipt
-from inject.fault_plan import FaultSpec, PlannedFault, plan
-from inject.injector import Injector
-from inject.journal import Journal
-from testbed.observe import counters
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
-from traffic.workloads import collective
-from traffic.workloads.collective import CollectiveSpec
+from faultbed.inject.evidence.receipt import Armed, FaultReceipt
+from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.testbed.observe import counters
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.traffic.workloads import collective
+from faultbed.traffic.workloads.collective import CollectiveSpec
 
 pytestmark = pytest.mark.soft
 

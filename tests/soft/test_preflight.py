@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from harness.run.prepare.preflight import BURNIN, RESERVATIONS, preflight, suspects
-from testbed.backends.soft import lifecycle
-from testbed.tenancy.lab_lease import store_of
-from testbed.tenancy.reservation import Entry
+from faultbed.harness.run.prepare.preflight import BURNIN, RESERVATIONS, preflight, suspects
+from faultbed.testbed.backends.soft import lifecycle
+from faultbed.testbed.tenancy.lab_lease import store_of
+from faultbed.testbed.tenancy.reservation import Entry
 
 pytestmark = pytest.mark.soft
 
@@ -85,7 +85,7 @@ def test_preflight_reports_a_stale_reservation_and_lists_hardware_checks_as_not_
     """A killed user of the same lab leaves a reservation, which blocks no user. No soft lab has the hardware."""
     store = store_of(lab.inventory_model)
     dead = subprocess.run(
-        [sys.executable, "-c", "from testbed.tenancy.lab_lease import this_process; print(this_process())"],
+        [sys.executable, "-c", "from faultbed.testbed.tenancy.lab_lease import this_process; print(this_process())"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     stale = Entry(

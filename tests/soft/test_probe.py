@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from harness.experiment.experiment_file import decode
-from harness.record.rundir import open_run
-from harness.run import loop as run
-from traffic.engine.task_specs import QpParams
-from traffic.probes import prober
-from traffic.probes.prober import ProbeSpec
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.record.rundir import open_run
+from faultbed.harness.run import loop as run
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.probes import prober
+from faultbed.traffic.probes.prober import ProbeSpec
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 

@@ -13,10 +13,10 @@ import pytest
 from faults import case
 from waiting import until
 
-from inject.fault_plan import FaultSpec, plan
-from inject.injector import Injector
-from inject.journal import Journal
-from inject.mechanisms.rack.rack_mechanism import Commands
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.inject.mechanisms.rack.rack_mechanism import Commands
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4")]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from testbed import provision
-from testbed.observe import fingerprint
+from faultbed.testbed import provision
+from faultbed.testbed.observe import fingerprint
 
 pytestmark = pytest.mark.soft
 

@@ -9,16 +9,16 @@ import pytest
 from faults import KINDS, case, work
 from waiting import until
 
-from inject import heal as heal_module
-from inject.fault_plan import FaultSpec, PlannedFault, plan, plan_beside
-from inject.heal import heal
-from inject.injector import Injector
-from inject.journal import Journal, pending, read
-from inject.node.machine.limit import RANKS_CGROUP
-from inject.node.network.steer import PRIORITY, TABLE
-from testbed.errors import FaultError
-from testbed.node.gpu.health import FOLDER as HEALTH
-from testbed.observe import counters
+from faultbed.inject import heal as heal_module
+from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan, plan_beside
+from faultbed.inject.heal import heal
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal, pending, read
+from faultbed.inject.node.machine.limit import RANKS_CGROUP
+from faultbed.inject.node.network.steer import PRIORITY, TABLE
+from faultbed.testbed.errors import FaultError
+from faultbed.testbed.node.gpu.health import FOLDER as HEALTH
+from faultbed.testbed.observe import counters
 
 pytestmark = pytest.mark.soft
 

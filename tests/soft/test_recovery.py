@@ -8,8 +8,8 @@ import time
 import pytest
 from waiting import until, wait_s
 
-from testbed.observe import counters
-from traffic.engine.task_specs import QpParams
+from faultbed.testbed.observe import counters
+from faultbed.traffic.engine.task_specs import QpParams
 
 pytestmark = pytest.mark.soft
 

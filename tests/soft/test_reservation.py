@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from testbed.tenancy.reservation import Entry, Reserved, release, reserve
-from testbed.tenancy.reservation_store import FOLDER, node_store
+from faultbed.testbed.tenancy.reservation import Entry, Reserved, release, reserve
+from faultbed.testbed.tenancy.reservation_store import FOLDER, node_store
 
 pytestmark = pytest.mark.soft
 

@@ -17,12 +17,12 @@ import threading
 import pytest
 from waiting import until, wait_s
 
-from inject.journal import Journal
-from inject.routing.scheme_lease import SchemeLease
-from testbed.errors import FaultbedError
-from testbed.observe import switch_routing
-from testbed.routing.schemes import Routing
-from testbed.routing.switch_tables import scheme_tables
+from faultbed.inject.journal import Journal
+from faultbed.inject.routing.scheme_lease import SchemeLease
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.observe import switch_routing
+from faultbed.testbed.routing.schemes import Routing
+from faultbed.testbed.routing.switch_tables import scheme_tables
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 
@@ -76,11 +76,11 @@ exit 1
 _CONTROLLER = """
 import sys, time
 from pathlib import Path
-from inject.journal import Journal
-from inject.routing.scheme_lease import SchemeLease
-from testbed.lab import open_lab
-from testbed.routing.schemes import Routing
-from testbed.routing.switch_tables import scheme_tables
+from faultbed.inject.journal import Journal
+from faultbed.inject.routing.scheme_lease import SchemeLease
+from faultbed.testbed.lab import open_lab
+from faultbed.testbed.routing.schemes import Routing
+from faultbed.testbed.routing.switch_tables import scheme_tables
 with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[2])) as journal:
     machine = lab.carrier("rtsw1").name
     lease = SchemeLease(lab, scheme_tables(lab.topology, sys.argv[3], Routing()), machine, journal)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from waiting import until
 
-from inject.fault_plan import FaultSpec, plan
-from inject.injector import Injector
-from inject.journal import Journal
-from testbed.observe import packet_capture
-from testbed.packets.columns import decode
-from traffic.engine.engine_client import Engines
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.testbed.observe import packet_capture
+from faultbed.testbed.packets.columns import decode
+from faultbed.traffic.engine.engine_client import Engines
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec
 
 pytestmark = pytest.mark.soft
 

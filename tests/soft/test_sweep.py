@@ -11,12 +11,12 @@ import pytest
 from house import HOUSE
 from waiting import until
 
-from harness.experiment.parameters import parse
-from harness.record import sweep_file
-from harness.run.sweeps.sweep_points import metrics_for, points_of
-from harness.run.sweeps.sweep_runner import Sweep
-from harness.verdict import Verdict
-from testbed.observe import fingerprint
+from faultbed.harness.experiment.parameters import parse
+from faultbed.harness.record import sweep_file
+from faultbed.harness.run.sweeps.sweep_points import metrics_for, points_of
+from faultbed.harness.run.sweeps.sweep_runner import Sweep
+from faultbed.harness.verdict import Verdict
+from faultbed.testbed.observe import fingerprint
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 2")]
 
@@ -30,7 +30,7 @@ def started(lab, folder):
     log = folder / f"said-{len(list(folder.glob('said-*')))}"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from harness.console import main; main()", *words], stdout=file, stderr=file,
+            [sys.executable, "-m", "faultbed", *words], stdout=file, stderr=file,
             cwd=folder, stdin=subprocess.DEVNULL,
             env={**os.environ, "FAULTBED_LAB": str(lab.inventory.resolve()), "PYTHONPATH": str(HOUSE)},
         )  # fmt: skip

@@ -7,7 +7,7 @@ import time
 import pytest
 from waiting import until
 
-from testbed.observe import counters, telemetry
+from faultbed.testbed.observe import counters, telemetry
 
 pytestmark = pytest.mark.soft
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from testbed.errors import LabError
-from testbed.observe import packet_capture
-from testbed.packets.columns import decode
-from traffic.engine.engine_client import Engines
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
-from traffic.probes.ecmp_entropy import sport_of
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.observe import packet_capture
+from faultbed.testbed.packets.columns import decode
+from faultbed.traffic.engine.engine_client import Engines
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.traffic.probes.ecmp_entropy import sport_of
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4")]
 

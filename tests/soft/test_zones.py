@@ -11,18 +11,18 @@ import ipaddress
 import pytest
 from waiting import until
 
-from harness.experiment import experiment_file
-from harness.experiment.fabric_file import Fabric
-from harness.run import bisection_run, loop
-from harness.run.bisection_run import BisectionSpec
-from harness.run.prepare.preflight import preflight
-from harness.verdict import Verdict
-from testbed.backends.soft import lifecycle
-from testbed.observe import fingerprint
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
-from traffic.flows.matrix import pairs_in
+from faultbed.harness.experiment import experiment_file
+from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.run import bisection_run, loop
+from faultbed.harness.run.bisection_run import BisectionSpec
+from faultbed.harness.run.prepare.preflight import preflight
+from faultbed.harness.verdict import Verdict
+from faultbed.testbed.backends.soft import lifecycle
+from faultbed.testbed.observe import fingerprint
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.traffic.flows.matrix import pairs_in
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("zones >= 2", "uplinks >= 2")]
 

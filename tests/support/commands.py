@@ -2,7 +2,7 @@
 
 import click
 
-from harness.cli.main import cli
+from faultbed.harness.cli.main import cli
 
 
 def parse(argv):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from synthetic_run import MS, T0, S, lost_at, synthetic_run
 
-from harness.record.measurements import RebuildMark
+from faultbed.harness.record.measurements import RebuildMark
 
 
 def with_loads(run, *, second_spine=60_000_000):

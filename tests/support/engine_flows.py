@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memory_fabric import CLOCK, Rnic, modules
 
-from traffic.flows import flow_run
+from faultbed.traffic.flows import flow_run
 
 
 def flow_on(monkeypatch, fabric, **change):

@@ -6,9 +6,9 @@ import queue
 import time
 from pathlib import Path
 
-from testbed.errors import CommandFailed
-from testbed.inventory import lab_inventory
-from traffic.flows import flow_run
+from faultbed.testbed.errors import CommandFailed
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.traffic.flows import flow_run
 
 
 def node_ns():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from synthetic_run import soft_topology
 
-from harness.experiment.experiment_file import decode
-from harness.run.prepare.bind_to_lab import fit
-from testbed.errors import ConfigError
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.testbed.errors import ConfigError
 
 
 def read(text):

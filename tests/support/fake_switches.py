@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from types import SimpleNamespace
 
-from inject.routing.scheme_lease import SchemeRelease
-from testbed.errors import FaultError
-from testbed.inventory import lab_inventory
-from testbed.node.routing.owned_numbers import GROUP
-from testbed.routing.schemes import bucket_counts
-from testbed.shipped import inventory_named
+from faultbed.inject.routing.scheme_lease import SchemeRelease
+from faultbed.testbed.errors import FaultError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.node.routing.owned_numbers import GROUP
+from faultbed.testbed.routing.schemes import bucket_counts
+from faultbed.testbed.shipped import inventory_named
 
 TOPOLOGY = lab_inventory.load(inventory_named("soft-3rack")).topology
 
@@ -68,7 +68,7 @@ class Switches:
             True,
         )
         self.deviations = ()
-        """What the machine recorded while the scheme was applied (`inject.routing.scheme_lease.Deviation`)."""
+        """What the machine recorded while the scheme was applied (`faultbed.inject.routing.scheme_lease.Deviation`)."""
         self.changes = {}
         """Parts of the state of every switch that another program has overwritten."""
 

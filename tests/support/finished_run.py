@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 from house import DEMO
 from synthetic_run import soft_topology
 
-from harness import judge
-from harness.analysis.observe import observe
-from harness.experiment import run_plan as plan
-from harness.experiment.experiment_file import load
-from harness.record import rundir
-from harness.run.prepare.bind_to_lab import fit
+from faultbed.harness import judge
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.experiment import run_plan as plan
+from faultbed.harness.experiment.experiment_file import load
+from faultbed.harness.record import rundir
+from faultbed.harness.run.prepare.bind_to_lab import fit
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}
 

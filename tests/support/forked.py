@@ -32,7 +32,7 @@ class Forked:
         )
 
     def faultbed(
-        self, argv: list[str], *, env: dict[str, str], cwd: Path, program: str = "harness.cli"
+        self, argv: list[str], *, env: dict[str, str], cwd: Path, program: str = "faultbed.harness.cli"
     ) -> subprocess.CompletedProcess[str]:
         """Run the `main` of a program with these arguments, as `subprocess.run` does with captured output."""
         assert self._process.stdin
@@ -87,8 +87,8 @@ def become(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    import harness.cli
-    import harness.run.loop  # noqa: F401 (half of what a run imports)
+    import faultbed.harness.cli
+    import faultbed.harness.run.loop  # noqa: F401 (half of what a run imports)
 
     sys.path.append(str(Path(__file__).parent))  # programs of the tests
     if (command := next_command()) is not None:

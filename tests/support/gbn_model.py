@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from harness.packets.analysis import analyse
-from testbed.packets.capture_file import ETHERNET, Frames
+from faultbed.harness.packets.analysis import analyse
+from faultbed.testbed.packets.capture_file import ETHERNET, Frames
 
 A, B = "10.77.1.1", "10.77.2.5"
 LQPN, RQPN = 0x11, 0x2A

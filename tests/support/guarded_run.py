@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from harness.run import loop
-from harness.run.collect_measurements import RunData
-from inject.journal import Journal
+from faultbed.harness.run import loop
+from faultbed.harness.run.collect_measurements import RunData
+from faultbed.inject.journal import Journal
 
 
 def run(lab, journal_path, monkeypatch, with_faults):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from held import send_request
 
-from inject.leases.channels import local_python
+from faultbed.inject.leases.channels import local_python
 
 TTL_S = 1.5
 

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 from synthetic_run import synthetic_run
 
-from harness.experiment import run_plan as plans
-from harness.record.measurements import Serving
+from faultbed.harness.experiment import run_plan as plans
+from faultbed.harness.record.measurements import Serving
 
 PLAN = plans.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=())
 

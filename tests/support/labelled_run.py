@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from synthetic_run import S, soft_topology, synthetic_run
 
-from harness.experiment.run_plan import ScheduledFault
-from harness.record.measurements import Connection
+from faultbed.harness.experiment.run_plan import ScheduledFault
+from faultbed.harness.record.measurements import Connection
 
 PACKETS = 20_000
 HOSTS = ("host1", "host2", "host3", "host4")

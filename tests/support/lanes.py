@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traffic.node.ranks.segments import make_plan
+from faultbed.traffic.node.ranks.segments import make_plan
 
 
 def inputs_of(rank, elements):

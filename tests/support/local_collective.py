@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from engine_labs import RankLab
 
-from traffic.workloads import collective
-from traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.workloads import collective
+from faultbed.traffic.workloads.collective import CollectiveSpec
 
 
 def start(on_start, *, engines=None, lab=None, **change):

@@ -4,7 +4,7 @@
 FOLDER has a socket for each RNIC's address. While it has a file `spoil`, a bit of each write arrives inverted, below
 the checksums of RDMA. `start_program` forks another program of a node, such as the storage.
 
-This module replaces `traffic.node.verbs`. A write changes memory of the other process and completes when it is
+This module replaces `faultbed.traffic.node.verbs`. A write changes memory of the other process and completes when it is
 acknowledged. A request that is not acknowledged within `RETRY_S` fails with RETRY_EXC_ERR, as on RDMA: the other
 process was killed or stopped, or has closed the queue pair. RNICs acknowledge without the CPUs of their host. Therefore
 a request to a process that is only slow does not fail.
@@ -258,13 +258,13 @@ def write_request(**fields):
 def install(folder):
     """Replace the verbs module of the engine by this one."""
     Rnic.folder = folder
-    fake = types.ModuleType("traffic.node.verbs")
+    fake = types.ModuleType("faultbed.traffic.node.verbs")
     fake.__dict__.update(
         STATUS={RETRY_EXC: "RETRY_EXC_ERR"}, VERBS={}, RcQp=RcQp, Rnic=Rnic, write_request=write_request,
         recv_request=lambda wr_id, _mr, *_: wr_id, gid_of=str,
     )  # fmt: skip
     sys.modules[fake.__name__] = fake
-    from traffic.node import task
+    from faultbed.traffic.node import task
 
     plain = task.Task.check_deadlines
 
@@ -299,7 +299,7 @@ class Program:
 
 def start(folder):
     """Start an engine whose RNICs have their sockets in `folder`."""
-    return start_program("traffic.node.engine", folder=str(folder))
+    return start_program("faultbed.traffic.node.engine", folder=str(folder))
 
 
 def start_program(module, *args, folder=""):
@@ -352,9 +352,9 @@ def next_program(requests):
 
 if __name__ == "__main__":
     install("")
-    import traffic.node.engine
-    import traffic.node.ranks.rank  # half of what an engine imports
-    import traffic.node.storage  # noqa: F401
+    import faultbed.traffic.node.engine
+    import faultbed.traffic.node.ranks.rank  # half of what an engine imports
+    import faultbed.traffic.node.storage  # noqa: F401
 
     if (program := next_program(socket.socket(fileno=int(sys.argv[1])))) is not None:
         Rnic.folder, *sys.argv = program

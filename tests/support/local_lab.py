@@ -12,14 +12,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from harness.cli import ending
-from harness.cli.context import Session
-from harness.cli.experiments import faults
-from testbed.inventory.lab_inventory import load
-from testbed.observe import counters, fingerprint
-from testbed.observe.fingerprint import Fingerprint
-from testbed.shipped import inventories
-from testbed.tenancy.reservation import WHOLE_LAB
+from faultbed.harness.cli import ending
+from faultbed.harness.cli.context import Session
+from faultbed.harness.cli.experiments import faults
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.observe import counters, fingerprint
+from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.shipped import inventories
+from faultbed.testbed.tenancy.reservation import WHOLE_LAB
 
 SOFT = load(inventories() / "soft.yml")
 

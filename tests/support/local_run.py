@@ -17,13 +17,13 @@ from typing import Self
 import click
 from local_lab import SOFT, Here, lab_at
 
-from harness.cli import ending
-from harness.run import loop
-from harness.run.collect_measurements import RunData
-from harness.run.faults import drive_faults
-from inject.fault_plan import FaultSpec, plan
-from inject.injector import longest_lease_s
-from inject.journal import Journal
+from faultbed.harness.cli import ending
+from faultbed.harness.run import loop
+from faultbed.harness.run.collect_measurements import RunData
+from faultbed.harness.run.faults import drive_faults
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.injector import longest_lease_s
+from faultbed.inject.journal import Journal
 
 WORKLOAD_S = 1.6
 FAULT_AT_S, FAULT_S = 0.3, 0.8

@@ -15,12 +15,12 @@ from dataclasses import replace
 
 import local_engine
 
-from testbed.errors import CommandFailed, Unreachable
-from testbed.inventory.lab_inventory import load
-from testbed.remote.jsonlines import next_message
-from testbed.remote.remote_node import Completed
-from testbed.shipped import inventories
-from traffic.engine import engine_client
+from faultbed.testbed.errors import CommandFailed, Unreachable
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.remote.jsonlines import next_message
+from faultbed.testbed.remote.remote_node import Completed
+from faultbed.testbed.shipped import inventories
+from faultbed.traffic.engine import engine_client
 
 
 class LocalChannel:

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 from house import HOUSE
 
-from testbed.errors import Unreachable
-from testbed.lab import Lab
-from testbed.observe.kernel_messages import KernelMessages
-from testbed.remote.jsonlines import next_message
+from faultbed.testbed.errors import Unreachable
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.observe.kernel_messages import KernelMessages
+from faultbed.testbed.remote.jsonlines import next_message
 
 
 class Pipe:
-    """A program on this machine behind the interface of `testbed.remote.remote_node.Channel`."""
+    """A program on this machine behind the interface of `faultbed.testbed.remote.remote_node.Channel`."""
 
     def __init__(self, argv):
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=HOUSE)

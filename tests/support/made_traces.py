@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from traffic.traces import Operation, Trace
+from faultbed.traffic.traces import Operation, Trace
 
 operations = st.lists(
     st.builds(

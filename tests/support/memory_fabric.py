@@ -1,9 +1,9 @@
 """A fabric inside the test's process, for ranks and flows of the engine: a write copies memory after a delay.
 
-This module replaces `traffic.node.verbs`, and with it pyverbs. No message is lost. Only a fabric with `rnr_retry` fails
-a message: one without a posted receive is repeated after `min_rnr_ns`, at most `rnr_retry` times. On an `unreliable`
-fabric a request completes when it is posted. A message is lost there if no receive is posted, or if `spoilt` returns
-None.
+This module replaces `faultbed.traffic.node.verbs`, and with it pyverbs. No message is lost. Only a fabric with
+`rnr_retry` fails a message: one without a posted receive is repeated after `min_rnr_ns`, at most `rnr_retry` times. On
+an `unreliable` fabric a request completes when it is posted. A message is lost there if no receive is posted, or if
+`spoilt` returns None.
 
 Time is that of `CLOCK`, which also replaces `time` in the engine's modules: a wait takes no real time, and other load
 of this machine has no effect.
@@ -21,7 +21,7 @@ from collections import deque
 from types import SimpleNamespace
 
 VERBS = {"write": 0, "write-imm": 1, "send": 2, "read": 3, "atomic": 4, "send-imm": 5}
-RECV_ID = 1 << 62  # of traffic.node.task
+RECV_ID = 1 << 62  # of faultbed.traffic.node.task
 TICK_NS = 50_000_000
 USERS = (
     "task", "ranks.lane", "ranks.send_lane", "ranks.recv_lane", "ranks.executor", "ranks.rank", "flows.flow",
@@ -110,7 +110,7 @@ class RcQp:
 
 def modules(monkeypatch):
     """Import new copies of the engine's modules on this fabric; the originals are restored after the test."""
-    fake = types.ModuleType("traffic.node.verbs")
+    fake = types.ModuleType("faultbed.traffic.node.verbs")
     fake.__dict__.update(
         STATUS={13: "RNR_RETRY_EXC_ERR"}, VERBS=VERBS, RcQp=RcQp, Rnic=Rnic, request=request,
         write_request=write_request,
@@ -130,7 +130,7 @@ def modules(monkeypatch):
     for name in USERS:  # and so do those that were there, or none
         monkeypatch.setitem(sys.modules, f"traffic.node.{name}", made[name])
     for name, module in list(sys.modules.items()):
-        if name.startswith("traffic.node.") and getattr(module, "time", None) is time:
+        if name.startswith("faultbed.traffic.node.") and getattr(module, "time", None) is time:
             monkeypatch.setattr(module, "time", CLOCK)
     return SimpleNamespace(**{name.rpartition(".")[2]: module for name, module in made.items()})
 

@@ -178,7 +178,7 @@ for _name, _function in {
 
 def install(monkeypatch, tmp_path, cards, **rest):
     """Replace the library that nvidia-ml-py has loaded, and the file of the driver version."""
-    from testbed.node.gpu import nvml
+    from faultbed.testbed.node.gpu import nvml
 
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module  550.54.15\n")
     monkeypatch.setattr(nvml, "_DRIVER", str(tmp_path / "version"))

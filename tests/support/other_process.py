@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from testbed.shipped import inventories
+from faultbed.testbed.shipped import inventories
 
 
 def printed(code, *, hash_seed):

@@ -6,10 +6,10 @@ import subprocess
 
 from hypothesis import strategies as st
 
-from inject.fault_plan import FaultSpec, plan
-from inject.kinds.catalogue import CATALOGUE
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventories
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventories
 
 SOFT = lab_inventory.load(inventories() / "soft.yml").topology
 PORTS = [link.name for link in SOFT.links]

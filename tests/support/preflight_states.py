@@ -4,11 +4,11 @@ import dataclasses
 import ipaddress
 import json
 
-from testbed import shipped
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.node.gpu import health
-from testbed.preflight.checks import expected_next_hops
-from testbed.preflight.collect import Facts, Interface
+from faultbed.testbed import shipped
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.node.gpu import health
+from faultbed.testbed.preflight.checks import expected_next_hops
+from faultbed.testbed.preflight.collect import Facts, Interface
 
 INVENTORY = inventory_module.load(shipped.inventories() / "soft.yml")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from probed_fabric import SOFT, TOR
 
-from traffic.probes import prober
-from traffic.probes.rtt import Echo, Trip
-from traffic.probes.tomography import Probes
+from faultbed.traffic.probes import prober
+from faultbed.traffic.probes.rtt import Echo, Trip
+from faultbed.traffic.probes.tomography import Probes
 
 US = 1000
 

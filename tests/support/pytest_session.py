@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 import hypothesis  # noqa: F401
 import pytest
 
-import testbed.provision  # noqa: F401
+import faultbed.testbed.provision  # noqa: F401
 
 for plugin in entry_points(group="pytest11"):
     plugin.load()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventories
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventories
 
 RACK = lab_inventory.load(inventories() / "rack-h100.example.yml").topology
 

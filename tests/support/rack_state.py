@@ -2,9 +2,9 @@
 
 import json
 
-from testbed import shipped
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.preflight.collect import Facts
+from faultbed.testbed import shipped
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.preflight.collect import Facts
 
 # The sections and names of mlxlink 4.x; values of a healthy 100 Gb/s port.
 MLXLINK = """\
@@ -42,7 +42,8 @@ PFC configuration:
 tc: 0 ratelimit: unlimited, tsa: ets, bw: 10%
 \t priority:  1
 """
-# As a host's watcher reports a healthy H100 (testbed.node.gpu.nvml.look, which test_nvml.py compares with NVML).
+# As a host's watcher reports a healthy H100 (faultbed.testbed.node.gpu.nvml.look, which test_nvml.py compares with
+# NVML).
 GPU = {
     "index": 0,
     "bus_id": "00000000:19:00.0",

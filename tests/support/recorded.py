@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synthetic_run import T0, S
 
-from testbed.observe.telemetry import Change, Recorded, Sample
+from faultbed.testbed.observe.telemetry import Change, Recorded, Sample
 
 UP = "LOWER_UP UP mtu 4200 qdisc noqueue 02:fb:03:00:01:02 veth"
 DOWN = "down mtu 4200 qdisc noqueue 02:fb:03:00:01:02 veth"

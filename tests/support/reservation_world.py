@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 import msgspec
 
-from testbed import shipped
-from testbed.errors import FaultbedError
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.tenancy import lab_lease, reservation_store
-from testbed.tenancy.reservation import conflicts, live, release
-from testbed.tenancy.reservation_store import ReservationStore
+from faultbed.testbed import shipped
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.tenancy import lab_lease, reservation_store
+from faultbed.testbed.tenancy.reservation import conflicts, live, release
+from faultbed.testbed.tenancy.reservation_store import ReservationStore
 
 INVENTORY = inventory_module.load(shipped.inventories() / "soft-mini.yml")
 LINK = INVENTORY.topology.links[0].name

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 from house import HOUSE
 
-from testbed.observe import fingerprint
-from testbed.observe.fingerprint import Fingerprint
-from testbed.tenancy import dirty
-from testbed.tenancy.reservation import WHOLE_LAB
+from faultbed.testbed.observe import fingerprint
+from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.tenancy import dirty
+from faultbed.testbed.tenancy.reservation import WHOLE_LAB
 
 CLEAN = {"host1": {"link be0": "UP"}, "host2": {"link be0": "UP"}}
 

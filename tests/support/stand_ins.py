@@ -12,8 +12,8 @@ from pages import RUN
 from repeated_runs import without_faults
 from synthetic_run import synthetic_run
 
-from harness.packets import evidence
-from testbed.observe.packet_capture import Captured, PortProof
+from faultbed.harness.packets import evidence
+from faultbed.testbed.observe.packet_capture import Captured, PortProof
 
 _JUNIT = '<testsuites><testsuite name="pytest"><testcase classname="a" name="b" time="1"/></testsuite></testsuites>\n'
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synthetic_run import T0, S
 
-from harness.report.fabric.fabric_states import Window
+from faultbed.harness.report.fabric.fabric_states import Window
 
 
 def window(number=1, target="rtsw1:ctsw1", start_s=10, end_s=13, kind="link.down"):

@@ -23,7 +23,7 @@ class Controller:
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "inject.node.holder"], stdin=PIPE, stdout=PIPE, text=True
+            [sys.executable, "-m", "faultbed.inject.node.holder"], stdin=PIPE, stdout=PIPE, text=True
         )
         self.read()
 

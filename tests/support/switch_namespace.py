@@ -11,10 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from testbed.node import state
-from testbed.node.next_hops import decisions
-from testbed.node.routing.agent import SwitchAgent
-from testbed.node.routing.routing_state import read_switch
+from faultbed.testbed.node import state
+from faultbed.testbed.node.next_hops import decisions
+from faultbed.testbed.node.routing.agent import SwitchAgent
+from faultbed.testbed.node.routing.routing_state import read_switch
 
 P2, P3 = "10.77.2.0/31", "10.77.3.0/31"
 HOP = "via 169.254.0.1 dev {port} onlink"

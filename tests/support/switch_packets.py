@@ -14,9 +14,9 @@ from pathlib import Path
 
 from switch_namespace import P2, both, ip, make_switch
 
-from testbed.node.routing.agent import SwitchAgent
-from testbed.routing.schemes import SCHEMES, Routing
-from testbed.routing.switch_tables import SchemeTables, SwitchTables
+from faultbed.testbed.node.routing.agent import SwitchAgent
+from faultbed.testbed.routing.schemes import SCHEMES, Routing
+from faultbed.testbed.routing.switch_tables import SchemeTables, SwitchTables
 
 QPNS = range(17, 65)
 SOURCE, TARGET = "10.77.1.1", "10.77.2.1"

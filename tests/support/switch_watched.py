@@ -14,9 +14,9 @@ import time
 
 from switch_namespace import BASE, HOP, P2, SCHEMES, both, ip, make_switch
 
-from inject.node.network.scheme import SchemeActuator
-from testbed.node.routing import agent as agent_module
-from testbed.node.routing.agent import SwitchAgent
+from faultbed.inject.node.network.scheme import SchemeActuator
+from faultbed.testbed.node.routing import agent as agent_module
+from faultbed.testbed.node.routing.agent import SwitchAgent
 
 ECMP = {**BASE, "rules": [], "marks": []}
 UP1, UP2 = HOP.format(port="up1"), HOP.format(port="up2")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from harness.experiment.run_plan import ScheduledFault
-from harness.record.measurements import (
+from faultbed.harness.experiment.run_plan import ScheduledFault
+from faultbed.harness.record.measurements import (
     Connection,
     FaultRun,
     Iteration,
@@ -19,9 +19,9 @@ from harness.record.measurements import (
     Sample,
     Summary,
 )
-from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
-from testbed.model.topology import Gpu, Host, Link, Port, Rnic, Switch, Topology
-from traffic.engine.run_results import QpError
+from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
+from faultbed.testbed.model.topology import Gpu, Host, Link, Port, Rnic, Switch, Topology
+from faultbed.traffic.engine.run_results import QpError
 
 S = 1_000_000_000
 MS = 1_000_000

@@ -41,7 +41,12 @@ def argv(text, folder):
     words = [NAMED.get(word, word) for word in shlex.split(text)]
     assert words[0] == "faultbed"
     meant = [_files(word, folder) if "*" in word else [word] for word in words[1:]]
-    return [sys.executable, "-c", "from harness.console import main; main()", *itertools.chain.from_iterable(meant)]
+    return [
+        sys.executable,
+        "-c",
+        "from faultbed.harness.console import main; main()",
+        *itertools.chain.from_iterable(meant),
+    ]
 
 
 def _files(pattern, folder):

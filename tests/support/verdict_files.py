@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.verdict import Check, Verdict, VerdictFile
+from faultbed.harness.verdict import Check, Verdict, VerdictFile
 
 PASS, FAIL, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.ERROR
 

@@ -12,8 +12,8 @@ from forked import Forked
 from house import HOUSE
 from qmp_server import Qemu
 
-from inject.leases.channels import LocalChannel
-from testbed.shipped import playbooks
+from faultbed.inject.leases.channels import LocalChannel
+from faultbed.testbed.shipped import playbooks
 
 gc.disable()  # until all tests are collected: imports create little garbage, and each pass visits all objects
 
@@ -56,7 +56,7 @@ def tools(tmp_path, monkeypatch):
     """Put the stand-ins for a rack's tools first in PATH; return the file with their state."""
     import rack_tools
 
-    from inject.mechanisms.rack import sonic
+    from faultbed.inject.mechanisms.rack import sonic
 
     state = rack_tools.install(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")

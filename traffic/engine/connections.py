@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from traffic.engine.run_results import Connection, QpError, Rebuild
-from traffic.engine.task_specs import ConnectionSpec, Plan
+from faultbed.traffic.engine.run_results import Connection, QpError, Rebuild
+from faultbed.traffic.engine.task_specs import ConnectionSpec, Plan
 
 __all__ = ["ConnectionManager", "first_psn"]
 

@@ -1,8 +1,8 @@
 """A request, made by a signal to this process, to dump the flight recorders of running traffic.
 
 A signal handler can interrupt any instruction, even while a lock is held. It therefore only records the request. The
-next run that checks takes the request and serves it on its own thread (`traffic.engine.running_traffic`). A process has
-one signal handler, so it has one request.
+next run that checks takes the request and serves it on its own thread (`faultbed.traffic.engine.running_traffic`). A
+process has one signal handler, so it has one request.
 """
 
 from __future__ import annotations

@@ -15,17 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from testbed.errors import CommandFailed, FaultbedError, LabError, UsageError
-from testbed.model.lab_kind import LabKind
-from testbed.model.selectors import resolve
-from testbed.model.topology import Topology
-from testbed.observe import clock
-from testbed.remote.remote_node import Channel, Node
-from traffic.engine.run_results import Endpoint
+from faultbed.testbed.errors import CommandFailed, FaultbedError, LabError, UsageError
+from faultbed.testbed.model.lab_kind import LabKind
+from faultbed.testbed.model.selectors import resolve
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.observe import clock
+from faultbed.testbed.remote.remote_node import Channel, Node
+from faultbed.traffic.engine.run_results import Endpoint
 
 __all__ = ["GONE", "TIME_FIELDS", "Engines", "Event", "Fabric", "FabricModel", "TrafficLab", "endpoint"]
 
-MODULE = "traffic.node.engine"
+MODULE = "faultbed.traffic.node.engine"
 START_TIMEOUT_S = 90.0
 """Python, pyverbs and numpy load slowly on an emulated CPU that four machines share."""
 
@@ -38,7 +38,7 @@ GONE = "gone"
 
 
 class Fabric(Protocol):
-    """The static description of a lab, known without a running lab (`testbed.inventory.lab_inventory.Inventory`)."""
+    """A lab's description, known without a running lab (`Inventory` of `testbed/inventory/lab_inventory.py`)."""
 
     @property
     def kind(self) -> LabKind:
@@ -58,7 +58,7 @@ class FabricModel:
 
 
 class TrafficLab(Fabric, Protocol):
-    """The part of a lab that traffic needs (`testbed.lab.Lab` implements it)."""
+    """The part of a lab that traffic needs (`faultbed.testbed.lab.Lab` implements it)."""
 
     def node(self, name: str) -> Node:
         """Return a machine by name."""
@@ -89,8 +89,8 @@ class Event:
 class Engines:
     """The engines of a set of hosts. Create it with `Engines.start`; `close` ends all engines and may be called twice.
 
-    One set of engines can serve several runs in sequence (`engines` of `traffic.workloads.collective.start`), because
-    starting the engines takes longest.
+    One set of engines can serve several runs in sequence (`engines` of `faultbed.traffic.workloads.collective.start`),
+    because starting the engines takes longest.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from traffic.engine.run_results import Outcome
+from faultbed.traffic.engine.run_results import Outcome
 
 __all__ = ["STORAGE_WAITS", "Entry", "Flight", "RankEnd", "flight_of", "standing"]
 
@@ -20,7 +20,7 @@ STORAGE_WAITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One event on a rank, in controller ns (`traffic.node.ranks.recorder` lists the kinds of events).
+    """One event on a rank, in controller ns (`faultbed.traffic.node.ranks.recorder` lists the kinds of events).
 
     `connection` is -1 for an event without a connection, and in recordings from before peers could have several.
     """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from testbed.errors import LabError
-from testbed.remote.remote_node import Node
-from traffic.engine.run_results import Endpoint
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.remote.remote_node import Node
+from faultbed.traffic.engine.run_results import Endpoint
 
 __all__ = ["gid_index"]
 

@@ -1,8 +1,8 @@
 """Where the time of a collective's operations goes: means of the parts that the engines measure. Pure.
 
-The parts are those of `traffic.node.ranks.parts_clock`. The time of an operation is the communication phase of the
-rank that enters last, as in `traffic.engine.traffic_metrics.operation_times_ns`: its parts have no wait for other ranks
-to begin.
+The parts are those of `faultbed.traffic.node.ranks.parts_clock`. The time of an operation is the communication phase
+of the rank that enters last, as in `faultbed.traffic.engine.traffic_metrics.operation_times_ns`: its parts have no
+wait for other ranks to begin.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from traffic.engine.run_results import Iteration
-from traffic.node.ranks.parts_clock import PARTS
+from faultbed.traffic.engine.run_results import Iteration
+from faultbed.traffic.node.ranks.parts_clock import PARTS
 
 __all__ = ["PARTS", "LatencySplit", "latency_split"]
 

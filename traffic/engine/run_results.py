@@ -80,8 +80,8 @@ class Iteration:
     `start_ns` is the start of the compute phase, `end_ns` the end of the collective. The check of the result comes
     after `end_ns`. `wait_ns` is the part of `comm_ns` before the first data of a neighbour could be used. `phases_ns`
     are the end times of a job's collectives, relative to the end of the compute phase. `paused_ns` are the lengths of
-    the pauses in the program (`traffic.node.ranks.gate`). `split_ns` divides `comm_ns` without the pauses into the
-    parts of `traffic.engine.latency_split`; it is empty if the engine did not report it.
+    the pauses in the program (`faultbed.traffic.node.ranks.gate`). `split_ns` divides `comm_ns` without the pauses
+    into the parts of `faultbed.traffic.engine.latency_split`; it is empty if the engine did not report it.
 
     With storage, the wait for data (`ingest_ns`) comes before the compute phase, and the wait for a checkpoint
     (`checkpoint_ns`) after the collective. Both lie between `start_ns` and `end_ns`. The data were read within

@@ -4,8 +4,8 @@
 other thread. A run always ends: its work is done, `stop` is called, or it fails with a location. Failures are a peer
 that stays unreachable longer than `peer_deadline_s`, an engine that is gone, or no progress for `stall_deadline_s`.
 
-A request for the flight recorders (`traffic.engine.dump_signal`) is answered by an event `flights`. It holds the
-recorders that were received, and under `silent` the RNICs whose engines did not reply.
+A request for the flight recorders (`faultbed.traffic.engine.dump_signal`) is answered by an event `flights`. It holds
+the recorders that were received, and under `silent` the RNICs whose engines did not reply.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from testbed.errors import FaultbedError, LabError, UsageError
-from traffic.engine import dump_signal
-from traffic.engine.connections import ConnectionManager
-from traffic.engine.engine_client import Engines, Event, TrafficLab
-from traffic.engine.flight_recorder import STORAGE_WAITS, Flight, flight_of
-from traffic.engine.run_results import Connection, Outcome, QpError, Rebuild, Standstill
-from traffic.engine.task_specs import Plan, TaskPlan, refuse_local
+from faultbed.testbed.errors import FaultbedError, LabError, UsageError
+from faultbed.traffic.engine import dump_signal
+from faultbed.traffic.engine.connections import ConnectionManager
+from faultbed.traffic.engine.engine_client import Engines, Event, TrafficLab
+from faultbed.traffic.engine.flight_recorder import STORAGE_WAITS, Flight, flight_of
+from faultbed.traffic.engine.run_results import Connection, Outcome, QpError, Rebuild, Standstill
+from faultbed.traffic.engine.task_specs import Plan, TaskPlan, refuse_local
 
 __all__ = ["BackgroundService", "OnEvent", "Running", "begin"]
 
@@ -85,7 +85,7 @@ class Running(Generic[Result]):
         self._dump_requested_ns = 0
         self.standstills: list[Standstill] = []
         self.stamps: dict[str, list[Sequence[int]]] = {}
-        """Timestamps of probes, by task (`traffic.node.flows.echo`)."""
+        """Timestamps of probes, by task (`faultbed.traffic.node.flows.echo`)."""
         self.warmup_wrong = 0
         """Wrong elements in the results of the warm-up, on all ranks that have reported its end."""
         self._dead_hosts: set[str] = set()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from traffic.engine.run_results import Checkpoint, Iteration, Sample
-from traffic.engine.running_traffic import Running
+from faultbed.traffic.engine.run_results import Checkpoint, Iteration, Sample
+from faultbed.traffic.engine.running_traffic import Running
 
 __all__ = ["BIN_NS", "checkpoints_of", "iterations_of", "samples_in", "samples_of"]
 
 BIN_NS = 100_000_000
-"""Length of a sample, as in `traffic.node.series`."""
+"""Length of a sample, as in `faultbed.traffic.node.series`."""
 
 
 def samples_of(running: Running[Any], tasks: Collection[str] | None = None) -> tuple[Sample, ...]:

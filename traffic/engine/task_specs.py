@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.errors import UsageError
-from testbed.model.lab_kind import LabKind, traits_of
-from testbed.suggestions import hint
-from traffic.engine.run_results import Endpoint
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.lab_kind import LabKind, traits_of
+from faultbed.testbed.suggestions import hint
+from faultbed.traffic.engine.run_results import Endpoint
 
 __all__ = [
     "PATIENT_TIMEOUT",

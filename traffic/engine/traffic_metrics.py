@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from traffic.engine.run_results import Iteration, Sample
+from faultbed.traffic.engine.run_results import Iteration, Sample
 
 MIN_RANKS = 2
 

@@ -14,11 +14,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from testbed.model.topology import Host, Topology
-from traffic.engine.engine_client import TrafficLab, endpoint
-from traffic.engine.running_traffic import OnEvent, begin
-from traffic.engine.task_specs import ConnectionSpec, Plan, QpParams, TaskPlan
-from traffic.flows.flow_run import FlowSpec, engine_spec
+from faultbed.testbed.model.topology import Host, Topology
+from faultbed.traffic.engine.engine_client import TrafficLab, endpoint
+from faultbed.traffic.engine.running_traffic import OnEvent, begin
+from faultbed.traffic.engine.task_specs import ConnectionSpec, Plan, QpParams, TaskPlan
+from faultbed.traffic.flows.flow_run import FlowSpec, engine_spec
 
 __all__ = ["SHAPES", "Burnin", "Outlier", "Pair", "Shape", "ends_in_common", "measure", "outliers", "pairs_of"]
 

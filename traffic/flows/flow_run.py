@@ -1,7 +1,7 @@
 """Run flows between RNICs, one or several at once.
 
-Several flows form a traffic matrix (`traffic.flows.matrix`: incast, permutation and so on), or bulk traffic with
-latency probes next to it.
+Several flows form a traffic matrix (`faultbed.traffic.flows.matrix`: incast, permutation and so on), or bulk traffic
+with latency probes next to it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from testbed.errors import UsageError
-from testbed.model.selectors import select_one
-from testbed.model.topology import Topology
-from traffic.engine import traffic_metrics
-from traffic.engine.engine_client import Engines, TrafficLab, endpoint
-from traffic.engine.run_results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
-from traffic.engine.running_traffic import OnEvent, Running, begin
-from traffic.engine.samples import samples_of
-from traffic.engine.task_specs import ConnectionSpec, Plan, TaskPlan, shared_flow_label
-from traffic.flows.flow_spec import (
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.selectors import select_one
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.engine import traffic_metrics
+from faultbed.traffic.engine.engine_client import Engines, TrafficLab, endpoint
+from faultbed.traffic.engine.run_results import (
+    Connection,
+    Endpoint,
+    Iteration,
+    Outcome,
+    QpError,
+    Rebuild,
+    Sample,
+    Window,
+)
+from faultbed.traffic.engine.running_traffic import OnEvent, Running, begin
+from faultbed.traffic.engine.samples import samples_of
+from faultbed.traffic.engine.task_specs import ConnectionSpec, Plan, TaskPlan, shared_flow_label
+from faultbed.traffic.flows.flow_spec import (
     ATOMIC_BYTES,
     CHECKED,
     MEMORIES,
@@ -34,8 +43,8 @@ from traffic.flows.flow_spec import (
     is_probe,
     shape,
 )
-from traffic.flows.rnr_outcome import Rnr, rnr_of
-from traffic.probes.rtt import Echo, echoes
+from faultbed.traffic.flows.rnr_outcome import Rnr, rnr_of
+from faultbed.traffic.probes.rtt import Echo, echoes
 
 __all__ = [
     "ATOMIC_BYTES",

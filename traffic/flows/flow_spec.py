@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from testbed.errors import UsageError
-from testbed.finite import require_finite
-from testbed.model.lab_kind import LabKind, traits_of
-from traffic.engine.task_specs import QpParams, check_entropy, check_qp
-from traffic.node.completions import CQ_ENTRIES
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.finite import require_finite
+from faultbed.testbed.model.lab_kind import LabKind, traits_of
+from faultbed.traffic.engine.task_specs import QpParams, check_entropy, check_qp
+from faultbed.traffic.node.completions import CQ_ENTRIES
 
 __all__ = [
     "ATOMIC_BYTES",
@@ -57,14 +57,14 @@ class FlowSpec:
     retransmitted or flow-controlled, and the receiver counts what arrives.
 
     With `echo` a process at the other end answers every datagram, and both ends record its times
-    (`traffic.probes.rtt`).
+    (`faultbed.traffic.probes.rtt`).
 
     With `entropy` the QPs of all such flows of a plan share that many flow labels in turn, and therefore that many UDP
     source ports. Training traffic has such low entropy, which ECMP cannot spread any wider. 0: each QP has the port
     that follows from its QPNs. Labels count up from `qp.flow_label`, or 1.
 
     With `admit`, all flows with that option to an RNIC send a chain only when its host grants them one. At most `admit`
-    of those chains are in flight (`traffic.node.flows.admission`).
+    of those chains are in flight (`faultbed.traffic.node.flows.admission`).
 
     With `late_receives_ms` the receiver of sends or writes with immediate is slow: one receive at a time is posted,
     that long after the previous message arrived, and the sender gets no credits. Its RNIC meets RNR NAKs, and
@@ -74,9 +74,9 @@ class FlowSpec:
     With `check` every byte of every message is verified: of send, write-imm and read over rc, of write and send over
     uc, and of send over ud, in host memory. Wrong bytes make the flow a failure. Messages that do not arrive over uc or
     ud count as lost, not as wrong. The check costs CPU time at both ends for every message. Over uc and ud, sends then
-    carry an immediate, and a sender of writes waits for the receiver's check (`traffic.node.flows.numbered`). A write
-    over rc cannot be checked: it has no immediate, so the receiver does not know when it has arrived, and the next
-    write may overwrite it.
+    carry an immediate, and a sender of writes waits for the receiver's check (`faultbed.traffic.node.flows.numbered`).
+    A write over rc cannot be checked: it has no immediate, so the receiver does not know when it has arrived, and the
+    next write may overwrite it.
 
     `memory` is host, or cuda: the memory of the GPU at the same position in its host as the RNIC, at both ends (rack
     labs only; not yet run on hardware).

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.errors import UsageError
-from testbed.model.topology import Topology
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Topology
 
 __all__ = ["PATTERNS", "ZONE_PATTERNS", "first_rnics", "pairs", "pairs_in"]
 

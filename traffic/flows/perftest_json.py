@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from traffic.flows.flow_run import FlowResult, engine_spec
+from faultbed.traffic.flows.flow_run import FlowResult, engine_spec
 
 __all__ = ["document", "report"]
 

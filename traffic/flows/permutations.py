@@ -12,8 +12,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from testbed.errors import UsageError
-from testbed.model.topology import Host, Topology
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Host, Topology
 
 __all__ = ["TIERS", "Tier", "permutation", "tiers_of"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from traffic.engine.run_results import QpError
+from faultbed.traffic.engine.run_results import QpError
 
 __all__ = ["EXCEEDED", "Rnr", "RnrOutcome", "rnr_of"]
 
@@ -39,7 +39,7 @@ class Rnr:
 
 
 def rnr_of(counters: Mapping[str, Mapping[str, Any]], errors: Sequence[QpError]) -> Rnr:
-    """Return the outcome from the counters in a sender's `done` event (`traffic.node.flows.rnr`) and its lost QPs."""
+    """Return the outcome from a sender's `done` event (`traffic/node/flows/rnr.py`) and its lost QPs."""
     naks, exceeded = counters.get("naks", {}), counters.get("exceeded", {})
     lost = sum(error.status == EXCEEDED for error in errors)
     outcome: RnrOutcome = "none"

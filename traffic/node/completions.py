@@ -13,7 +13,7 @@ CQ_ENTRIES = 32_767
 more."""
 
 
-class CompletionQueueFull(Exception):  # named for the condition, as in testbed.errors
+class CompletionQueueFull(Exception):  # named for the condition, as in faultbed.testbed.errors
     """The completion queue could overrun."""
 
 

@@ -1,10 +1,10 @@
 """GPU compute for one traffic engine, in a separate process, so that a running kernel does not delay completions.
 
-    python3 -m traffic.node.cudagpu DESCRIPTOR NUMBER [PCIE]
+    python3 -m faultbed.traffic.node.cudagpu DESCRIPTOR NUMBER [PCIE]
 
 The process serves the socket that it inherited as `DESCRIPTOR`, with the protocol of the soft GPU
-(`traffic.node.softgpu`). It ends when the other end is closed. If the GPU is unavailable it sends `{"error": ...}` and
-ends. Not yet run on hardware.
+(`faultbed.traffic.node.softgpu`). It ends when the other end is closed. If the GPU is unavailable it sends `{"error":
+...}` and ends. Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import json
 import socket
 import sys
 
-from testbed.node.gpu.cuda import CudaWork, NoCuda
-from traffic.node.softgpu import answer
+from faultbed.testbed.node.gpu.cuda import CudaWork, NoCuda
+from faultbed.traffic.node.softgpu import answer
 
 __all__ = ["main", "serve"]
 

@@ -1,4 +1,4 @@
-"""The traffic engine of one host: `python3 -m traffic.node.engine`, JSON lines on stdin and stdout.
+"""The traffic engine of one host: `python3 -m faultbed.traffic.node.engine`, JSON lines on stdin and stdout.
 
 Requests                                                          replies and later events
     {"do": "clock", seq?}                                         clock {monotonic_ns, pid, seq}
@@ -37,11 +37,11 @@ import selectors
 import sys
 import time
 
-from traffic.node.completions import reject_overrun
-from traffic.node.flows.late import LateReceives
-from traffic.node.ready_files import handle_ready
-from traffic.node.task import Conn, Task
-from traffic.node.verbs import Rnic
+from faultbed.traffic.node.completions import reject_overrun
+from faultbed.traffic.node.flows.late import LateReceives
+from faultbed.traffic.node.ready_files import handle_ready
+from faultbed.traffic.node.task import Conn, Task
+from faultbed.traffic.node.verbs import Rnic
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ FLOW_TASKS = {
     "admitted": ("admission", "AdmittedSender", "AdmittedReceiver"),
     "checked": ("checked", "CheckedSender", "CheckedReceiver"),
 }
-"""Module in `traffic.node.flows`, and classes of the two ends, by the first part of a flow's `kind`."""
+"""Module in `faultbed.traffic.node.flows`, and classes of the two ends, by the first part of a flow's `kind`."""
 
 
 class Engine:
@@ -215,7 +215,7 @@ class Engine:
     def _make(self, request: dict[str, Any], rnic: Rnic) -> Task:
         kind, arguments = request["kind"], (request["task"], rnic, request["spec"], self.emit)
         if kind == "rank":
-            from traffic.node.ranks.rank import RankTask  # numpy takes seconds to load on an emulated CPU
+            from faultbed.traffic.node.ranks.rank import RankTask  # numpy takes seconds to load on an emulated CPU
 
             return RankTask(*arguments, self.selector)
         flow_kind, _, end = kind.rpartition("_")

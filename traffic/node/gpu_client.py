@@ -1,7 +1,7 @@
 """Client of a GPU: request work and get a callback when it is done, without blocking.
 
-A soft GPU (`traffic.node.softgpu`) has a socket. For a real GPU the client starts a process (`traffic.node.cudagpu`)
-that ends with it.
+A soft GPU (`faultbed.traffic.node.softgpu`) has a socket. For a real GPU the client starts a process
+(`faultbed.traffic.node.cudagpu`) that ends with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GpuClient"]
 
-MODULE = "traffic.node.cudagpu"
+MODULE = "faultbed.traffic.node.cudagpu"
 PATIENCE_S = 5.0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 
-from testbed.node.gpu.cuda import CudaDevice, NoCuda
+from faultbed.testbed.node.gpu.cuda import CudaDevice, NoCuda
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

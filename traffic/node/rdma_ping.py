@@ -1,6 +1,6 @@
 """RDMA ping between every RNIC of this host and every RNIC of the other hosts, on all hosts at once.
 
-    python3 -m traffic.node.rdma_ping < request.json
+    python3 -m faultbed.traffic.node.rdma_ping < request.json
 
 Each pair of RNICs gets a reliable connection. Each end sends 64 bytes that are unique to this run and direction. Both
 ends must see their own send acknowledged and the peer's bytes arrive. The hosts exchange QP numbers by UDP datagrams

@@ -1,12 +1,12 @@
 """The soft GPU: a compute process whose speed is limited by its cgroup.
 
-    python3 -m traffic.node.softgpu /run/faultbed/gpu0.sock
+    python3 -m faultbed.traffic.node.softgpu /run/faultbed/gpu0.sock
 
 A client connects and sends lines `{"units": K}`. The answer to each is `{"ns": elapsed, "units": K}` after K numpy
 matrix products of 96 x 96 fp32. Clients share the GPU as kernels share a GPU without MPS: one request at a time, in
 turn. An invalid request is answered with `{"error": ...}`. So is a request that meets an uncorrected memory error,
-which a fault has written into the GPU's synthetic health (`testbed.node.gpu.health`): the program that sent it cannot
-continue. On SIGTERM the process ends and removes its socket.
+which a fault has written into the GPU's synthetic health (`faultbed.testbed.node.gpu.health`): the program that sent
+it cannot continue. On SIGTERM the process ends and removes its socket.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import socket
 import sys
 import time
 
-from testbed.node.gpu.health import FaultyMemory, Health
+from faultbed.testbed.node.gpu.health import FaultyMemory, Health
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _serve_client(client: socket.socket, waiting: dict[socket.socket, bytes], wo
 
 def serve(path: str) -> None:
     """Serve clients on the unix socket `path`, in turn, until the process ends."""
-    import numpy as np  # `traffic.node.cudagpu` imports this module and does not need numpy
+    import numpy as np  # `faultbed.traffic.node.cudagpu` imports this module and does not need numpy
 
     left, right, product = (np.full((SIDE, SIDE), value, dtype=np.float32) for value in (1.0, 1.0 / SIDE, 0.0))
 
@@ -95,7 +95,7 @@ def serve(path: str) -> None:
 def main() -> None:
     """Run the service."""
     if len(sys.argv) != 2:  # noqa: PLR2004
-        sys.exit("usage: python3 -m traffic.node.softgpu SOCKET")
+        sys.exit("usage: python3 -m faultbed.traffic.node.softgpu SOCKET")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         serve(sys.argv[1])

@@ -1,6 +1,6 @@
 """Storage server on the front end: hosts read training data from it and write checkpoints to it, over TCP.
 
-    python3 -m traffic.node.storage 10.79.0.4 [--keep FOLDER COUNT]
+    python3 -m faultbed.traffic.node.storage 10.79.0.4 [--keep FOLDER COUNT]
 
 It prints {"event": "listening", "port": N} and serves until its stdin ends, with one thread per client. A client sends
 lines:
@@ -8,7 +8,7 @@ lines:
     {"get": bytes}              the answer is {"bytes": N, "crc": C} and N bytes with CRC-32 C
     {"put": bytes, "crc": C}    followed by the bytes; the answer is {"stored": bytes}, or {"error": ...} on a mismatch
     {"put": bytes, "crc": C, "rank": r, "ranks": n, "iterations": i, "generation": g}
-                                the same for a checkpoint, which is kept in FOLDER (`traffic.node.checkpoints`)
+                                the same for a checkpoint, which is kept in FOLDER (`faultbed.traffic.node.checkpoints`)
     {"restore": i, "rank": r, "generation": g}
                                 the answer is a checkpoint as for `get`, or {"error": ...}
 
@@ -28,7 +28,7 @@ import sys
 import threading
 import zlib
 
-from traffic.node.checkpoints import HEADER, Checkpoints
+from faultbed.traffic.node.checkpoints import HEADER, Checkpoints
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

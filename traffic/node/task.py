@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from traffic.node.flows.late import LateReceives
-from traffic.node.series import Series
-from traffic.node.verbs import STATUS, RcQp, Rnic
+from faultbed.traffic.node.flows.late import LateReceives
+from faultbed.traffic.node.series import Series
+from faultbed.traffic.node.verbs import STATUS, RcQp, Rnic
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Task:
         """Stop soon, in an orderly way."""
 
     def end_after(self, last_round: int) -> None:
-        """End after a round (`traffic.node.ranks.rank`); other tasks have none."""
+        """End after a round (`faultbed.traffic.node.ranks.rank`); other tasks have none."""
 
     def tick(self, now_ns: int) -> None:
         """Do periodic work; called at the engine's interval (50 ms; 250 ms in an engine of probes)."""

@@ -37,7 +37,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
-from traffic.node.completions import CQ_ENTRIES
+from faultbed.traffic.node.completions import CQ_ENTRIES
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ logging.getLogger = functools.cache(logging.getLogger)
 SYSFS = "/sys/class/infiniband"
 
 
-class GidMissing(Exception):  # named for the condition, as in testbed.errors
+class GidMissing(Exception):  # named for the condition, as in faultbed.testbed.errors
     """The RNIC has no RoCE v2 GID for the address (yet): its netdev is down, or the address is on another netdev."""
 
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from testbed.lab import Lab
-from testbed.model.topology import Topology
-from testbed.packets.bth import ROCE_PORT
-from traffic.engine.run_results import Connection
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.packets.bth import ROCE_PORT
+from faultbed.traffic.engine.run_results import Connection
 
 __all__ = [
     "QUERY_TIMEOUT_S",

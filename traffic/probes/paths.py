@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from testbed.errors import FaultbedError
-from testbed.lab import Lab
-from traffic.engine.run_results import Connection
-from traffic.probes.ecmp_entropy import QUERY_TIMEOUT_S, data_paths
-from traffic.probes.rtt import Echo, Trip
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.lab import Lab
+from faultbed.traffic.engine.run_results import Connection
+from faultbed.traffic.probes.ecmp_entropy import QUERY_TIMEOUT_S, data_paths
+from faultbed.traffic.probes.rtt import Echo, Trip
 
 __all__ = ["PathQuery", "PathTracker", "trips"]
 

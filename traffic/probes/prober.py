@@ -3,7 +3,7 @@
 Each RNIC sends to one RNIC in its own rack and to one in every other rack. Every host's link then carries probes in
 both directions, and most probably every uplink does: the switches' kernels report which uplinks were used, and
 uncovered links are listed. The process at the other end answers each probe that arrives, and separates its own delay
-from the network's round trip. `traffic.probes.results` finds the locations of loss and delay.
+from the network's round trip. `faultbed.traffic.probes.results` finds the locations of loss and delay.
 
 `run` probes a lab for a fixed time. `start` probes in the background until it is stopped.
 """
@@ -15,25 +15,25 @@ from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from testbed.errors import LabError, UsageError
-from testbed.finite import require_finite
-from testbed.lab import Lab
-from testbed.model.topology import Topology
-from traffic.engine.engine_client import Engines
-from traffic.engine.running_traffic import OnEvent, Running
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec, FlowsResult
-from traffic.probes import results, rtt, tomography
-from traffic.probes.paths import PathTracker, trips
-from traffic.probes.results import ProbeTrips
-from traffic.probes.rtt import Echo, PathTimes, SlowPlace
-from traffic.probes.tomography import Probes, Suspect
+from faultbed.testbed.errors import LabError, UsageError
+from faultbed.testbed.finite import require_finite
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.engine.engine_client import Engines
+from faultbed.traffic.engine.running_traffic import OnEvent, Running
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec, FlowsResult
+from faultbed.traffic.probes import results, rtt, tomography
+from faultbed.traffic.probes.paths import PathTracker, trips
+from faultbed.traffic.probes.results import ProbeTrips
+from faultbed.traffic.probes.rtt import Echo, PathTimes, SlowPlace
+from faultbed.traffic.probes.tomography import Probes, Suspect
 
 __all__ = ["ProbeResult", "ProbeSpec", "Probing", "check", "pairs", "run", "start"]
 
 STOP_TIMEOUT_S = 120.0
-MODULE = "traffic.node.probe_engine"
+MODULE = "faultbed.traffic.node.probe_engine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

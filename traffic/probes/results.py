@@ -1,8 +1,8 @@
 """Results of probes: where they were lost and where they were slow, in total or by window. Pure.
 
 A trip covers two one-way journeys: the probe, which arrived or did not, and its answer, which was read or was not. Both
-are evidence for where datagrams are lost (`traffic.probes.tomography`). Completed trips are evidence for what makes
-them long (`traffic.probes.rtt`).
+are evidence for where datagrams are lost (`faultbed.traffic.probes.tomography`). Completed trips are evidence for what
+makes them long (`faultbed.traffic.probes.rtt`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from testbed.model.topology import Topology
-from traffic.probes import rtt, tomography
-from traffic.probes.rtt import PathTimes, SlowPlace, Trip
-from traffic.probes.tomography import Probes, Suspect
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.probes import rtt, tomography
+from faultbed.traffic.probes.rtt import PathTimes, SlowPlace, Trip
+from faultbed.traffic.probes.tomography import Probes, Suspect
 
 __all__ = ["ProbeTrips", "WindowStats", "lossy", "one_way", "uncovered", "window_stats", "windows"]
 

@@ -28,9 +28,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from traffic.engine.traffic_metrics import percentile
-from traffic.probes import tomography
-from traffic.probes.tomography import Place, Probes
+from faultbed.traffic.engine.traffic_metrics import percentile
+from faultbed.traffic.probes import tomography
+from faultbed.traffic.probes.tomography import Place, Probes
 
 __all__ = [
     "LEVELS",
@@ -164,7 +164,7 @@ class SlowPlace(Place):
 
 
 def echoes(sent: Iterable[Sequence[int]], came: Iterable[Sequence[int]], *, offset_ns: int = 0) -> tuple[Echo, ...]:
-    """Build probes from the rows that both ends report (`traffic.node.flows.echo`), matched by connection and number.
+    """Build probes from the rows of both ends (`traffic/node/flows/echo.py`), matched by connection and number.
 
     Args:
         sent: (connection, number, sent ns, answer read ns or 0) by the prober's clock. If a probe is reported twice,

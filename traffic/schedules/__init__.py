@@ -1,15 +1,15 @@
 """Collective schedules as frozen data: which rank sends which blocks to which rank, in which step, to reduce or copy.
 
 One schedule has three readers: the executor on the nodes (which gets its `programs`), the checker
-(`traffic.schedules.schedule_check`) and the cost model (`traffic.schedules.cost`). A schedule contains ranks and
-blocks; `Layout` defines the lengths of the blocks.
+(`faultbed.traffic.schedules.schedule_check`) and the cost model (`faultbed.traffic.schedules.cost`). A schedule
+contains ranks and blocks; `Layout` defines the lengths of the blocks.
 """
 
 from __future__ import annotations
 
-from traffic.schedules.algorithms import ALGORITHMS, MIN_RANKS, Shape, algorithms_for, build
-from traffic.schedules.meaning import ALL, COLLECTIVES, REDUCING, ROOTED, input_blocks, results
-from traffic.schedules.program import (
+from faultbed.traffic.schedules.algorithms import ALGORITHMS, MIN_RANKS, Shape, algorithms_for, build
+from faultbed.traffic.schedules.meaning import ALL, COLLECTIVES, REDUCING, ROOTED, input_blocks, results
+from faultbed.traffic.schedules.program import (
     Layout,
     Program,
     block_bounds,
@@ -20,7 +20,7 @@ from traffic.schedules.program import (
     with_own_pattern,
     with_world_ranks,
 )
-from traffic.schedules.queue_pairs import (
+from faultbed.traffic.schedules.queue_pairs import (
     MAX_QPS_PER_PEER,
     OUT_OF_ORDER,
     SPREADS,
@@ -28,7 +28,7 @@ from traffic.schedules.queue_pairs import (
     parts_for_equal_turns,
     writes_by_queue_pair,
 )
-from traffic.schedules.schedule import Moves, Schedule, expanded
+from faultbed.traffic.schedules.schedule import Moves, Schedule, expanded
 
 __all__ = [
     "ALGORITHMS",

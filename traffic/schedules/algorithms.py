@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from testbed.errors import UsageError
-from traffic.schedules import exchange, gather, rooted
-from traffic.schedules.meaning import COLLECTIVES, local_copies
-from traffic.schedules.schedule import Moves, Schedule, after, joined, mirrored, transposed
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.schedules import exchange, gather, rooted
+from faultbed.traffic.schedules.meaning import COLLECTIVES, local_copies
+from faultbed.traffic.schedules.schedule import Moves, Schedule, after, joined, mirrored, transposed
 
 __all__ = ["ALGORITHMS", "MIN_RANKS", "Shape", "algorithms_for", "build"]
 

@@ -15,8 +15,8 @@ from math import lcm
 import numpy as np
 import numpy.typing as npt
 
-from traffic.schedules import Moves, Schedule, Shape, algorithms_for, build
-from traffic.schedules.schedule import relisted
+from faultbed.traffic.schedules import Moves, Schedule, Shape, algorithms_for, build
+from faultbed.traffic.schedules.schedule import relisted
 
 __all__ = ["NETWORKS", "Link", "Network", "best_algorithm", "predict_ns", "shape_for"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traffic.schedules.schedule import Moves, after, joined, moves
+from faultbed.traffic.schedules.schedule import Moves, after, joined, moves
 
 __all__ = ["all_to_all", "send_recv"]
 

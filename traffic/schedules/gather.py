@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traffic.schedules.schedule import Moves, after, joined, moves
+from faultbed.traffic.schedules.schedule import Moves, after, joined, moves
 
 __all__ = ["all_gather", "all_reduce_by_doubling"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from testbed.errors import UsageError
-from traffic.schedules.schedule import Moves, Schedule, moves
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.schedules.schedule import Moves, Schedule, moves
 
 __all__ = ["ALL", "COLLECTIVES", "REDUCING", "ROOTED", "input_blocks", "local_copies", "results"]
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from testbed.errors import UsageError
-from traffic.schedules.algorithms import Shape, build
-from traffic.schedules.meaning import input_blocks, results
-from traffic.schedules.schedule import Schedule, expanded
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.schedules.algorithms import Shape, build
+from faultbed.traffic.schedules.meaning import input_blocks, results
+from faultbed.traffic.schedules.schedule import Schedule, expanded
 
 __all__ = [
     "Layout",

@@ -1,7 +1,7 @@
 """Which queue pairs the programs of ranks use, if each rank has several to each of its peers. Pure.
 
-The ranks spread their segments by the same rules (`traffic.node.ranks.segments`), on machines that do not have this
-package.
+The ranks spread their segments by the same rules (`faultbed.traffic.node.ranks.segments`), on machines that do not
+have this package.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from traffic.schedules.program import Program, peers_of
+from faultbed.traffic.schedules.program import Program, peers_of
 
 __all__ = [
     "MAX_QPS_PER_PEER",

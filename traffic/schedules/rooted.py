@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from traffic.schedules.schedule import Moves, after, joined, moves, transposed
+from faultbed.traffic.schedules.schedule import Moves, after, joined, moves, transposed
 
 __all__ = ["broadcast", "chunks_of", "tree_all_reduce"]
 

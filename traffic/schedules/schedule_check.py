@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traffic.schedules import ALL, Moves, Schedule, expanded, input_blocks, results
+from faultbed.traffic.schedules import ALL, Moves, Schedule, expanded, input_blocks, results
 
 __all__ = ["contributions", "faults"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traffic.schedules.schedule import Schedule, expanded
+from faultbed.traffic.schedules.schedule import Schedule, expanded
 
 __all__ = ["pair_bytes"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traffic.traces.trace import Note, Operation, Trace, fitted
-from traffic.traces.trace_files import FORMATS, digest, files_of, load, save
+from faultbed.traffic.traces.trace import Note, Operation, Trace, fitted
+from faultbed.traffic.traces.trace_files import FORMATS, digest, files_of, load, save
 
 __all__ = ["FORMATS", "Note", "Operation", "Trace", "digest", "files_of", "fitted", "load", "save"]

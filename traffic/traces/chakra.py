@@ -16,9 +16,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from testbed.errors import ConfigError
-from traffic.traces import chakra_messages as wire
-from traffic.traces.trace import Note, Part, RankTrace, Trace, group_of
+from faultbed.testbed.errors import ConfigError
+from faultbed.traffic.traces import chakra_messages as wire
+from faultbed.traffic.traces.trace import Note, Part, RankTrace, Trace, group_of
 
 __all__ = ["Groups", "content_for", "read"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from testbed.errors import ConfigError
+from faultbed.testbed.errors import ConfigError
 
 __all__ = ["COLL", "COMP", "METADATA", "RECV", "SEND", "attributes", "new", "read_stream", "written_stream"]
 

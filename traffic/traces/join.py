@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import takewhile
 
-from testbed.errors import ConfigError
-from traffic.traces.trace import Operation, Part, RankTrace, Trace
+from faultbed.testbed.errors import ConfigError
+from faultbed.traffic.traces.trace import Operation, Part, RankTrace, Trace
 
 __all__ = ["joined"]
 

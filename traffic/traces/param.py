@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from testbed.errors import ConfigError
-from traffic.traces.trace import MOST_RANKS, Note, Operation, Part, RankTrace, Trace, group_of
+from faultbed.testbed.errors import ConfigError
+from faultbed.traffic.traces.trace import MOST_RANKS, Note, Operation, Part, RankTrace, Trace, group_of
 
 __all__ = ["content_for", "read"]
 

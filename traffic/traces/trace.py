@@ -1,7 +1,7 @@
 """A trace in a form independent of its file format: operations in an order that every rank can follow.
 
-A trace of one rank is a list of `Part`s: what that rank does. `traffic.traces.join` joins the parts of all ranks into
-`Operation`s: what their members do together.
+A trace of one rank is a list of `Part`s: what that rank does. `faultbed.traffic.traces.join` joins the parts of all
+ranks into `Operation`s: what their members do together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from testbed.errors import UsageError
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["MOST_RANKS", "Note", "Operation", "Part", "RankTrace", "Trace", "fitted", "group_of"]
 
@@ -35,10 +35,10 @@ class Note:
 class Part:
     """What one rank does in an operation; `members` and `root` are ranks of the world, in the group's order.
 
-    `size_bytes` is the whole buffer, as `traffic.workloads.collective.CollectiveSpec` counts it. A `collective` of
-    "p2p" goes from `members[0]` to `members[1]`, and its `root` is the end whose trace contains this part. `sends` and
-    `receives` are bytes by member, for an all-to-allv. The rank pauses for `pause_ns` before the operation, and does
-    not begin it before `not_before_ns` after the start of the trace.
+    `size_bytes` is the whole buffer, as `faultbed.traffic.workloads.collective.CollectiveSpec` counts it. A
+    `collective` of "p2p" goes from `members[0]` to `members[1]`, and its `root` is the end whose trace contains this
+    part. `sends` and `receives` are bytes by member, for an all-to-allv. The rank pauses for `pause_ns` before the
+    operation, and does not begin it before `not_before_ns` after the start of the trace.
     """
 
     record: int

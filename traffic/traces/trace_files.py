@@ -9,10 +9,10 @@ import re
 import zlib
 from pathlib import Path
 
-from testbed.errors import ConfigError, UsageError
-from traffic.traces import chakra, param
-from traffic.traces.join import joined
-from traffic.traces.trace import Trace, group_of
+from faultbed.testbed.errors import ConfigError, UsageError
+from faultbed.traffic.traces import chakra, param
+from faultbed.traffic.traces.join import joined
+from faultbed.traffic.traces.trace import Trace, group_of
 
 __all__ = ["FORMATS", "digest", "files_of", "load", "save"]
 

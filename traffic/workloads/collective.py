@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.errors import UsageError
-from testbed.finite import require_finite
-from testbed.suggestions import nearest
-from traffic import schedules
-from traffic.engine import traffic_metrics
-from traffic.engine.engine_client import Engines, Fabric, TrafficLab
-from traffic.engine.flight_recorder import RankEnd
-from traffic.engine.latency_split import LatencySplit, latency_split
-from traffic.engine.run_results import Endpoint, Window
-from traffic.engine.running_traffic import OnEvent, Running, begin
-from traffic.engine.task_specs import check_qp
-from traffic.schedules import cost
-from traffic.workloads.ranks import (
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.finite import require_finite
+from faultbed.testbed.suggestions import nearest
+from faultbed.traffic import schedules
+from faultbed.traffic.engine import traffic_metrics
+from faultbed.traffic.engine.engine_client import Engines, Fabric, TrafficLab
+from faultbed.traffic.engine.flight_recorder import RankEnd
+from faultbed.traffic.engine.latency_split import LatencySplit, latency_split
+from faultbed.traffic.engine.run_results import Endpoint, Window
+from faultbed.traffic.engine.running_traffic import OnEvent, Running, begin
+from faultbed.traffic.engine.task_specs import check_qp
+from faultbed.traffic.schedules import cost
+from faultbed.traffic.workloads.ranks import (
     ITEM_BYTES,
     RanksSpec,
     check_completion_queues,
@@ -31,7 +31,7 @@ from traffic.workloads.ranks import (
     rank_plan,
     window_of,
 )
-from traffic.workloads.ranks_result import RanksResult, common_results
+from faultbed.traffic.workloads.ranks_result import RanksResult, common_results
 
 __all__ = ["AUTO", "REDOPS", "CollectiveResult", "CollectiveSpec", "check", "fit", "layout", "start"]
 
@@ -73,10 +73,10 @@ class CollectiveResult(RanksResult):
 
     `algorithm` is the one that ran, also for "auto". `ends[r]` is how the job ended for rank r. `flights` are the
     flight recorders of a failed run. `iterations[r]` are those of rank r. `time_ns` is the median time of an operation
-    (`traffic.engine.traffic_metrics.operation_times_ns`); `time_p95_ns` and so on are its tail. algbw and busbw are
-    those of nccl-tests for the median, in GB/s (10^9 bytes). `wrong_elements` is the sum over all ranks and iterations,
-    including changed inputs; `checked_elements` is the number of elements that were verified. `latency_split` is None
-    if no operation was completed by all ranks.
+    (`faultbed.traffic.engine.traffic_metrics.operation_times_ns`); `time_p95_ns` and so on are its tail. algbw and
+    busbw are those of nccl-tests for the median, in GB/s (10^9 bytes). `wrong_elements` is the sum over all ranks and
+    iterations, including changed inputs; `checked_elements` is the number of elements that were verified.
+    `latency_split` is None if no operation was completed by all ranks.
     """
 
     spec: CollectiveSpec

@@ -16,18 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from testbed.errors import UsageError
-from testbed.finite import require_finite
-from traffic.engine import traffic_metrics
-from traffic.engine.engine_client import TrafficLab
-from traffic.engine.run_results import Iteration
-from traffic.engine.running_traffic import OnEvent, Running
-from traffic.traces import Operation, Trace
-from traffic.workloads import replay
-from traffic.workloads.ranks import RanksSpec, check_queue_pairs, place
-from traffic.workloads.ranks_result import RanksResult, common_results
-from traffic.workloads.replay_result import Execution
-from traffic.workloads.service_level import kept_of
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.finite import require_finite
+from faultbed.traffic.engine import traffic_metrics
+from faultbed.traffic.engine.engine_client import TrafficLab
+from faultbed.traffic.engine.run_results import Iteration
+from faultbed.traffic.engine.running_traffic import OnEvent, Running
+from faultbed.traffic.traces import Operation, Trace
+from faultbed.traffic.workloads import replay
+from faultbed.traffic.workloads.ranks import RanksSpec, check_queue_pairs, place
+from faultbed.traffic.workloads.ranks_result import RanksResult, common_results
+from faultbed.traffic.workloads.replay_result import Execution
+from faultbed.traffic.workloads.service_level import kept_of
 
 __all__ = ["InferenceResult", "InferenceSpec", "check", "request", "run", "start"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from testbed.errors import UsageError
-from traffic.workloads.job import JobResult, JobSpec, groups
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.workloads.job import JobResult, JobSpec, groups
 
 __all__ = ["Interference", "Place", "alone", "interference"]
 

@@ -15,21 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from testbed.errors import UsageError
-from testbed.finite import require_finite
-from testbed.model.lab_kind import traits_of
-from traffic import schedules
-from traffic.engine import traffic_metrics
-from traffic.engine.engine_client import Engines, Fabric, TrafficLab
-from traffic.engine.flight_recorder import RankEnd
-from traffic.engine.run_results import Checkpoint, Endpoint, Iteration, Window
-from traffic.engine.running_traffic import OnEvent, Running, begin
-from traffic.engine.samples import checkpoints_of
-from traffic.schedules import cost
-from traffic.workloads import collective, storage_readers
-from traffic.workloads import storage_service as storage
-from traffic.workloads.collective import AUTO, CollectiveSpec
-from traffic.workloads.ranks import (
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.finite import require_finite
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.traffic import schedules
+from faultbed.traffic.engine import traffic_metrics
+from faultbed.traffic.engine.engine_client import Engines, Fabric, TrafficLab
+from faultbed.traffic.engine.flight_recorder import RankEnd
+from faultbed.traffic.engine.run_results import Checkpoint, Endpoint, Iteration, Window
+from faultbed.traffic.engine.running_traffic import OnEvent, Running, begin
+from faultbed.traffic.engine.samples import checkpoints_of
+from faultbed.traffic.schedules import cost
+from faultbed.traffic.workloads import collective, storage_readers
+from faultbed.traffic.workloads import storage_service as storage
+from faultbed.traffic.workloads.collective import AUTO, CollectiveSpec
+from faultbed.traffic.workloads.ranks import (
     RanksSpec,
     check_completion_queues,
     ends_of,
@@ -41,9 +41,9 @@ from traffic.workloads.ranks import (
     task_name,
     window_of,
 )
-from traffic.workloads.ranks_result import RanksResult, common_results
-from traffic.workloads.storage_readers import ReaderResult, StorageReaders
-from traffic.workloads.storage_service import Storage, StorageTimes
+from faultbed.traffic.workloads.ranks_result import RanksResult, common_results
+from faultbed.traffic.workloads.storage_readers import ReaderResult, StorageReaders
+from faultbed.traffic.workloads.storage_service import Storage, StorageTimes
 
 __all__ = [
     "GroupTime",
@@ -176,9 +176,9 @@ def job_programs(
     """Return every rank's program for an iteration, and the algorithm of each phase.
 
     For the members of a group, `sharing` returns how many consecutive ranks share a host or a rack
-    (`traffic.workloads.ranks.group_size`); a hierarchical phase uses that as its group size. `together` returns how
-    many share a host (`host_group_size`). If that is equal in all groups of a phase, `auto` may choose hierarchical,
-    too.
+    (`faultbed.traffic.workloads.ranks.group_size`); a hierarchical phase uses that as its group size. `together`
+    returns how many share a host (`host_group_size`). If that is equal in all groups of a phase, `auto` may choose
+    hierarchical, too.
 
     Raises:
         UsageError: a phase does not support its shape.

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.errors import UsageError
-from testbed.finite import require_finite
-from traffic import schedules
-from traffic.engine import traffic_metrics
-from traffic.engine.engine_client import TrafficLab
-from traffic.engine.running_traffic import OnEvent, Running
-from traffic.traces import Operation, Trace
-from traffic.workloads import replay
-from traffic.workloads.ranks import RanksSpec, check_queue_pairs, place
-from traffic.workloads.ranks_result import RanksResult, common_results
-from traffic.workloads.replay_result import Execution, operation_times_ns
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.finite import require_finite
+from faultbed.traffic import schedules
+from faultbed.traffic.engine import traffic_metrics
+from faultbed.traffic.engine.engine_client import TrafficLab
+from faultbed.traffic.engine.running_traffic import OnEvent, Running
+from faultbed.traffic.traces import Operation, Trace
+from faultbed.traffic.workloads import replay
+from faultbed.traffic.workloads.ranks import RanksSpec, check_queue_pairs, place
+from faultbed.traffic.workloads.ranks_result import RanksResult, common_results
+from faultbed.traffic.workloads.replay_result import Execution, operation_times_ns
 
 __all__ = ["RankingResult", "RankingSpec", "check", "run", "start", "step"]
 

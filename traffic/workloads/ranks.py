@@ -8,16 +8,23 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
-from testbed.errors import UsageError
-from testbed.model.selectors import select
-from testbed.model.topology import Topology
-from traffic import schedules
-from traffic.engine.engine_client import Fabric, endpoint
-from traffic.engine.flight_recorder import RankEnd
-from traffic.engine.run_results import Endpoint, Outcome, Window
-from traffic.engine.running_traffic import Running
-from traffic.engine.task_specs import ConnectionSpec, Plan, QpParams, TaskPlan, check_entropy, shared_flow_label
-from traffic.node.completions import CQ_ENTRIES
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.selectors import select
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic import schedules
+from faultbed.traffic.engine.engine_client import Fabric, endpoint
+from faultbed.traffic.engine.flight_recorder import RankEnd
+from faultbed.traffic.engine.run_results import Endpoint, Outcome, Window
+from faultbed.traffic.engine.running_traffic import Running
+from faultbed.traffic.engine.task_specs import (
+    ConnectionSpec,
+    Plan,
+    QpParams,
+    TaskPlan,
+    check_entropy,
+    shared_flow_label,
+)
+from faultbed.traffic.node.completions import CQ_ENTRIES
 
 __all__ = [
     "ITEM_BYTES",
@@ -43,7 +50,7 @@ WARMUP = 2
 """Default number of warm-up iterations: caches and translators are cold in them."""
 
 CREDITS = 8
-"""Credits of a queue pair that may be unacknowledged (`traffic.node.ranks.recv_lane`)."""
+"""Credits of a queue pair that may be unacknowledged (`faultbed.traffic.node.ranks.recv_lane`)."""
 
 MAX_RANKS = 128
 MIN_SLOTS = 4
@@ -71,8 +78,8 @@ class RanksSpec:
     verified, but not counted.
 
     A rank has `qps_per_peer` queue pairs to each rank that it sends to, and `spread` puts its data on them as
-    `traffic.schedules.SPREADS` says. With `entropy` all queue pairs share that many flow labels, and therefore UDP
-    source ports, in turn (0: each has its own).
+    `faultbed.traffic.schedules.SPREADS` says. With `entropy` all queue pairs share that many flow labels, and
+    therefore UDP source ports, in turn (0: each has its own).
 
     `segment_bytes` is the unit of pipelining, `slots` the number of segments that a rank may have in flight. Each
     segment costs a completion at both ends and a share of a credit, which is expensive on an emulated CPU: with
@@ -297,7 +304,7 @@ def rank_plan(
     """Return tasks and connections for ranks that run programs, for `iterations` or for `duration_s`.
 
     `gpus` are those of ranks that compute (`gpus_of`). `storage` is the storage client's configuration
-    (`traffic.workloads.storage_service.StorageServer.client_spec`).
+    (`faultbed.traffic.workloads.storage_service.StorageServer.client_spec`).
     """
     queue_pairs = [
         (src, dst, number)
@@ -349,7 +356,7 @@ def _lanes_by_rank(
 
 
 def _engine_spec(spec: RanksSpec, programs: Sequence[schedules.Program]) -> dict[str, Any]:
-    """Return the part of a task's configuration (`traffic.node.ranks.rank.RankTask`) that all ranks share."""
+    """Return the part of a task's configuration (`faultbed.traffic.node.ranks.rank.RankTask`) that all ranks share."""
     return {
         "qps_per_peer": spec.qps_per_peer,
         "spread": spec.spread,

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from traffic.engine.flight_recorder import Flight
-from traffic.engine.run_results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample
-from traffic.engine.running_traffic import Running
-from traffic.engine.samples import iterations_of, samples_of
-from traffic.workloads.ranks import task_name
+from faultbed.traffic.engine.flight_recorder import Flight
+from faultbed.traffic.engine.run_results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample
+from faultbed.traffic.engine.running_traffic import Running
+from faultbed.traffic.engine.samples import iterations_of, samples_of
+from faultbed.traffic.workloads.ranks import task_name
 
 __all__ = ["RanksResult", "common_results"]
 

@@ -1,6 +1,7 @@
 """Record a run as a trace: what each rank did in each iteration, and when, on a common clock.
 
-A recorded trace can be replayed (`traffic.workloads.replay`) or exported for other tools (`traffic.traces.save`).
+A recorded trace can be replayed (`faultbed.traffic.workloads.replay`) or exported for other tools
+(`faultbed.traffic.traces.save`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from traffic.engine.run_results import Iteration
-from traffic.schedules import ROOTED
-from traffic.traces import Operation, Trace
-from traffic.workloads import collective
-from traffic.workloads.collective import CollectiveResult, CollectiveSpec
-from traffic.workloads.job import JobResult, as_spec, groups
-from traffic.workloads.ranks import ITEM_BYTES
+from faultbed.traffic.engine.run_results import Iteration
+from faultbed.traffic.schedules import ROOTED
+from faultbed.traffic.traces import Operation, Trace
+from faultbed.traffic.workloads import collective
+from faultbed.traffic.workloads.collective import CollectiveResult, CollectiveSpec
+from faultbed.traffic.workloads.job import JobResult, as_spec, groups
+from faultbed.traffic.workloads.ranks import ITEM_BYTES
 
 __all__ = ["of_collective", "of_job"]
 

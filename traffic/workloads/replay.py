@@ -1,6 +1,7 @@
 """Replay a trace: each rank executes its operations in the trace's order, and groups run independently.
 
-Batches (`traffic.workloads.replay_batches`) run in sequence on the same engines, and every element is verified.
+Batches (`faultbed.traffic.workloads.replay_batches`) run in sequence on the same engines, and every element is
+verified.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from testbed.errors import UsageError
-from traffic.engine.engine_client import Engines, TrafficLab
-from traffic.engine.run_results import Endpoint
-from traffic.engine.running_traffic import OnEvent, Running, begin
-from traffic.engine.task_specs import Plan
-from traffic.schedules import cost
-from traffic.traces import Trace
-from traffic.workloads.ranks import RanksSpec, check_completion_queues, place, rank_plan
-from traffic.workloads.replay_batches import CONVERTED_JOB_BYTES, Batch, ReplaySpec, batches, check, whole
-from traffic.workloads.replay_result import Execution, ReplayResult, RoundsResult, result, rounds
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.engine.engine_client import Engines, TrafficLab
+from faultbed.traffic.engine.run_results import Endpoint
+from faultbed.traffic.engine.running_traffic import OnEvent, Running, begin
+from faultbed.traffic.engine.task_specs import Plan
+from faultbed.traffic.schedules import cost
+from faultbed.traffic.traces import Trace
+from faultbed.traffic.workloads.ranks import RanksSpec, check_completion_queues, place, rank_plan
+from faultbed.traffic.workloads.replay_batches import CONVERTED_JOB_BYTES, Batch, ReplaySpec, batches, check, whole
+from faultbed.traffic.workloads.replay_result import Execution, ReplayResult, RoundsResult, result, rounds
 
 __all__ = ["execute", "run", "start", "start_trace", "timeout_s"]
 
@@ -37,7 +38,7 @@ def run(
     *,
     engines: Engines | None = None,
 ) -> ReplayResult:
-    """Replay a trace (`traffic.traces.load`, `fitted`) and wait for its end. Rank i runs on the i-th RNIC.
+    """Replay a trace (`faultbed.traffic.traces.load`, `fitted`) and wait for its end. Rank i runs on the i-th RNIC.
 
     It starts new engines unless `engines` are given.
 

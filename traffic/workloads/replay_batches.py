@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.errors import UsageError
-from testbed.finite import require_finite
-from traffic import schedules
-from traffic.engine.task_specs import check_qp
-from traffic.schedules import cost
-from traffic.traces import Operation, Trace
-from traffic.workloads.collective import REDOPS
-from traffic.workloads.ranks import ITEM_BYTES, RanksSpec, check_queue_pairs
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.finite import require_finite
+from faultbed.traffic import schedules
+from faultbed.traffic.engine.task_specs import check_qp
+from faultbed.traffic.schedules import cost
+from faultbed.traffic.traces import Operation, Trace
+from faultbed.traffic.workloads.collective import REDOPS
+from faultbed.traffic.workloads.ranks import ITEM_BYTES, RanksSpec, check_queue_pairs
 
 __all__ = ["CONVERTED_JOB_BYTES", "Batch", "ReplaySpec", "batches", "check", "whole"]
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from traffic.engine import traffic_metrics
-from traffic.engine.run_results import Endpoint, Iteration, Outcome, QpError, Rebuild
-from traffic.engine.running_traffic import Running
-from traffic.engine.samples import iterations_of
-from traffic.traces import Trace
-from traffic.workloads.ranks import task_name, window_of
-from traffic.workloads.ranks_result import RanksResult, common_results
-from traffic.workloads.replay_batches import Batch, ReplaySpec
+from faultbed.traffic.engine import traffic_metrics
+from faultbed.traffic.engine.run_results import Endpoint, Iteration, Outcome, QpError, Rebuild
+from faultbed.traffic.engine.running_traffic import Running
+from faultbed.traffic.engine.samples import iterations_of
+from faultbed.traffic.traces import Trace
+from faultbed.traffic.workloads.ranks import task_name, window_of
+from faultbed.traffic.workloads.ranks_result import RanksResult, common_results
+from faultbed.traffic.workloads.replay_batches import Batch, ReplaySpec
 
 __all__ = ["Execution", "OperationTime", "ReplayResult", "RoundsResult", "operation_times_ns", "result", "rounds"]
 

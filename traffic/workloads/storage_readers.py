@@ -1,4 +1,4 @@
-"""Hosts that read a job's storage beside the job, as other users of it do (`traffic.node.front_end.storage_reader`).
+"""Hosts that read a job's storage beside the job, as other users of it do (`traffic/node/front_end/storage_reader.py`).
 
 A reader never ends the job: what happens to it is the `failure` in its result.
 """
@@ -11,16 +11,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.errors import FaultbedError, UsageError
-from testbed.model.selectors import select, select_one
-from testbed.model.topology import Topology
-from traffic.engine.engine_client import GONE, Engines, TrafficLab
-from traffic.engine.run_results import Window
-from traffic.workloads.storage_service import Storage, StorageServer
+from faultbed.testbed.errors import FaultbedError, UsageError
+from faultbed.testbed.model.selectors import select, select_one
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.engine.engine_client import GONE, Engines, TrafficLab
+from faultbed.traffic.engine.run_results import Window
+from faultbed.traffic.workloads.storage_service import Storage, StorageServer
 
 __all__ = ["ReaderResult", "StorageReaders", "reader_hosts", "start"]
 
-MODULE = "traffic.node.front_end.storage_reader"
+MODULE = "faultbed.traffic.node.front_end.storage_reader"
 END_TIMEOUT_S = 10.0
 """How long the reads that were planned during the job may take after its end."""
 

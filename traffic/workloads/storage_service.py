@@ -1,4 +1,4 @@
-"""Storage of a job: a host serves data and stores checkpoints over the front end, by TCP (`traffic.node.storage`).
+"""Storage of a job: a host serves data and stores checkpoints over the front end, by TCP (`traffic/node/storage.py`).
 
 The server exits when its channel closes, also because the controller is gone. It then removes the job's checkpoints.
 """
@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from testbed.errors import LabError, UsageError
-from testbed.model.selectors import select_one
-from testbed.remote.remote_node import Channel
-from traffic.engine import traffic_metrics
-from traffic.engine.engine_client import START_TIMEOUT_S, TrafficLab
-from traffic.engine.run_results import Checkpoint, Iteration
+from faultbed.testbed.errors import LabError, UsageError
+from faultbed.testbed.model.selectors import select_one
+from faultbed.testbed.remote.remote_node import Channel
+from faultbed.traffic.engine import traffic_metrics
+from faultbed.traffic.engine.engine_client import START_TIMEOUT_S, TrafficLab
+from faultbed.traffic.engine.run_results import Checkpoint, Iteration
 
 __all__ = [
     "FOLDER",
@@ -34,7 +34,7 @@ __all__ = [
     "times_of",
 ]
 
-MODULE = "traffic.node.storage"
+MODULE = "faultbed.traffic.node.storage"
 FOLDER = "/var/tmp/faultbed-checkpoints"  # noqa: S108  # on the storage host; each job has its own folder in it
 LEAST_KEPT = 2
 """The previous set of checkpoints must stay complete while the next one is written."""
@@ -52,11 +52,11 @@ LEAST_READ_EVERY_NS = 10_000_000
 class Storage:
     """Storage on `host`: each rank prefetches `ingest_bytes` per iteration and stores `checkpoint_bytes` periodically.
 
-    A checkpoint is due every `every` iterations, in one of `MODES` (`traffic.node.ranks.feed`). The newest `keep`
-    complete sets are kept; a set is complete when all ranks have stored theirs. A size of 0 disables that part.
+    A checkpoint is due every `every` iterations, in one of `MODES` (`faultbed.traffic.node.ranks.feed`). The newest
+    `keep` complete sets are kept; a set is complete when all ranks have stored theirs. A size of 0 disables that part.
 
     Each of the hosts `readers` reads `ingest_bytes` beside the job, every `read_every_ns`, as another user of the
-    storage does (`traffic.workloads.storage_readers`).
+    storage does (`faultbed.traffic.workloads.storage_readers`).
     """
 
     host: str

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.analysis.timeline import Window
-from harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.analysis.timeline import Window
+from faultbed.harness.record.measurements import FaultRun, Measurements
 
 __all__ = ["acting_windows", "fired_windows", "first_disturbance"]
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.analysis.timeline import HOLD_NS, Baseline, Goodput, Impact, Window
-from harness.quantities import format_duration
+from faultbed.harness.analysis.timeline import HOLD_NS, Baseline, Goodput, Impact, Window
+from faultbed.harness.quantities import format_duration
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.analysis import resolutions, timeline
-from harness.analysis.effects.fault_windows import acting_windows
-from harness.analysis.effects.flow_silences import with_silences
-from harness.analysis.pace import doubt_slow_downs, pace, steadied
-from harness.analysis.timeline import Baseline, Goodput, Impact
-from harness.record.measurements import Measurements
+from faultbed.harness.analysis import resolutions, timeline
+from faultbed.harness.analysis.effects.fault_windows import acting_windows
+from faultbed.harness.analysis.effects.flow_silences import with_silences
+from faultbed.harness.analysis.pace import doubt_slow_downs, pace, steadied
+from faultbed.harness.analysis.timeline import Baseline, Goodput, Impact
+from faultbed.harness.record.measurements import Measurements
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from harness.confidence import LEVEL, Interval, student
+from faultbed.harness.confidence import LEVEL, Interval, student
 
 __all__ = ["Trial", "bisection_of", "ratio"]
 

@@ -1,9 +1,9 @@
 """Expected load of each link between switches in a run, from schedule, placement and ECMP decisions. Pure.
 
 Every operation of a collective moves data between two ranks according to its schedule, over their queue pairs
-(`traffic.node.ranks.segments`). The path of a queue pair is the decision of the switches' kernels for its addresses and
-UDP ports (`Connection.path`). Every packet has headers, and every message or 64 packets get an ACK (rxe_resp.c,
-RXE_MAX_PKT_PER_ACK). A larger measured load means retransmissions, control traffic, or another path.
+(`faultbed.traffic.node.ranks.segments`). The path of a queue pair is the decision of the switches' kernels for its
+addresses and UDP ports (`Connection.path`). Every packet has headers, and every message or 64 packets get an ACK
+(rxe_resp.c, RXE_MAX_PKT_PER_ACK). A larger measured load means retransmissions, control traffic, or another path.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis import timeline
-from harness.analysis.links.link_load import Direction, LinkLoad
-from harness.record.measurements import Connection, Measurements
-from testbed.errors import UsageError
-from testbed.model.topology import Topology
-from traffic.engine.engine_client import FabricModel
-from traffic.engine.task_specs import QpParams
-from traffic.schedules import OUT_OF_ORDER
-from traffic.workloads import collective
-from traffic.workloads.collective import CollectiveSpec
-from traffic.workloads.ranks import writes_of
+from faultbed.harness.analysis import timeline
+from faultbed.harness.analysis.links.link_load import Direction, LinkLoad
+from faultbed.harness.record.measurements import Connection, Measurements
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.engine.engine_client import FabricModel
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.schedules import OUT_OF_ORDER
+from faultbed.traffic.workloads import collective
+from faultbed.traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.workloads.ranks import writes_of
 
 __all__ = ["ExpectedLoad", "carried", "expected_loads", "with_expected", "worst_difference"]
 

@@ -14,11 +14,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.record.measurements import Measurements
-from testbed.model.topology import Link, Port, Topology
-from testbed.observe import counters
-from testbed.routing.offered_load import max_over_mean
-from traffic.engine.traffic_metrics import jain_index
+from faultbed.harness.record.measurements import Measurements
+from faultbed.testbed.model.topology import Link, Port, Topology
+from faultbed.testbed.observe import counters
+from faultbed.testbed.routing.offered_load import max_over_mean
+from faultbed.traffic.engine.traffic_metrics import jain_index
 
 __all__ = ["Direction", "Fan", "Layer", "LinkLoad", "fans", "jain", "layers", "link_loads"]
 
@@ -30,7 +30,7 @@ class Direction:
     `size_bytes` is None if no port was read. `at_least` means that a counter was reset between the readings. `share` is
     the share of all bytes that the switch and its equal-cost links carried in this direction (`link_loads`); None: they
     are not all known.
-    `expected_bytes` is the expected load (`harness.analysis.links.expected_load`); None: unknown.
+    `expected_bytes` is the expected load (`faultbed.harness.analysis.links.expected_load`); None: unknown.
     """
 
     src: str

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.analysis.links.expected_load import carried, expected_loads, worst_difference
-from harness.analysis.links.link_load import Direction, LinkLoad, jain, link_loads
-from harness.analysis.observations import Observation
-from harness.record.measurements import Measurements
-from testbed.model.lab_kind import traits_of
-from testbed.model.topology import SwitchRole, Topology
-from testbed.routing.offered_load import max_over_mean
+from faultbed.harness.analysis.links.expected_load import carried, expected_loads, worst_difference
+from faultbed.harness.analysis.links.link_load import Direction, LinkLoad, jain, link_loads
+from faultbed.harness.analysis.observations import Observation
+from faultbed.harness.record.measurements import Measurements
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.model.topology import SwitchRole, Topology
+from faultbed.testbed.routing.offered_load import max_over_mean
 
 __all__ = ["capacity_bytes", "link_metrics", "names", "uplink_use"]
 

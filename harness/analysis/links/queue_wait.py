@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.quantities import format_bytes, format_duration, format_rate
-from testbed.inventory.lab_inventory import Inventory
-from testbed.packets.bth import timeout_ns
-from traffic.flows.flow_spec import FlowSpec, shape
+from faultbed.harness.quantities import format_bytes, format_duration, format_rate
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.packets.bth import timeout_ns
+from faultbed.traffic.flows.flow_spec import FlowSpec, shape
 
 __all__ = ["RXE_PACKETS", "QueueWait", "describe_wait", "longest_wait"]
 

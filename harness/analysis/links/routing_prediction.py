@@ -12,16 +12,16 @@ from math import prod
 
 import numpy as np
 
-from testbed.errors import UsageError
-from testbed.model.topology import Topology
-from testbed.routing.offered_load import Fabric, offered_load, tier_mmr, uplink_mmr
-from testbed.routing.schemes import Flow, Routing, scheme_named
-from traffic.probes.ecmp_entropy import udp_sport
-from traffic.schedules import build
-from traffic.schedules.cost import NETWORKS, best_algorithm, shape_for
-from traffic.schedules.traffic_matrix import pair_bytes
-from traffic.workloads.collective import AUTO
-from traffic.workloads.job import JobPhase, groups
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.routing.offered_load import Fabric, offered_load, tier_mmr, uplink_mmr
+from faultbed.testbed.routing.schemes import Flow, Routing, scheme_named
+from faultbed.traffic.probes.ecmp_entropy import udp_sport
+from faultbed.traffic.schedules import build
+from faultbed.traffic.schedules.cost import NETWORKS, best_algorithm, shape_for
+from faultbed.traffic.schedules.traffic_matrix import pair_bytes
+from faultbed.traffic.workloads.collective import AUTO
+from faultbed.traffic.workloads.job import JobPhase, groups
 
 __all__ = ["ALL_RANKS", "JobTraffic", "SchemePrediction", "Spread", "flows_of", "job_traffic", "predict"]
 

@@ -1,6 +1,6 @@
 """Results of the fail-slow detector for a run, iteration by iteration. Pure, blind to the faults.
 
-A finished run (`slow_ranks`) and a running one (`harness.run.online`) feed it through the same `StepFeed`.
+A finished run (`slow_ranks`) and a running one (`faultbed.harness.run.online`) feed it through the same `StepFeed`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.ranks.fail_slow import MIN_RANKS, Alarm, Detector
-from harness.record.measurements import Measurements, RankSeries
-from testbed.model.topology import Topology
+from faultbed.harness.analysis.ranks.fail_slow import MIN_RANKS, Alarm, Detector
+from faultbed.harness.record.measurements import Measurements, RankSeries
+from faultbed.testbed.model.topology import Topology
 
 __all__ = ["SlowRank", "SlowRanks", "StepFeed", "slow_ranks"]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness import confidence
-from harness.confidence import LEVEL, Interval
-from harness.record.measurements import RankSeries, ReaderRun
+from faultbed.harness import confidence
+from faultbed.harness.confidence import LEVEL, Interval
+from faultbed.harness.record.measurements import RankSeries, ReaderRun
 
 __all__ = ["Reads", "reads_of"]
 

@@ -9,21 +9,21 @@ from pathlib import Path
 import click
 import msgspec
 
-from harness.attribution import campaign as campaign_module
-from harness.attribution import confusion
-from harness.attribution.attribute import attribute as attribute_run
-from harness.cli.context import Session, json_option, pass_session
-from harness.conditions import unmet
-from harness.confidence import Interval
-from harness.experiment import experiment_file as experiment_module
-from harness.record.copies import digest_of
-from harness.record.rundir import open_run
-from harness.run import loop as run_module
-from harness.verdict import ExitCode, Verdict, VerdictFile, exit_code, worst
-from testbed.backends.lab_backend import backend_of
-from testbed.errors import DirtyLab, LabError, UsageError
-from testbed.suggestions import hint
-from testbed.tenancy.lab_lease import hold
+from faultbed.harness.attribution import campaign as campaign_module
+from faultbed.harness.attribution import confusion
+from faultbed.harness.attribution.attribute import attribute as attribute_run
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.conditions import unmet
+from faultbed.harness.confidence import Interval
+from faultbed.harness.experiment import experiment_file as experiment_module
+from faultbed.harness.record.copies import digest_of
+from faultbed.harness.record.rundir import open_run
+from faultbed.harness.run import loop as run_module
+from faultbed.harness.verdict import ExitCode, Verdict, VerdictFile, exit_code, worst
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.errors import DirtyLab, LabError, UsageError
+from faultbed.testbed.suggestions import hint
+from faultbed.testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
 

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import click
 
-from harness.cli.context import Session, pass_session
-from harness.report import history, step_summary
-from testbed.errors import UsageError
+from faultbed.harness.cli.context import Session, pass_session
+from faultbed.harness.report import history, step_summary
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["COMMANDS"]
 

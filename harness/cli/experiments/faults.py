@@ -14,32 +14,32 @@ from typing import Any
 import click
 from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session, styled
-from harness.cli.options.numbers import parse_duration
-from harness.run import ends
-from harness.verdict import ExitCode
-from inject import capability, fault_page
-from inject.evidence.receipt import FaultReceipt, Fired
-from inject.fault_plan import FaultSpec, PlannedFault
-from inject.fault_plan import plan as plan_fault
-from inject.heal import heal as heal_lab
-from inject.heal import is_foreign
-from inject.injector import Injector, audit_fields, longest_lease_s
-from inject.journal import Journal
-from inject.kinds import catalogue
-from inject.mechanisms.rack.rack_mechanism import typed_command
-from inject.policy import blast_radius, safety
-from inject.policy.conflicts import touches
-from inject.prepared_fault import PreparedFault
-from inject.selection import MOST_SEED
-from testbed.directories import lab_dir
-from testbed.errors import FaultError, Unreachable, UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import Lab, open_lab
-from testbed.model.lab_kind import traits_of
-from testbed.suggestions import hint
-from testbed.tenancy import audit_log, dirty
-from testbed.tenancy.lab_lease import hold_if_recorded
+from faultbed.harness.cli.context import Session, json_option, pass_session, styled
+from faultbed.harness.cli.options.numbers import parse_duration
+from faultbed.harness.run import ends
+from faultbed.harness.verdict import ExitCode
+from faultbed.inject import capability, fault_page
+from faultbed.inject.evidence.receipt import FaultReceipt, Fired
+from faultbed.inject.fault_plan import FaultSpec, PlannedFault
+from faultbed.inject.fault_plan import plan as plan_fault
+from faultbed.inject.heal import heal as heal_lab
+from faultbed.inject.heal import is_foreign
+from faultbed.inject.injector import Injector, audit_fields, longest_lease_s
+from faultbed.inject.journal import Journal
+from faultbed.inject.kinds import catalogue
+from faultbed.inject.mechanisms.rack.rack_mechanism import typed_command
+from faultbed.inject.policy import blast_radius, safety
+from faultbed.inject.policy.conflicts import touches
+from faultbed.inject.prepared_fault import PreparedFault
+from faultbed.inject.selection import MOST_SEED
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import FaultError, Unreachable, UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import Lab, open_lab
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.suggestions import hint
+from faultbed.testbed.tenancy import audit_log, dirty
+from faultbed.testbed.tenancy.lab_lease import hold_if_recorded
 
 __all__ = ["COMMANDS"]
 

@@ -6,33 +6,33 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session, styled
-from harness.fuzz import on_lab
-from harness.fuzz.case import Case, describe, duration_s
-from harness.fuzz.kinds import kinds_named
-from harness.fuzz.outcome import Failure, Outcome
-from harness.quantities import parse_duration_ns
-from harness.verdict import ExitCode, Verdict
-from testbed.backends.lab_backend import backend_of
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.tenancy.lab_lease import hold
+import faultbed
+from faultbed.harness.cli.context import Session, json_option, pass_session, styled
+from faultbed.harness.fuzz import on_lab
+from faultbed.harness.fuzz.case import Case, describe, duration_s
+from faultbed.harness.fuzz.kinds import kinds_named
+from faultbed.harness.fuzz.outcome import Failure, Outcome
+from faultbed.harness.quantities import parse_duration_ns
+from faultbed.harness.verdict import ExitCode, Verdict
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.tenancy.lab_lease import hold
 
 if TYPE_CHECKING:  # hypothesis takes half a second to import, and no other command needs it
-    from harness.fuzz.search import Search
+    from faultbed.harness.fuzz.search import Search
 
 __all__ = ["COMMANDS"]
 
 _DEFAULT_TIME = "10m"
 _WORKLOADS = ("collective", "flow", "pattern")
-"""Kinds of workload that `fuzz` draws. `harness.fuzz.draw` has them too, but its import of hypothesis is slow."""
+"""Kinds of workload that `fuzz` draws. `harness/fuzz/draw.py` has them too, but its import of hypothesis is slow."""
 _SHOWN = 10
 """Default number of cases that `--plan` shows."""
 
@@ -137,11 +137,11 @@ def _search(
     """Return a search that runs nothing yet."""
     from hypothesis import configuration  # noqa: PLC0415
 
-    from harness.fuzz import draw  # noqa: PLC0415
-    from harness.fuzz.search import Search  # noqa: PLC0415
+    from faultbed.harness.fuzz import draw  # noqa: PLC0415
+    from faultbed.harness.fuzz.search import Search  # noqa: PLC0415
 
     configuration.set_hypothesis_home_dir(out / ".hypothesis")
-    drawn_from = [metadata.version("faultbed"), inventory.path.read_text(), *sorted(kinds), *sorted(workloads), most]
+    drawn_from = [faultbed.__version__, inventory.path.read_text(), *sorted(kinds), *sorted(workloads), most]
     return Search(
         strategy=draw.cases(inventory, kinds=kinds, workloads=workloads, most=most),
         run=lambda _: Outcome(verdict=Verdict.INCONCLUSIVE, failures={}),

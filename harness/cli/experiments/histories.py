@@ -10,17 +10,17 @@ import click
 import msgspec
 from rich.text import Text
 
-from harness.analysis import noise as noise_module
-from harness.analysis.noise import Conditions, NoiseFloor
-from harness.cli.context import Session, json_option, pass_session, styled
-from harness.experiment.metrics import METRICS
-from harness.record.rundir import RunDir, open_run, whole
-from harness.report import history as history_module
-from harness.report import summary
-from harness.report.comparison.compare import Row, compare, differences
-from harness.report.comparison.differences import of_plans
-from testbed.directories import lab_dir
-from testbed.errors import UsageError
+from faultbed.harness.analysis import noise as noise_module
+from faultbed.harness.analysis.noise import Conditions, NoiseFloor
+from faultbed.harness.cli.context import Session, json_option, pass_session, styled
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.record.rundir import RunDir, open_run, whole
+from faultbed.harness.report import history as history_module
+from faultbed.harness.report import summary
+from faultbed.harness.report.comparison.compare import Row, compare, differences
+from faultbed.harness.report.comparison.differences import of_plans
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["COMMANDS"]
 
@@ -190,7 +190,7 @@ def _floor_of(state_dir: Path, conditions: Mapping[str, Conditions]) -> tuple[No
 def _page(run_a: RunDir, run_b: RunDir, rows: Sequence[Row], html: Path | None) -> tuple[Path | None, str]:
     """Return the page's path, or the reason why it was not written. The numbers are shown in either case."""
     # matplotlib takes a second to import, and most commands draw nothing.
-    from harness.report.comparison import compare_page as compare_report  # noqa: PLC0415
+    from faultbed.harness.report.comparison import compare_page as compare_report  # noqa: PLC0415
 
     try:
         return compare_report.render(run_a, run_b, rows, html or compare_report.default_path(run_a, run_b)), ""

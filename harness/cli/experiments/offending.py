@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from harness.attribution.gpu_readings import CLOCK_ERROR, GpuReading, readings_of_preflight, readings_of_run
-from harness.attribution.offenders import (
+from faultbed.harness.attribution.gpu_readings import CLOCK_ERROR, GpuReading, readings_of_preflight, readings_of_run
+from faultbed.harness.attribution.offenders import (
     Offender,
     Strike,
     Thresholds,
@@ -22,17 +22,17 @@ from harness.attribution.offenders import (
     strikes_of_preflight,
     strikes_of_run,
 )
-from harness.cli.context import Session, json_option, pass_session, styled
-from harness.cli.options.numbers import FiniteRange
-from harness.quantities import parse_duration_ns
-from harness.record.copies import digest_of
-from harness.record.measurements import Measurements
-from harness.record.rundir import RunDir, open_run
-from harness.verdict import Verdict, VerdictFile
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.model.topology import Topology
-from testbed.suggestions import first_of
+from faultbed.harness.cli.context import Session, json_option, pass_session, styled
+from faultbed.harness.cli.options.numbers import FiniteRange
+from faultbed.harness.quantities import parse_duration_ns
+from faultbed.harness.record.copies import digest_of
+from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.rundir import RunDir, open_run
+from faultbed.harness.verdict import Verdict, VerdictFile
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.suggestions import first_of
 
 __all__ = ["COMMANDS", "drained_hosts"]
 

@@ -9,15 +9,15 @@ import click
 import msgspec
 from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session, styled
-from harness.packets.analysis import Analysis, FlowReport, analyse
-from harness.packets.evidence import CAPTURE, Evidence, with_idle_ports
-from harness.quantities import format_duration
-from harness.record.rundir import open_run
-from harness.verdict import ExitCode
-from testbed.errors import UsageError
-from testbed.packets import capture_file
-from testbed.packets.bth import timeout_ns
+from faultbed.harness.cli.context import Session, json_option, pass_session, styled
+from faultbed.harness.packets.analysis import Analysis, FlowReport, analyse
+from faultbed.harness.packets.evidence import CAPTURE, Evidence, with_idle_ports
+from faultbed.harness.quantities import format_duration
+from faultbed.harness.record.rundir import open_run
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.packets import capture_file
+from faultbed.testbed.packets.bth import timeout_ns
 
 __all__ = ["COMMANDS"]
 
@@ -84,7 +84,7 @@ def _gaps(account: Evidence, frames: int) -> Iterator[str]:
 
 def _explain(session: Session, frames: capture_file.Frames, frame: int, *, as_json: bool) -> int:
     # Imported here: scapy takes half a second, and only --explain needs it.
-    from testbed.packets.explain import explain  # noqa: PLC0415
+    from faultbed.testbed.packets.explain import explain  # noqa: PLC0415
 
     frame_fields = explain(frames, frame)
     if as_json:

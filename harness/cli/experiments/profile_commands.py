@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import click
 
-from harness.cli.context import Session, json_option, pass_session
-from harness.cli.options.numbers import parse_duration
-from harness.experiment import toml_text
-from harness.run.prepare import exclusions
-from inject.fault_plan import FaultSpec, plan_all
-from inject.profiles import PROFILES, as_plain, digest, schedule
-from testbed.inventory.subset import without_hosts
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.options.numbers import parse_duration
+from faultbed.harness.experiment import toml_text
+from faultbed.harness.run.prepare import exclusions
+from faultbed.inject.fault_plan import FaultSpec, plan_all
+from faultbed.inject.profiles import PROFILES, as_plain, digest, schedule
+from faultbed.testbed.inventory.subset import without_hosts
 
 __all__ = ["COMMANDS"]
 

@@ -9,32 +9,32 @@ import click
 import msgspec
 from rich.text import Text
 
-from harness.analysis.observe import observe
-from harness.cli.context import COLOURS, Session, json_option, pass_session, styled
-from harness.cli.experiments.histories import PAIR, show_comparison
-from harness.cli.experiments.offending import drained_hosts
-from harness.cli.options.numbers import SEED
-from harness.confidence import Interval
-from harness.experiment import experiment_file as experiment_module
-from harness.experiment import run_plan as plan_module
-from harness.experiment.experiment_file import Experiment
-from harness.experiment.workload_file import Job
-from harness.judge import noisy_checks
-from harness.record import rundir
-from harness.report import summary
-from harness.report.judged_by import judged_by
-from harness.run import loop as run_module
-from harness.run.loop import Finished, ResolvedRun
-from harness.run.prepare import exclusions
-from harness.run.prepare.preflight import ALL_CHECKS
-from harness.run.repeats import alpha_spending, pooled, repeated
-from harness.run.repeats.trials import trial_of
-from harness.verdict import Check, ExcludedHost, Verdict, exit_code
-from testbed.backends.lab_backend import backend_of
-from testbed.errors import ConfigError, Unsupported, UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.model.lab_kind import traits_of
-from testbed.tenancy.lab_lease import LabLease, hold
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
+from faultbed.harness.cli.experiments.histories import PAIR, show_comparison
+from faultbed.harness.cli.experiments.offending import drained_hosts
+from faultbed.harness.cli.options.numbers import SEED
+from faultbed.harness.confidence import Interval
+from faultbed.harness.experiment import experiment_file as experiment_module
+from faultbed.harness.experiment import run_plan as plan_module
+from faultbed.harness.experiment.experiment_file import Experiment
+from faultbed.harness.experiment.workload_file import Job
+from faultbed.harness.judge import noisy_checks
+from faultbed.harness.record import rundir
+from faultbed.harness.report import summary
+from faultbed.harness.report.judged_by import judged_by
+from faultbed.harness.run import loop as run_module
+from faultbed.harness.run.loop import Finished, ResolvedRun
+from faultbed.harness.run.prepare import exclusions
+from faultbed.harness.run.prepare.preflight import ALL_CHECKS
+from faultbed.harness.run.repeats import alpha_spending, pooled, repeated
+from faultbed.harness.run.repeats.trials import trial_of
+from faultbed.harness.verdict import Check, ExcludedHost, Verdict, exit_code
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.errors import ConfigError, Unsupported, UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.tenancy.lab_lease import LabLease, hold
 
 __all__ = ["COMMANDS"]
 
@@ -264,7 +264,7 @@ def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, html:
     directory = rundir.open_run(run_dirs[0])
     verdict = directory.read_verdict()
     # matplotlib takes a second to import, and most commands draw nothing.
-    from harness.report import run_page as report_module  # noqa: PLC0415
+    from faultbed.harness.report import run_page as report_module  # noqa: PLC0415
 
     _show(
         session,

@@ -9,20 +9,20 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from harness.check_places import Place, places
-from harness.cli.context import Session, json_option, pass_session
-from harness.cli.options.numbers import SEED
-from harness.experiment import experiment_file as experiment_module
-from harness.experiment.experiment_file import Experiment
-from harness.run import loop as run_module
-from harness.run.loop import Finished
-from harness.run.repeats import shrink as shrink_module
-from harness.run.workload_kinds import kind_of
-from harness.verdict import ExitCode, Verdict
-from testbed.backends.lab_backend import backend_of
-from testbed.errors import ConfigError, DirtyLab, UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.tenancy.lab_lease import hold
+from faultbed.harness.check_places import Place, places
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.options.numbers import SEED
+from faultbed.harness.experiment import experiment_file as experiment_module
+from faultbed.harness.experiment.experiment_file import Experiment
+from faultbed.harness.run import loop as run_module
+from faultbed.harness.run.loop import Finished
+from faultbed.harness.run.repeats import shrink as shrink_module
+from faultbed.harness.run.workload_kinds import kind_of
+from faultbed.harness.verdict import ExitCode, Verdict
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.errors import ConfigError, DirtyLab, UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
 

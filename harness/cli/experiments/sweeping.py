@@ -9,20 +9,20 @@ import click
 import msgspec
 from rich.text import Text
 
-from harness.cli.context import COLOURS, Session, json_option, pass_session, styled
-from harness.cli.options.numbers import SEED
-from harness.experiment import experiment_file as experiment_module
-from harness.experiment.parameters import parse
-from harness.quantities import format_duration
-from harness.record.sweep_file import SweepFile, SweptPoint
-from harness.report.sweeps import sweep_text
-from harness.run.prepare.resolve import touched
-from harness.run.sweeps.sweep_points import metrics_for, points_of
-from harness.run.sweeps.sweep_runner import Sweep
-from harness.verdict import exit_code
-from testbed.backends.lab_backend import backend_of
-from testbed.model.lab_kind import traits_of
-from testbed.tenancy.lab_lease import hold
+from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
+from faultbed.harness.cli.options.numbers import SEED
+from faultbed.harness.experiment import experiment_file as experiment_module
+from faultbed.harness.experiment.parameters import parse
+from faultbed.harness.quantities import format_duration
+from faultbed.harness.record.sweep_file import SweepFile, SweptPoint
+from faultbed.harness.report.sweeps import sweep_text
+from faultbed.harness.run.prepare.resolve import touched
+from faultbed.harness.run.sweeps.sweep_points import metrics_for, points_of
+from faultbed.harness.run.sweeps.sweep_runner import Sweep
+from faultbed.harness.verdict import exit_code
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
 

@@ -7,12 +7,12 @@ import dataclasses
 import click
 from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session
-from testbed.backends.rack import power_cycle as powercycle
-from testbed.directories import lab_dir
-from testbed.errors import FaultbedError
-from testbed.tenancy import audit_log, dirty
-from testbed.tenancy.lab_lease import hold
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.testbed.backends.rack import power_cycle as powercycle
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.tenancy import audit_log, dirty
+from faultbed.testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
-from harness.cli.command_group import Commands
-from harness.cli.context import Session, json_option, pass_session
-from harness.verdict import ExitCode
-from testbed.discover import draft, live
-from testbed.errors import Unreachable, UsageError
-from testbed.inventory import audit
-from testbed.inventory.lab_inventory import Management, load
-from testbed.lab import open_lab, open_machine
-from testbed.model.lab_kind import traits_of
-from testbed.remote.remote_node import Node
-from testbed.tenancy.lab_lease import hold
+from faultbed.harness.cli.command_group import Commands
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.discover import draft, live
+from faultbed.testbed.errors import Unreachable, UsageError
+from faultbed.testbed.inventory import audit
+from faultbed.testbed.inventory.lab_inventory import Management, load
+from faultbed.testbed.lab import open_lab, open_machine
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.remote.remote_node import Node
+from faultbed.testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
 

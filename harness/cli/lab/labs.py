@@ -12,22 +12,22 @@ from typing import NoReturn
 import click
 from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session, styled
-from harness.cli.lab.sharing import entries_of, show_entries, to_json
-from harness.verdict import ExitCode
-from testbed import doctor as doctor_module
-from testbed.backends.lab_backend import backend_of
-from testbed.backends.rack import rack_status
-from testbed.backends.soft import lifecycle
-from testbed.directories import lab_dir
-from testbed.errors import LabError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import open_lab
-from testbed.model.lab_kind import traits_of
-from testbed.model.topology import Topology
-from testbed.tenancy import dirty
-from testbed.tenancy.lab_lease import hold, hold_if_recorded
-from testbed.tenancy.reservation import Entry, ReservationLost
+from faultbed.harness.cli.context import Session, json_option, pass_session, styled
+from faultbed.harness.cli.lab.sharing import entries_of, show_entries, to_json
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed import doctor as doctor_module
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.backends.rack import rack_status
+from faultbed.testbed.backends.soft import lifecycle
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import open_lab
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.tenancy import dirty
+from faultbed.testbed.tenancy.lab_lease import hold, hold_if_recorded
+from faultbed.testbed.tenancy.reservation import Entry, ReservationLost
 
 __all__ = ["COMMANDS", "ssh_arguments"]
 

@@ -11,19 +11,19 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session, styled
-from harness.run.prepare import exclusions
-from harness.run.prepare import preflight as preflight_module
-from harness.verdict import ExitCode
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import open_lab
-from testbed.preflight import busbw as busbw_module
-from testbed.preflight import support_bundle as support_bundle_module
-from testbed.preflight.checks import PreflightFinding
-from testbed.suggestions import first_of
-from testbed.tenancy.lab_lease import hold
-from traffic.flows.burnin import Burnin
+from faultbed.harness.cli.context import Session, json_option, pass_session, styled
+from faultbed.harness.run.prepare import exclusions
+from faultbed.harness.run.prepare import preflight as preflight_module
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import open_lab
+from faultbed.testbed.preflight import busbw as busbw_module
+from faultbed.testbed.preflight import support_bundle as support_bundle_module
+from faultbed.testbed.preflight.checks import PreflightFinding
+from faultbed.testbed.suggestions import first_of
+from faultbed.testbed.tenancy.lab_lease import hold
+from faultbed.traffic.flows.burnin import Burnin
 
 __all__ = ["COMMANDS"]
 

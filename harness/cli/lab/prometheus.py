@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from testbed.observe.counters import STATES, Snapshot
+from faultbed.testbed.observe.counters import STATES, Snapshot
 
 __all__ = ["exposition"]
 

@@ -7,17 +7,17 @@ from fnmatch import fnmatchcase
 
 import click
 
-from harness.cli.context import Session, json_option, pass_session
-from inject.policy.safety import Forbidden, policy_of
-from testbed import provision as provision_module
-from testbed.errors import FaultbedError, HalfProvisioned, UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.inventory.schema import near
-from testbed.lab import Lab, open_lab
-from testbed.model.lab_kind import traits_of
-from testbed.provision import Event, OnEvent, ProvisionResult
-from testbed.tenancy import audit_log, dirty
-from testbed.tenancy.lab_lease import hold
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.inject.policy.safety import Forbidden, policy_of
+from faultbed.testbed import provision as provision_module
+from faultbed.testbed.errors import FaultbedError, HalfProvisioned, UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.schema import near
+from faultbed.testbed.lab import Lab, open_lab
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.provision import Event, OnEvent, ProvisionResult
+from faultbed.testbed.tenancy import audit_log, dirty
+from faultbed.testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS", "allow", "machines_of", "playbook_of"]
 

@@ -14,32 +14,39 @@ import click
 import numpy as np
 from click.core import ParameterSource
 
-from harness.analysis.links.routing_prediction import ALL_RANKS, JobTraffic, Spread, flows_of, job_traffic, predict
-from harness.cli.command_group import Commands
-from harness.cli.context import Session, json_option, pass_session
-from harness.cli.lab.routing_plan import routing_plan
-from harness.cli.options.parsed import parsed
-from harness.cli.options.qp import ranks_per_rnic_option
-from harness.cli.options.weights import weight_option, weights_of
-from harness.cli.traffic.traffic_group import ALGORITHM_NAMES, read_size
-from harness.experiment.job_words import parse_grid, parse_phase
-from harness.experiment.toml_text import inline
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import open_lab
-from testbed.model.selectors import select
-from testbed.model.topology import Topology
-from testbed.observe import switch_routing
-from testbed.routing.offered_load import Fabric, offered_load
-from testbed.routing.replacements import Replacement, replacements
-from testbed.routing.schemes import SCHEMES, Flow, Routing, scheme_named
-from testbed.suggestions import hint
-from traffic.engine.engine_client import endpoint
-from traffic.engine.task_specs import refuse_local
-from traffic.schedules import COLLECTIVES
-from traffic.workloads.collective import AUTO
-from traffic.workloads.job import JobPhase
-from traffic.workloads.ranks import MAX_RANKS
+from faultbed.harness.analysis.links.routing_prediction import (
+    ALL_RANKS,
+    JobTraffic,
+    Spread,
+    flows_of,
+    job_traffic,
+    predict,
+)
+from faultbed.harness.cli.command_group import Commands
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.lab.routing_plan import routing_plan
+from faultbed.harness.cli.options.parsed import parsed
+from faultbed.harness.cli.options.qp import ranks_per_rnic_option
+from faultbed.harness.cli.options.weights import weight_option, weights_of
+from faultbed.harness.cli.traffic.traffic_group import ALGORITHM_NAMES, read_size
+from faultbed.harness.experiment.job_words import parse_grid, parse_phase
+from faultbed.harness.experiment.toml_text import inline
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import open_lab
+from faultbed.testbed.model.selectors import select
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.observe import switch_routing
+from faultbed.testbed.routing.offered_load import Fabric, offered_load
+from faultbed.testbed.routing.replacements import Replacement, replacements
+from faultbed.testbed.routing.schemes import SCHEMES, Flow, Routing, scheme_named
+from faultbed.testbed.suggestions import hint
+from faultbed.traffic.engine.engine_client import endpoint
+from faultbed.traffic.engine.task_specs import refuse_local
+from faultbed.traffic.schedules import COLLECTIVES
+from faultbed.traffic.workloads.collective import AUTO
+from faultbed.traffic.workloads.job import JobPhase
+from faultbed.traffic.workloads.ranks import MAX_RANKS
 
 __all__ = ["COMMANDS"]
 

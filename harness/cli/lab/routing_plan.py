@@ -6,11 +6,11 @@ import dataclasses
 
 import click
 
-from harness.cli.context import Session, json_option, pass_session
-from testbed.errors import UsageError
-from testbed.routing.bgp_preferences import SwitchConfiguration, switch_configurations
-from testbed.routing.schemes import SCHEMES, Routing
-from testbed.suggestions import hint
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.routing.bgp_preferences import SwitchConfiguration, switch_configurations
+from faultbed.testbed.routing.schemes import SCHEMES, Routing
+from faultbed.testbed.suggestions import hint
 
 __all__ = ["routing_plan"]
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.context import styled
-from harness.quantities import format_rate
-from testbed.observe import counters, telemetry
+from faultbed.harness.cli.context import styled
+from faultbed.harness.quantities import format_rate
+from faultbed.testbed.observe import counters, telemetry
 
 __all__ = ["REPORT_MS", "SILENT_NS", "Screen"]
 

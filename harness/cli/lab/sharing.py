@@ -7,14 +7,14 @@ from typing import Any
 import click
 import msgspec
 
-from harness.cli.context import Session, json_option, pass_session
-from harness.cli.options.numbers import parse_duration
-from testbed.directories import lab_dir
-from testbed.inventory.lab_inventory import Inventory
-from testbed.tenancy import audit_log, reservation
-from testbed.tenancy.lab_lease import is_dead, owner, reserve_by_hand, store_of
-from testbed.tenancy.reservation import Entry
-from testbed.tenancy.reservation_store import Reading
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.options.numbers import parse_duration
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.tenancy import audit_log, reservation
+from faultbed.testbed.tenancy.lab_lease import is_dead, owner, reserve_by_hand, store_of
+from faultbed.testbed.tenancy.reservation import Entry
+from faultbed.testbed.tenancy.reservation_store import Reading
 
 __all__ = ["COMMANDS", "entries_of", "show_entries", "to_json"]
 

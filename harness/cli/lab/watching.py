@@ -9,14 +9,14 @@ import time
 import click
 from rich.live import Live
 
-from harness.cli.context import Session, json_option, pass_session
-from harness.cli.lab.prometheus import exposition
-from harness.cli.lab.screen import REPORT_MS, Screen
-from harness.cli.options.numbers import FiniteRange
-from testbed.errors import UsageError
-from testbed.lab import Lab, open_lab
-from testbed.observe import counters as counters_module
-from testbed.observe import telemetry
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.lab.prometheus import exposition
+from faultbed.harness.cli.lab.screen import REPORT_MS, Screen
+from faultbed.harness.cli.options.numbers import FiniteRange
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.lab import Lab, open_lab
+from faultbed.testbed.observe import counters as counters_module
+from faultbed.testbed.observe import telemetry
 
 __all__ = ["COMMANDS"]
 

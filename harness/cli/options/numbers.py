@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from harness.cli.options.parsed import parsed
-from harness.experiment.experiment_file import MOST_SEED
-from harness.quantities import parse_duration_ns
-from testbed.finite import what_is_wrong
+from faultbed.harness.cli.options.parsed import parsed
+from faultbed.harness.experiment.experiment_file import MOST_SEED
+from faultbed.harness.quantities import parse_duration_ns
+from faultbed.testbed.finite import what_is_wrong
 
 __all__ = ["SEED", "FiniteRange", "parse_duration"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from testbed.errors import UsageError
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["parsed"]
 

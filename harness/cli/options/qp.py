@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
-from testbed.errors import UsageError
-from traffic.engine.task_specs import PATIENT_TIMEOUT, QpParams, check_qp
-from traffic.schedules import MAX_QPS_PER_PEER, SPREADS
-from traffic.workloads.ranks import MAX_RANKS
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.engine.task_specs import PATIENT_TIMEOUT, QpParams, check_qp
+from faultbed.traffic.schedules import MAX_QPS_PER_PEER, SPREADS
+from faultbed.traffic.workloads.ranks import MAX_RANKS
 
 __all__ = ["qp_option", "queue_pair_options", "ranks_per_rnic_option"]
 
@@ -66,7 +66,7 @@ _OF_RANKS = (
 
 
 def queue_pair_options(command: F) -> F:
-    """Add the options of queue pairs between ranks. Their names are those of `traffic.workloads.ranks.RanksSpec`."""
+    """Add the options of queue pairs between ranks, named as in `RanksSpec` of `traffic/workloads/ranks.py`."""
     for option in reversed(_OF_RANKS):
         command = option(command)
     return command

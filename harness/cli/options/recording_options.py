@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from harness.cli.context import Session
-from harness.cli.options import rows_file
-from harness.cli.options.rows_file import Rows
-from testbed.errors import UsageError
-from traffic import traces
-from traffic.traces import Trace
+from faultbed.harness.cli.context import Session
+from faultbed.harness.cli.options import rows_file
+from faultbed.harness.cli.options.rows_file import Rows
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic import traces
+from faultbed.traffic.traces import Trace
 
 __all__ = ["check_record", "out_option", "record_options", "write_record", "write_rows"]
 

@@ -1,7 +1,7 @@
 """Write measured traffic row by row for other tools: CSV or Parquet, by the file's suffix.
 
-For ranks, a row is an iteration of one rank (`traffic.engine.run_results.Iteration`); for flows, a bin at one end of a
-flow (`traffic.engine.run_results.Sample`). Times are in ns; `start_ns` counts from the earliest row.
+For ranks, a row is an iteration of one rank (`faultbed.traffic.engine.run_results.Iteration`); for flows, a bin at one
+end of a flow (`faultbed.traffic.engine.run_results.Sample`). Times are in ns; `start_ns` counts from the earliest row.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import UsageError
-from traffic.flows.flow_run import FlowResult
-from traffic.workloads.ranks_result import RanksResult
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.flows.flow_run import FlowResult
+from faultbed.traffic.workloads.ranks_result import RanksResult
 
 __all__ = ["FORMATS", "check", "of_flows", "of_ranks", "write"]
 

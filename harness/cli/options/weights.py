@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from harness.cli.options.numbers import FiniteRange
-from testbed.errors import UsageError
-from testbed.model.topology import Topology
+from faultbed.harness.cli.options.numbers import FiniteRange
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Topology
 
 __all__ = ["weight_option", "weights_of"]
 

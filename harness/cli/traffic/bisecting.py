@@ -5,24 +5,24 @@ from __future__ import annotations
 import click
 import msgspec
 
-from harness.cli.context import COLOURS, Session, json_option, pass_session, styled
-from harness.cli.options.numbers import FiniteRange, parse_duration
-from harness.cli.traffic.traffic_group import read_size
-from harness.confidence import LEVEL
-from harness.experiment.fabric_file import Fabric
-from harness.run import bisection_run
-from harness.run.bisection_run import Bisection, BisectionSpec
-from harness.run.prepare.fit_routing import require_scheme
-from harness.verdict import Verdict, exit_code, worst
-from testbed.backends.lab_backend import backend_of
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import open_lab
-from testbed.model.lab_kind import traits_of
-from testbed.routing.schemes import SCHEMES
-from testbed.tenancy import dirty
-from testbed.tenancy.lab_lease import hold
-from traffic.flows.permutations import TIERS, Tier, tiers_of
+from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
+from faultbed.harness.cli.options.numbers import FiniteRange, parse_duration
+from faultbed.harness.cli.traffic.traffic_group import read_size
+from faultbed.harness.confidence import LEVEL
+from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.run import bisection_run
+from faultbed.harness.run.bisection_run import Bisection, BisectionSpec
+from faultbed.harness.run.prepare.fit_routing import require_scheme
+from faultbed.harness.verdict import Verdict, exit_code, worst
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.lab import open_lab
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.routing.schemes import SCHEMES
+from faultbed.testbed.tenancy import dirty
+from faultbed.testbed.tenancy.lab_lease import hold
+from faultbed.traffic.flows.permutations import TIERS, Tier, tiers_of
 
 __all__ = ["COMMANDS"]
 

@@ -10,31 +10,31 @@ from typing import Any, TypeVar
 
 import click
 
-from harness.analysis.ranks.storage_reads import reads_of
-from harness.cli.context import Session, json_option, pass_session
-from harness.cli.options import rows_file
-from harness.cli.options.parsed import parsed
-from harness.cli.options.qp import queue_pair_options, ranks_per_rnic_option
-from harness.cli.options.recording_options import (
+from faultbed.harness.analysis.ranks.storage_reads import reads_of
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.options import rows_file
+from faultbed.harness.cli.options.parsed import parsed
+from faultbed.harness.cli.options.qp import queue_pair_options, ranks_per_rnic_option
+from faultbed.harness.cli.options.recording_options import (
     check_record,
     out_option,
     record_options,
     write_record,
     write_rows,
 )
-from harness.cli.traffic.traffic_group import exit_code, run_ranks, traffic
-from harness.experiment.job_words import parse_grid, parse_phase, storage_of
-from harness.record import workload_series
-from harness.verdict import ExitCode
-from testbed.errors import UsageError
-from testbed.lab import Lab
-from traffic.engine.running_traffic import OnEvent, Running
-from traffic.workloads import interference, recording
-from traffic.workloads import job as job_module
-from traffic.workloads.interference import Interference, Place
-from traffic.workloads.job import JobResult, JobSpec
-from traffic.workloads.ranks import ITEM_BYTES
-from traffic.workloads.storage_service import MODES, Storage, StorageTimes
+from faultbed.harness.cli.traffic.traffic_group import exit_code, run_ranks, traffic
+from faultbed.harness.experiment.job_words import parse_grid, parse_phase, storage_of
+from faultbed.harness.record import workload_series
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.lab import Lab
+from faultbed.traffic.engine.running_traffic import OnEvent, Running
+from faultbed.traffic.workloads import interference, recording
+from faultbed.traffic.workloads import job as job_module
+from faultbed.traffic.workloads.interference import Interference, Place
+from faultbed.traffic.workloads.job import JobResult, JobSpec
+from faultbed.traffic.workloads.ranks import ITEM_BYTES
+from faultbed.traffic.workloads.storage_service import MODES, Storage, StorageTimes
 
 __all__ = ["job"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from harness.cli.context import Session, json_option, pass_session
-from harness.cli.options.numbers import FiniteRange, parse_duration
-from harness.confidence import share_interval
-from harness.quantities import format_duration
-from harness.verdict import ExitCode
-from traffic.probes import prober as probe_module
-from traffic.probes.prober import ProbeResult, ProbeSpec
-from traffic.probes.rtt import PathTimes
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.options.numbers import FiniteRange, parse_duration
+from faultbed.harness.confidence import share_interval
+from faultbed.harness.quantities import format_duration
+from faultbed.harness.verdict import ExitCode
+from faultbed.traffic.probes import prober as probe_module
+from faultbed.traffic.probes.prober import ProbeResult, ProbeSpec
+from faultbed.traffic.probes.rtt import PathTimes
 
 __all__ = ["COMMANDS"]
 

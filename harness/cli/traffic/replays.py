@@ -10,21 +10,21 @@ from typing import Any
 import click
 from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session, styled
-from harness.cli.options.numbers import FiniteRange
-from harness.cli.options.qp import queue_pair_options
-from harness.cli.traffic.traffic_group import exit_code, progress_reporter, traffic
-from harness.quantities import format_bytes, format_duration
-from harness.verdict import ExitCode
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import Inventory
-from traffic import traces
-from traffic.engine.engine_client import endpoint
-from traffic.schedules import cost
-from traffic.traces import Operation, Trace
-from traffic.workloads import replay
-from traffic.workloads.replay_batches import Batch, ReplaySpec, batches, check
-from traffic.workloads.replay_result import ReplayResult
+from faultbed.harness.cli.context import Session, json_option, pass_session, styled
+from faultbed.harness.cli.options.numbers import FiniteRange
+from faultbed.harness.cli.options.qp import queue_pair_options
+from faultbed.harness.cli.traffic.traffic_group import exit_code, progress_reporter, traffic
+from faultbed.harness.quantities import format_bytes, format_duration
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.traffic import traces
+from faultbed.traffic.engine.engine_client import endpoint
+from faultbed.traffic.schedules import cost
+from faultbed.traffic.traces import Operation, Trace
+from faultbed.traffic.workloads import replay
+from faultbed.traffic.workloads.replay_batches import Batch, ReplaySpec, batches, check
+from faultbed.traffic.workloads.replay_result import ReplayResult
 
 __all__ = ["replay_command"]
 

@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 
 import click
 
-from harness.cli.context import Session, json_option, pass_session
-from harness.cli.options import rows_file
-from harness.cli.options.numbers import FiniteRange
-from harness.cli.options.qp import queue_pair_options
-from harness.cli.options.recording_options import out_option, write_rows
-from harness.cli.traffic.traffic_group import exit_code, hosts_of, progress_reporter, read_size, traffic
-from harness.verdict import ExitCode
-from testbed.lab import Lab
-from traffic.engine.running_traffic import OnEvent
-from traffic.workloads import inference, ranking
-from traffic.workloads.inference import InferenceResult, InferenceSpec
-from traffic.workloads.ranking import RankingSpec
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.options import rows_file
+from faultbed.harness.cli.options.numbers import FiniteRange
+from faultbed.harness.cli.options.qp import queue_pair_options
+from faultbed.harness.cli.options.recording_options import out_option, write_rows
+from faultbed.harness.cli.traffic.traffic_group import exit_code, hosts_of, progress_reporter, read_size, traffic
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.lab import Lab
+from faultbed.traffic.engine.running_traffic import OnEvent
+from faultbed.traffic.workloads import inference, ranking
+from faultbed.traffic.workloads.inference import InferenceResult, InferenceSpec
+from faultbed.traffic.workloads.ranking import RankingSpec
 
 __all__ = ["inference_command", "ranking_command"]
 

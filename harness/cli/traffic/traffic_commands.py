@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.cli.traffic import jobs, replays, serving  # noqa: F401 (each adds its commands to the group)
-from harness.cli.traffic.traffic_group import traffic
+from faultbed.harness.cli.traffic import jobs, replays, serving  # noqa: F401 (each adds its commands to the group)
+from faultbed.harness.cli.traffic.traffic_group import traffic
 
 __all__ = ["COMMANDS"]
 

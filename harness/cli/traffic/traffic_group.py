@@ -1,4 +1,4 @@
-"""Commands that only make traffic: traffic flow, traffic collective (`harness.cli.traffic.jobs` adds traffic job)."""
+"""Commands that only make traffic: flow and collective (`harness/cli/traffic/jobs.py` adds traffic job)."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from typing import Any, TypeVar
 import click
 from rich.text import Text
 
-from harness.analysis.links.queue_wait import describe_wait, longest_wait
-from harness.cli.command_group import Commands
-from harness.cli.context import Session, json_option, pass_session
-from harness.cli.options import rows_file
-from harness.cli.options.numbers import FiniteRange
-from harness.cli.options.parsed import parsed
-from harness.cli.options.qp import qp_option, queue_pair_options, ranks_per_rnic_option
-from harness.cli.options.recording_options import (
+from faultbed.harness.analysis.links.queue_wait import describe_wait, longest_wait
+from faultbed.harness.cli.command_group import Commands
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.options import rows_file
+from faultbed.harness.cli.options.numbers import FiniteRange
+from faultbed.harness.cli.options.parsed import parsed
+from faultbed.harness.cli.options.qp import qp_option, queue_pair_options, ranks_per_rnic_option
+from faultbed.harness.cli.options.recording_options import (
     check_record,
     out_option,
     record_options,
     write_record,
     write_rows,
 )
-from harness.experiment.flow_words import FlowWords, between
-from harness.quantities import parse_size_bytes
-from harness.run import flight_dump
-from harness.verdict import ExitCode
-from testbed.errors import UsageError
-from testbed.lab import Lab
-from testbed.model.selectors import select, select_one
-from testbed.model.topology import Topology
-from traffic.engine.engine_client import endpoint
-from traffic.engine.gid import gid_index
-from traffic.engine.run_results import Outcome
-from traffic.engine.running_traffic import OnEvent, Running
-from traffic.flows import flow_run as flow_module
-from traffic.flows import perftest_json as perftest_json_module
-from traffic.flows.flow_run import MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec, FlowsResult
-from traffic.flows.matrix import PATTERNS, ZONE_PATTERNS, first_rnics, pairs_in
-from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
-from traffic.workloads import collective as collective_module
-from traffic.workloads import recording
-from traffic.workloads.collective import AUTO, REDOPS, CollectiveResult, CollectiveSpec
-from traffic.workloads.ranks import ITEM_BYTES, WARMUP
+from faultbed.harness.experiment.flow_words import FlowWords, between
+from faultbed.harness.quantities import parse_size_bytes
+from faultbed.harness.run import flight_dump
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.model.selectors import select, select_one
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.engine.engine_client import endpoint
+from faultbed.traffic.engine.gid import gid_index
+from faultbed.traffic.engine.run_results import Outcome
+from faultbed.traffic.engine.running_traffic import OnEvent, Running
+from faultbed.traffic.flows import flow_run as flow_module
+from faultbed.traffic.flows import perftest_json as perftest_json_module
+from faultbed.traffic.flows.flow_run import MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec, FlowsResult
+from faultbed.traffic.flows.matrix import PATTERNS, ZONE_PATTERNS, first_rnics, pairs_in
+from faultbed.traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
+from faultbed.traffic.workloads import collective as collective_module
+from faultbed.traffic.workloads import recording
+from faultbed.traffic.workloads.collective import AUTO, REDOPS, CollectiveResult, CollectiveSpec
+from faultbed.traffic.workloads.ranks import ITEM_BYTES, WARMUP
 
 __all__ = ["check_names", "exit_code", "flow_specs", "hosts_of", "read_size", "run_ranks", "traffic"]
 

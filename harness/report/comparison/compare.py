@@ -7,9 +7,9 @@ Wrong data in only one of the runs need no interval: that run is worse.
 Job time is compared over the iterations that both runs finished. A recovery happened once in each run, so one pair of
 them predicts nothing.
 
-One pair of runs does not contain the variation between runs. If the lab's noise floor (`harness.analysis.noise`) is
-given, the intervals of the metrics that it covers are widened by it: job time and what follows from it (goodput,
-`jct_ratio`), and the time of a collective with `busbw.mean`.
+One pair of runs does not contain the variation between runs. If the lab's noise floor
+(`faultbed.harness.analysis.noise`) is given, the intervals of the metrics that it covers are widened by it: job time
+and what follows from it (goodput, `jct_ratio`), and the time of a collective with `busbw.mean`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from harness import confidence
-from harness.analysis import timeline
-from harness.analysis.ettr import work_share
-from harness.analysis.intervals import disturbed, iteration_times
-from harness.analysis.links import emulation_headroom
-from harness.analysis.noise import NoiseFloor
-from harness.analysis.observations import Observation
-from harness.analysis.observe import Observed, observe
-from harness.analysis.timeline import finished_iterations
-from harness.confidence import Interval
-from harness.experiment.metrics import METRICS, lookup
-from harness.experiment.run_plan import Plan
-from harness.proof import why_unproven_in
-from harness.record.measurements import Measurements
-from harness.report.comparison.differences import of_plans, words
+from faultbed.harness import confidence
+from faultbed.harness.analysis import timeline
+from faultbed.harness.analysis.ettr import work_share
+from faultbed.harness.analysis.intervals import disturbed, iteration_times
+from faultbed.harness.analysis.links import emulation_headroom
+from faultbed.harness.analysis.noise import NoiseFloor
+from faultbed.harness.analysis.observations import Observation
+from faultbed.harness.analysis.observe import Observed, observe
+from faultbed.harness.analysis.timeline import finished_iterations
+from faultbed.harness.confidence import Interval
+from faultbed.harness.experiment.metrics import METRICS, lookup
+from faultbed.harness.experiment.run_plan import Plan
+from faultbed.harness.proof import why_unproven_in
+from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.report.comparison.differences import of_plans, words
 
 __all__ = ["HIGHER_IS_BETTER", "Outcome", "Row", "compare", "differences"]
 

@@ -1,8 +1,8 @@
 """The page of a comparison: two finished runs in one HTML file that works offline, from their directories alone.
 
-Nothing is measured here: `harness.report.comparison.compare` computes the numbers, and
-`harness.report.comparison.compared_runs` pairs the items of both runs. Layout and rules are those of the report of one
-run (`harness.report.page`).
+Nothing is measured here: `faultbed.harness.report.comparison.compare` computes the numbers, and
+`faultbed.harness.report.comparison.compared_runs` pairs the items of both runs. Layout and rules are those of the
+report of one run (`faultbed.harness.report.page`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.links import link_load
-from harness.analysis.links.link_load import Fan, Layer, LinkLoad
-from harness.analysis.observe import observe
-from harness.record.rundir import RunDir
-from harness.report import page, summary
-from harness.report.comparison import compare_plots, compared_runs, differences, forest
-from harness.report.comparison.compare import Row
-from harness.report.comparison.compared_runs import RecoveryPair, Side
-from harness.report.plots import fault_bands
-from harness.report.plots.recovery_bars import PhaseBar
-from harness.verdict import VerdictFile
-from testbed.errors import UsageError
+from faultbed.harness.analysis.links import link_load
+from faultbed.harness.analysis.links.link_load import Fan, Layer, LinkLoad
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.record.rundir import RunDir
+from faultbed.harness.report import page, summary
+from faultbed.harness.report.comparison import compare_plots, compared_runs, differences, forest
+from faultbed.harness.report.comparison.compare import Row
+from faultbed.harness.report.comparison.compared_runs import RecoveryPair, Side
+from faultbed.harness.report.plots import fault_bands
+from faultbed.harness.report.plots.recovery_bars import PhaseBar
+from faultbed.harness.verdict import VerdictFile
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["default_path", "render", "render_html"]
 
@@ -55,7 +55,7 @@ def default_path(run_a: RunDir, run_b: RunDir) -> Path:
 
 
 def render(run_a: RunDir, run_b: RunDir, rows: Sequence[Row], out: Path) -> Path:
-    """Write the page to `out` and return it; `rows` are those of `harness.report.comparison.compare`.
+    """Write the page to `out` and return it; `rows` are those of `faultbed.harness.report.comparison.compare`.
 
     Raises:
         UsageError: a file of one of the runs cannot be read, or `out` is not writable.

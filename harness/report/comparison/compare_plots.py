@@ -9,11 +9,11 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from harness.report.comparison.compared_runs import Side, origin_ns
-from harness.report.plots import fault_bands
-from harness.report.plots.charts import GOODPUT, INK, LINE, OTHER, STYLE, Band, Chart, bare, both_widths, svg
-from harness.report.plots.goodput_plot import healthy_line, rolled
-from harness.report.plots.thinning import extremes, spans
+from faultbed.harness.report.comparison.compared_runs import Side, origin_ns
+from faultbed.harness.report.plots import fault_bands
+from faultbed.harness.report.plots.charts import GOODPUT, INK, LINE, OTHER, STYLE, Band, Chart, bare, both_widths, svg
+from faultbed.harness.report.plots.goodput_plot import healthy_line, rolled
+from faultbed.harness.report.plots.thinning import extremes, spans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

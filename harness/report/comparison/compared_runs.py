@@ -10,14 +10,14 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.links.link_load import LinkLoad
-from harness.analysis.observe import Observed
-from harness.analysis.timeline import Impact
-from harness.check_places import places
-from harness.experiment.run_plan import Plan
-from harness.record.measurements import FaultRun, Measurements
-from harness.report.comparison.compare import Row
-from harness.report.plots.recovery_bars import (
+from faultbed.harness.analysis.links.link_load import LinkLoad
+from faultbed.harness.analysis.observe import Observed
+from faultbed.harness.analysis.timeline import Impact
+from faultbed.harness.check_places import places
+from faultbed.harness.experiment.run_plan import Plan
+from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.report.comparison.compare import Row
+from faultbed.harness.report.plots.recovery_bars import (
     PhaseBar,
     RecoveryBar,
     phase_bars,
@@ -26,8 +26,8 @@ from harness.report.plots.recovery_bars import (
     recovery_bar,
     recovery_check,
 )
-from harness.verdict import Check, VerdictFile
-from testbed.suggestions import first_of
+from faultbed.harness.verdict import Check, VerdictFile
+from faultbed.testbed.suggestions import first_of
 
 __all__ = [
     "CheckPair",

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness.experiment.run_plan import Plan, ScheduledFault
-from harness.quantities import format_bytes, format_duration
-from harness.record.measurements import Connection, Environment, Measurements
+from faultbed.harness.experiment.run_plan import Plan, ScheduledFault
+from faultbed.harness.quantities import format_bytes, format_duration
+from faultbed.harness.record.measurements import Connection, Environment, Measurements
 
 __all__ = ["NOTHING", "Difference", "of_environments", "of_labs", "of_plans", "words"]
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness.report.comparison.compare import Row
+from faultbed.harness.report.comparison.compare import Row
 
 __all__ = ["Forest", "Mark", "Tick", "forest"]
 

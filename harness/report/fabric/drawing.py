@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from harness.record.measurements import Connection
-from harness.report.fabric.drawing_layout import (
+from faultbed.harness.record.measurements import Connection
+from faultbed.harness.report.fabric.drawing_layout import (
     HOST_H,
     HOST_W,
     PAD,
@@ -27,7 +27,7 @@ from harness.report.fabric.drawing_layout import (
     link_of,
     spot,
 )
-from testbed.model.topology import Host, Link, Topology
+from faultbed.testbed.model.topology import Host, Link, Topology
 
 __all__ = ["Mark", "badges", "fabric_parts", "fabric_svg"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.errors import UsageError
-from testbed.model.topology import Host, Link, Topology
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Host, Link, Topology
 
 __all__ = [
     "HOST_H",

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from harness.record.measurements import Connection
-from harness.report.fabric.drawing import Mark, badges, fabric_parts
-from harness.report.fabric.drawing_layout import Box, Layout, box, ends_of, lay_out
-from harness.report.fabric.fabric_states import Moment, State
-from testbed.model.topology import Topology
+from faultbed.harness.record.measurements import Connection
+from faultbed.harness.report.fabric.drawing import Mark, badges, fabric_parts
+from faultbed.harness.report.fabric.drawing_layout import Box, Layout, box, ends_of, lay_out
+from faultbed.harness.report.fabric.fabric_states import Moment, State
+from faultbed.testbed.model.topology import Topology
 
 __all__ = ["moments_svg", "plain_svg"]
 

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.report.fabric.drawing_layout import link_of
-from harness.report.plots.counter_timeline import link_state
-from testbed.model.topology import Topology
-from testbed.observe.telemetry import Change
+from faultbed.harness.report.fabric.drawing_layout import link_of
+from faultbed.harness.report.plots.counter_timeline import link_state
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.observe.telemetry import Change
 
 __all__ = ["MOST", "Moment", "State", "Window", "moments"]
 

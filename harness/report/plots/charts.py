@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-from harness.record.measurements import Measurements
+from faultbed.harness.record.measurements import Measurements
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""The chart of `harness.report.plots.counter_timeline`: a thin row for each counter and for each node with events."""
+"""The chart of `harness/report/plots/counter_timeline.py`: a thin row per counter and per node with events."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from harness.record.measurements import Measurements
-from harness.report.plots.charts import (
+from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.report.plots.charts import (
     FAIL,
     GOODPUT,
     INK,
@@ -24,7 +24,7 @@ from harness.report.plots.charts import (
     svg,
     time_axis,
 )
-from harness.report.plots.counter_timeline import MOST, EventKind, EventMark, Series, Step, thinned
+from faultbed.harness.report.plots.counter_timeline import MOST, EventKind, EventMark, Series, Step, thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from testbed.observe.counters import delta
-from testbed.observe.telemetry import Change, Sample
+from faultbed.testbed.observe.counters import delta
+from faultbed.testbed.observe.telemetry import Change, Sample
 
 __all__ = [
     "MOST",
@@ -174,7 +174,7 @@ def _joined(steps: Sequence[Step]) -> Step:
 
 
 def link_state(text: str | None) -> Literal["up", "no carrier", "down", "gone"]:
-    """Return the state of a link from its text (`testbed.node.state`)."""
+    """Return the state of a link from its text (`faultbed.testbed.node.state`)."""
     if text is None:
         return "gone"
     flags = text.split(" mtu ")[0].split()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from harness.record.measurements import FaultRun, Measurements
-from harness.report.plots.charts import Band
+from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.report.plots.charts import Band
 
 __all__ = ["band", "colour"]
 

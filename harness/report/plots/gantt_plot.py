@@ -1,4 +1,4 @@
-"""The chart of `harness.report.plots.step_gantt`: a row of bars for each rank, with the stall framed."""
+"""The chart of `faultbed.harness.report.plots.step_gantt`: a row of bars for each rank, with the stall framed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 
-from harness.report.plots.charts import (
+from faultbed.harness.report.plots.charts import (
     COMM,
     COMPUTE,
     FAIL,
@@ -26,7 +26,7 @@ from harness.report.plots.charts import (
     shade,
     svg,
 )
-from harness.report.plots.step_gantt import Bar, BarKind, Gantt, StallMark
+from faultbed.harness.report.plots.step_gantt import Bar, BarKind, Gantt, StallMark
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,12 +9,12 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from harness.analysis import timeline
-from harness.analysis.isolation import bystander_goodput
-from harness.analysis.observe import Observed
-from harness.quantities import format_duration
-from harness.record.measurements import Measurements, RankSeries
-from harness.report.plots.charts import (
+from faultbed.harness.analysis import timeline
+from faultbed.harness.analysis.isolation import bystander_goodput
+from faultbed.harness.analysis.observe import Observed
+from faultbed.harness.quantities import format_duration
+from faultbed.harness.record.measurements import Measurements, RankSeries
+from faultbed.harness.report.plots.charts import (
     COMM,
     COMPUTE,
     GOODPUT,
@@ -33,7 +33,7 @@ from harness.report.plots.charts import (
     svg,
     time_axis,
 )
-from harness.report.plots.thinning import extremes, longest, spans
+from faultbed.harness.report.plots.thinning import extremes, longest, spans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

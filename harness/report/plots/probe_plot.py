@@ -1,4 +1,4 @@
-"""The chart of probes by link (`harness.analysis.probe_lines`): a thin row for each affected link."""
+"""The chart of probes by link (`faultbed.harness.analysis.probe_lines`): a thin row for each affected link."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from harness.analysis.probe_lines import ProbedLink
-from harness.record.measurements import Measurements
-from harness.report.plots.charts import COMM, FAIL, STYLE, Band, Chart, both_widths, named_row, svg, time_axis
+from faultbed.harness.analysis.probe_lines import ProbedLink
+from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.report.plots.charts import COMM, FAIL, STYLE, Band, Chart, both_widths, named_row, svg, time_axis
 
 __all__ = ["MOST", "probes_chart", "worst"]
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.analysis.phases import Phase
-from harness.analysis.timeline import Impact
-from harness.verdict import Check
+from faultbed.harness.analysis.phases import Phase
+from faultbed.harness.analysis.timeline import Impact
+from faultbed.harness.verdict import Check
 
 __all__ = ["PhaseBar", "RecoveryBar", "phase_bars", "phases_reach_ns", "reach_ns", "recovery_bar", "recovery_check"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.phases import Phase
-from harness.analysis.restarts import TimedRestart
-from harness.report.plots.recovery_bars import PhaseBar
-from harness.verdict import Check
-from traffic.workloads.elastic.elastic_results import Restart
+from faultbed.harness.analysis.phases import Phase
+from faultbed.harness.analysis.restarts import TimedRestart
+from faultbed.harness.report.plots.recovery_bars import PhaseBar
+from faultbed.harness.verdict import Check
+from faultbed.traffic.workloads.elastic.elastic_results import Restart
 
 __all__ = ["RestartBar", "restart_bars"]
 

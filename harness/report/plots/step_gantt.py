@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from harness.attribution.packet_stalls import Wait
-from harness.attribution.stalls import Stall
-from harness.findings import Attribution
-from harness.quantities import format_duration
-from harness.record.measurements import Iteration, Measurements, connection_between
-from harness.report.fabric.fabric_states import Window
-from traffic.engine.flight_recorder import Flight
+from faultbed.harness.attribution.packet_stalls import Wait
+from faultbed.harness.attribution.stalls import Stall
+from faultbed.harness.findings import Attribution
+from faultbed.harness.quantities import format_duration
+from faultbed.harness.record.measurements import Iteration, Measurements, connection_between
+from faultbed.harness.report.fabric.fabric_states import Window
+from faultbed.traffic.engine.flight_recorder import Flight
 
 __all__ = ["MOST", "MOST_ROWS", "Bar", "BarKind", "Gantt", "Row", "StallMark", "gantts"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from harness.quantities import parse_duration_ns, parse_size_bytes
-from harness.record.sweep_file import SweepFile, SweptPoint, SweptValue
-from harness.report.plots.charts import (
+from faultbed.harness.quantities import parse_duration_ns, parse_size_bytes
+from faultbed.harness.record.sweep_file import SweepFile, SweptPoint, SweptValue
+from faultbed.harness.report.plots.charts import (
     COMM,
     COMPUTE,
     GOODPUT,
@@ -25,7 +25,7 @@ from harness.report.plots.charts import (
     both_widths,
     svg,
 )
-from harness.report.sweeps.sweep_text import is_shown, state
+from faultbed.harness.report.sweeps.sweep_text import is_shown, state
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

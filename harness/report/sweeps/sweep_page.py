@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.experiment.metrics import lookup
-from harness.record.rundir import whole
-from harness.record.sweep_file import SweepFile
-from harness.report import page
-from harness.report.sweeps import sweep_text
-from harness.report.sweeps.sweep_chart import sweep_chart
+from faultbed.harness.experiment.metrics import lookup
+from faultbed.harness.record.rundir import whole
+from faultbed.harness.record.sweep_file import SweepFile
+from faultbed.harness.report import page
+from faultbed.harness.report.sweeps import sweep_text
+from faultbed.harness.report.sweeps.sweep_chart import sweep_chart
 
 __all__ = ["render", "render_html"]
 

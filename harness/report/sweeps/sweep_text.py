@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.record.sweep_file import SweepFile, SweptPoint, SweptValue
-from harness.report.summary import format_value
-from harness.verdict import Verdict
+from faultbed.harness.record.sweep_file import SweepFile, SweptPoint, SweptValue
+from faultbed.harness.report.summary import format_value
+from faultbed.harness.verdict import Verdict
 
 __all__ = ["cell", "is_shown", "sentence", "state"]
 

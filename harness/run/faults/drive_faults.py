@@ -8,20 +8,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.run import ends
-from harness.run.collect_measurements import RunData
-from harness.run.faults.live_guard import StopWatcher
-from inject.evidence.receipt import FaultReceipt
-from inject.fault_plan import PlannedFault
-from inject.injector import Injector
-from inject.journal import Journal
-from inject.policy.conflicts import both_claim
-from inject.policy.overlap import REMOVAL_S, TAIL_S
-from inject.prepared_fault import PreparedFault
-from testbed.errors import FaultbedError, FaultError
-from testbed.lab import Lab
-from testbed.model.topology import Topology
-from traffic.engine.running_traffic import Running
+from faultbed.harness.run import ends
+from faultbed.harness.run.collect_measurements import RunData
+from faultbed.harness.run.faults.live_guard import StopWatcher
+from faultbed.inject.evidence.receipt import FaultReceipt
+from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.inject.policy.conflicts import both_claim
+from faultbed.inject.policy.overlap import REMOVAL_S, TAIL_S
+from faultbed.inject.prepared_fault import PreparedFault
+from faultbed.testbed.errors import FaultbedError, FaultError
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.engine.running_traffic import Running
 
 __all__ = ["LEAD_S", "drive_all", "end_early", "prepare_all"]
 

@@ -15,13 +15,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from harness.analysis import timeline
-from harness.experiment.stop import Guard
-from harness.record import kernel_log
-from testbed.errors import FaultbedError
-from testbed.observe.telemetry import Change
-from traffic.engine.run_results import Standstill
-from traffic.engine.samples import BIN_NS
+from faultbed.harness.analysis import timeline
+from faultbed.harness.experiment.stop import Guard
+from faultbed.harness.record import kernel_log
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.observe.telemetry import Change
+from faultbed.traffic.engine.run_results import Standstill
+from faultbed.traffic.engine.samples import BIN_NS
 
 __all__ = ["CHECK_INTERVAL_S", "Live", "StopWatcher"]
 
@@ -44,7 +44,7 @@ class Live:
 
     `heard_ns` returns, by machine, the time of its latest message (controller ns); None: without telemetry.
     `without_log` returns the machines whose kernel's log is not followed.
-    `slow_ranks` returns how many ranks are slow now (`harness.run.online`); None: without detection.
+    `slow_ranks` returns how many ranks are slow now (`faultbed.harness.run.online`); None: without detection.
     `is_over` returns whether the workload has ended. `standstills` returns when hosts stood still, and `reads` when the
     harness read counters, up to now. `needs_baseline`: the experiment bounds a metric that is compared with the
     fault-free start.
@@ -75,7 +75,7 @@ class Live:
             self._reported_ns = time.monotonic_ns()
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Record an event of the workload (`traffic.engine.running_traffic`)."""
+        """Record an event of the workload (`faultbed.traffic.engine.running_traffic`)."""
         with self._lock:
             if event["event"] == "qp_error":
                 self._qp_errors += 1
@@ -90,13 +90,13 @@ class Live:
                 self._lengths.append(event["end_ns"] - event["start_ns"])
 
     def on_change(self, change: Change) -> None:
-        """Record a change that a machine's kernel has reported (`testbed.observe.telemetry`)."""
+        """Record a change that a machine's kernel has reported (`faultbed.testbed.observe.telemetry`)."""
         if change.subject == "kernel":
             with self._lock:
                 self._kernel.append(change)
 
     def values(self, now_ns: int) -> dict[str, float | None]:
-        """Return the current values of `harness.experiment.stop.METRICS`; None: unknown, or not yet known."""
+        """Return the current values of `faultbed.harness.experiment.stop.METRICS`; None: unknown, or not yet known."""
         heard = self.heard_ns() if self.heard_ns is not None else {}
         slow = self.slow_ranks() if self.slow_ranks is not None else None
         unlogged = self.without_log()

@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from harness.analysis.links import link_metrics
-from harness.analysis.timeline import MIN_BASELINE_NS
-from harness.experiment.experiment_file import Expectation, Experiment, Fault
-from harness.experiment.metrics import LINK_PREFIXES
-from harness.experiment.workload_file import Workload, duration_ns
-from harness.run.prepare.fit_bystander import fit_bystander
-from harness.run.prepare.fit_routing import fit_routing
-from harness.run.prepare.lab_names import LabNames
-from harness.run.workload_kinds import kind_of
-from inject.fault_plan import PlannedFault
-from testbed.errors import ConfigError
-from testbed.model.lab_kind import LabKind, traits_of
-from testbed.model.selectors import is_selector
-from testbed.model.topology import Topology
-from testbed.observe.packet_capture import port_named
-from testbed.suggestions import hint
-from traffic.engine.engine_client import FabricModel
+from faultbed.harness.analysis.links import link_metrics
+from faultbed.harness.analysis.timeline import MIN_BASELINE_NS
+from faultbed.harness.experiment.experiment_file import Expectation, Experiment, Fault
+from faultbed.harness.experiment.metrics import LINK_PREFIXES
+from faultbed.harness.experiment.workload_file import Workload, duration_ns
+from faultbed.harness.run.prepare.fit_bystander import fit_bystander
+from faultbed.harness.run.prepare.fit_routing import fit_routing
+from faultbed.harness.run.prepare.lab_names import LabNames
+from faultbed.harness.run.workload_kinds import kind_of
+from faultbed.inject.fault_plan import PlannedFault
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.model.lab_kind import LabKind, traits_of
+from faultbed.testbed.model.selectors import is_selector
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.observe.packet_capture import port_named
+from faultbed.testbed.suggestions import hint
+from faultbed.traffic.engine.engine_client import FabricModel
 
 __all__ = ["fit", "hosts_of", "needs_baseline", "refuse_absent", "wants_twin"]
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.verdict import ExcludedHost
-from testbed.errors import LabError, UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.inventory.schema import near
-from testbed.inventory.subset import without_hosts
-from testbed.lab import open_lab
-from testbed.model.topology import Topology
-from testbed.preflight.checks import Check, PreflightFinding, State, run_checks
-from testbed.preflight.collect import read_facts
-from traffic.flows.burnin import Outlier, ends_in_common
+from faultbed.harness.verdict import ExcludedHost
+from faultbed.testbed.errors import LabError, UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.schema import near
+from faultbed.testbed.inventory.subset import without_hosts
+from faultbed.testbed.lab import open_lab
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.preflight.checks import Check, PreflightFinding, State, run_checks
+from faultbed.testbed.preflight.collect import read_facts
+from faultbed.traffic.flows.burnin import Outlier, ends_in_common
 
 __all__ = [
     "REACH",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from harness.experiment.experiment_file import Experiment
-from harness.run.prepare.lab_names import LabNames
-from inject.fault_plan import PlannedFault
-from inject.policy.conflicts import touches
-from testbed.errors import ConfigError
-from testbed.model.topology import Topology
-from traffic.engine.engine_client import endpoint
-from traffic.engine.task_specs import refuse_local
-from traffic.flows.flow_run import FlowSpec, check_on
+from faultbed.harness.experiment.experiment_file import Experiment
+from faultbed.harness.run.prepare.lab_names import LabNames
+from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.policy.conflicts import touches
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.engine.engine_client import endpoint
+from faultbed.traffic.engine.task_specs import refuse_local
+from faultbed.traffic.flows.flow_run import FlowSpec, check_on
 
 __all__ = ["fit_bystander", "refuse_faults_on_bystander"]
 

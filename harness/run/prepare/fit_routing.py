@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.experiment.experiment_file import Experiment
-from harness.experiment.fabric_file import Fabric
-from testbed.errors import ConfigError, Unsupported
-from testbed.model.lab_kind import LabKind, traits_of
-from testbed.model.topology import Topology
-from testbed.routing.schemes import SCHEMES
-from testbed.routing.switch_tables import scheme_tables
-from testbed.suggestions import hint
-from traffic.engine.engine_client import endpoint
+from faultbed.harness.experiment.experiment_file import Experiment
+from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.testbed.errors import ConfigError, Unsupported
+from faultbed.testbed.model.lab_kind import LabKind, traits_of
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.routing.schemes import SCHEMES
+from faultbed.testbed.routing.switch_tables import scheme_tables
+from faultbed.testbed.suggestions import hint
+from faultbed.traffic.engine.engine_client import endpoint
 
 __all__ = ["fit_routing", "require_scheme"]
 

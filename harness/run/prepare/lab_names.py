@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from testbed.errors import ConfigError, UsageError
-from testbed.model.selectors import select, select_one
-from testbed.model.topology import Topology
-from traffic.engine.engine_client import FabricModel
+from faultbed.testbed.errors import ConfigError, UsageError
+from faultbed.testbed.model.selectors import select, select_one
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.engine.engine_client import FabricModel
 
 __all__ = ["LabNames"]
 

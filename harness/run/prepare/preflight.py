@@ -1,4 +1,4 @@
-"""Preflight: the checks of `testbed.preflight`, stale reservations and a burn-in, in one result. Changes nothing."""
+"""Preflight: the checks of `testbed/preflight/`, stale reservations and a burn-in, in one result. Changes nothing."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 import msgspec
 
-from harness.run.prepare.exclusions import REACH, exclude_unfit, hosts_of_outliers, unreachable_hosts
-from harness.verdict import ExcludedHost
-from testbed.errors import LabError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.inventory.subset import without_hosts
-from testbed.lab import Lab
-from testbed.model.lab_kind import traits_of
-from testbed.model.topology import Topology
-from testbed.preflight.checks import CHECKS, PreflightFinding, State, Unchecked, run_checks, unchecked_parts
-from testbed.preflight.collect import read_facts
-from testbed.preflight.gpu_health_check import CHECK as GPU_HEALTH
-from testbed.preflight.rack_checks import RACK_CHECKS
-from testbed.tenancy import reservation
-from testbed.tenancy.lab_lease import is_dead, store_of
-from traffic.flows import burnin
-from traffic.flows.burnin import Burnin, Outlier
+from faultbed.harness.run.prepare.exclusions import REACH, exclude_unfit, hosts_of_outliers, unreachable_hosts
+from faultbed.harness.verdict import ExcludedHost
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.subset import without_hosts
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.preflight.checks import CHECKS, PreflightFinding, State, Unchecked, run_checks, unchecked_parts
+from faultbed.testbed.preflight.collect import read_facts
+from faultbed.testbed.preflight.gpu_health_check import CHECK as GPU_HEALTH
+from faultbed.testbed.preflight.rack_checks import RACK_CHECKS
+from faultbed.testbed.tenancy import reservation
+from faultbed.testbed.tenancy.lab_lease import is_dead, store_of
+from faultbed.traffic.flows import burnin
+from faultbed.traffic.flows.burnin import Burnin, Outlier
 
 __all__ = ["ALL_CHECKS", "BURNIN", "RESERVATIONS", "Preflight", "broken", "names", "preflight", "suspects"]
 

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
-from harness.experiment import run_plan as plan_module
-from harness.experiment.experiment_file import Experiment
-from harness.experiment.needs import unmet
-from harness.experiment.run_plan import Plan
-from harness.run.prepare.bind_to_lab import fit, hosts_of, refuse_absent
-from harness.run.prepare.fit_bystander import refuse_faults_on_bystander
-from harness.verdict import ExcludedHost
-from inject import fault_plan
-from inject.fault_plan import PlannedFault
-from inject.policy import blast_radius, safety
-from inject.policy.conflicts import touches
-from testbed.errors import Unsupported, UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.inventory.subset import without_hosts
-from testbed.model.lab_kind import traits_of
-from testbed.model.topology import Topology
+import faultbed
+from faultbed.harness.experiment import run_plan as plan_module
+from faultbed.harness.experiment.experiment_file import Experiment
+from faultbed.harness.experiment.needs import unmet
+from faultbed.harness.experiment.run_plan import Plan
+from faultbed.harness.run.prepare.bind_to_lab import fit, hosts_of, refuse_absent
+from faultbed.harness.run.prepare.fit_bystander import refuse_faults_on_bystander
+from faultbed.harness.verdict import ExcludedHost
+from faultbed.inject import fault_plan
+from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.policy import blast_radius, safety
+from faultbed.inject.policy.conflicts import touches
+from faultbed.testbed.errors import Unsupported, UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.subset import without_hosts
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.model.topology import Topology
 
 __all__ = ["ResolvedRun", "refusal", "resolve", "touched"]
-
-_version = functools.cache(metadata.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +64,7 @@ def resolve(
     if lacking:
         raise Unsupported(f"{experiment.source}: {inventory.name} is not enough for it: {'; '.join(lacking)}")
     fitted = fit(experiment, inventory.topology, inventory.kind)
-    planned = plan_module.plan(fitted, seed=seed, inventory_digest=inventory.digest, version=_version("faultbed"))
+    planned = plan_module.plan(fitted, seed=seed, inventory_digest=inventory.digest, version=faultbed.__version__)
     faults = _planned(fitted, planned, inventory)
     if not traits_of(inventory.kind).has_snapshot:
         inventory = _of_the_run(fitted, faults, inventory)

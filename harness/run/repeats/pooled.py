@@ -2,7 +2,7 @@
 
     run --repeat N                 decides once, after N runs
     run --until-decided --most N   decides after every run from the third on, until no pooled check is open
-                                   (`harness.run.repeats.alpha_spending`)
+                                   (`faultbed.harness.run.repeats.alpha_spending`)
 
 Runs are independent, because a lab starts each run from the same state. Therefore the pool compares the values of runs.
 Noise within a run only adds to the differences between runs.
@@ -31,17 +31,17 @@ from typing import Literal, TypeGuard
 import msgspec
 import numpy as np
 
-from harness.analysis.observations import Observation, faster_than_twin
-from harness.check_places import Place, comparison_of, places
-from harness.conditions import unmet
-from harness.confidence import LEVEL, Interval, decide, level_for, student, tail_of
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import Metric
-from harness.json_text import json_text
-from harness.judge import COMPARISONS, NO_INTERVAL, bounds_of, is_noisy, noisy_checks, risk
-from harness.run.repeats.alpha_spending import FIRST, tails
-from harness.verdict import Check, LabState, Verdict, VerdictFile, worst
-from testbed.errors import UsageError
+from faultbed.harness.analysis.observations import Observation, faster_than_twin
+from faultbed.harness.check_places import Place, comparison_of, places
+from faultbed.harness.conditions import unmet
+from faultbed.harness.confidence import LEVEL, Interval, decide, level_for, student, tail_of
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import Metric
+from faultbed.harness.json_text import json_text
+from faultbed.harness.judge import COMPARISONS, NO_INTERVAL, bounds_of, is_noisy, noisy_checks, risk
+from faultbed.harness.run.repeats.alpha_spending import FIRST, tails
+from faultbed.harness.verdict import Check, LabState, Verdict, VerdictFile, worst
+from faultbed.testbed.errors import UsageError
 
 __all__ = [
     "UNBIASED",

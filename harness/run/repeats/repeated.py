@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.check_places import Place, places
-from harness.confidence import Interval, percentile_interval, share_interval
-from harness.verdict import Check, Verdict, VerdictFile
+from faultbed.harness.check_places import Place, places
+from faultbed.harness.confidence import Interval, percentile_interval, share_interval
+from faultbed.harness.verdict import Check, Verdict, VerdictFile
 
 __all__ = ["LEVEL", "Repeated", "repeated_checks"]
 

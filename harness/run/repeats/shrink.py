@@ -12,8 +12,8 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 
-from harness.experiment.metrics import lookup
-from testbed.errors import UsageError
+from faultbed.harness.experiment.metrics import lookup
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["smallest", "without"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis import noise
-from harness.analysis.observe import observe
-from harness.confidence import level_for
-from harness.experiment.experiment_file import Expectation
-from harness.judge import noisy_checks
-from harness.record.rundir import RunDir
-from harness.run.repeats.pooled import Trial
-from harness.verdict import VerdictFile
+from faultbed.harness.analysis import noise
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.confidence import level_for
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.judge import noisy_checks
+from faultbed.harness.record.rundir import RunDir
+from faultbed.harness.run.repeats.pooled import Trial
+from faultbed.harness.verdict import VerdictFile
 
 __all__ = ["trial_of"]
 

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.verdict import RoutingDecisions
-from testbed.lab import Lab
-from testbed.node.routing.owned_numbers import GROUP, SHARED_TABLE
-from testbed.observe import switch_routing
-from testbed.packets.bth import ROCE_PORT
-from testbed.routing.schemes import bucket_counts
-from testbed.routing.switch_tables import SchemeTables, SwitchTables
+from faultbed.harness.verdict import RoutingDecisions
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.node.routing.owned_numbers import GROUP, SHARED_TABLE
+from faultbed.testbed.observe import switch_routing
+from faultbed.testbed.packets.bth import ROCE_PORT
+from faultbed.testbed.routing.schemes import bucket_counts
+from faultbed.testbed.routing.switch_tables import SchemeTables, SwitchTables
 
 __all__ = [
     "RouteProbe",

@@ -1,7 +1,7 @@
 """Apply a run's routing scheme, verify it and remove it.
 
 The scheme is applied after the initial fingerprint of the lab and removed before the final one: what remains of it
-makes the lab DIRTY. `harness.run.routing.routing_probes` compares it with what the switches' kernels decide.
+makes the lab DIRTY. `faultbed.harness.run.routing.routing_probes` compares it with what the switches' kernels decide.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 
 import msgspec
 
-from harness.experiment.fabric_file import Fabric
-from harness.run.routing.routing_probes import (
+from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.run.routing.routing_probes import (
     changed_marks,
     missing_rules,
     query_decisions,
     wrong_marks,
     wrong_routes,
 )
-from harness.run.routing.scheme_deviations import WorkloadTime, deviations_of, why_not_as_installed
-from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared, SchemeDeviation
-from inject.injector import Mutation
-from inject.journal import Journal
-from inject.routing.scheme_lease import LEASE_TTL_S, REMOVAL_TIMEOUT_S, SchemeLease, SchemeRelease
-from testbed.errors import FaultbedError
-from testbed.lab import Lab
-from testbed.observe import switch_routing
-from testbed.observe.counters import Snapshot, flat_deltas
-from testbed.routing.switch_tables import SchemeTables, scheme_tables
+from faultbed.harness.run.routing.scheme_deviations import WorkloadTime, deviations_of, why_not_as_installed
+from faultbed.harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared, SchemeDeviation
+from faultbed.inject.injector import Mutation
+from faultbed.inject.journal import Journal
+from faultbed.inject.routing.scheme_lease import LEASE_TTL_S, REMOVAL_TIMEOUT_S, SchemeLease, SchemeRelease
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.observe import switch_routing
+from faultbed.testbed.observe.counters import Snapshot, flat_deltas
+from faultbed.testbed.routing.switch_tables import SchemeTables, scheme_tables
 
 __all__ = [
     "MAX_SCHEME_LIFETIME_S",

@@ -1,8 +1,8 @@
 """Judge deviations: times at which a switch did not route by the scheme that the run had installed. Pure.
 
-The switches' machine records them (`testbed.node.routing.agent`). While a path is dead, a scheme follows BGP, so next
-hops that BGP lost because of a fault of the run are expected. All other deviations make the scheme unproven, unless
-they are shorter than an instant (`why_not_as_installed`).
+The switches' machine records them (`faultbed.testbed.node.routing.agent`). While a path is dead, a scheme follows BGP,
+so next hops that BGP lost because of a fault of the run are expected. All other deviations make the scheme unproven,
+unless they are shorter than an instant (`why_not_as_installed`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.verdict import SchemeDeviation
-from inject.evidence.receipt import FaultReceipt
-from inject.fault_plan import PlannedFault
-from inject.kinds.catalogue import Trait, has_trait
-from inject.routing.scheme_lease import Deviation
-from testbed.model.topology import Target, Topology
-from testbed.node.routing.deviations import BGP, UNWATCHED
-from testbed.routing.valley_free import ValleyFreePaths
+from faultbed.harness.verdict import SchemeDeviation
+from faultbed.inject.evidence.receipt import FaultReceipt
+from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.kinds.catalogue import Trait, has_trait
+from faultbed.inject.routing.scheme_lease import Deviation
+from faultbed.testbed.model.topology import Target, Topology
+from faultbed.testbed.node.routing.deviations import BGP, UNWATCHED
+from faultbed.testbed.routing.valley_free import ValleyFreePaths
 
 __all__ = ["FaultTime", "WorkloadTime", "deviations_of", "fault_times", "why_not_as_installed"]
 

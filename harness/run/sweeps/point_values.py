@@ -6,18 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.analysis.observations import Observation, faster_than_twin
-from harness.analysis.prediction import goodput_under_loss
-from harness.confidence import level_for
-from harness.experiment.metrics import Metric
-from harness.judge import noisy_checks
-from harness.record.rundir import RunDir
-from harness.record.sweep_file import SweptPoint, SweptRun, SweptValue
-from harness.run.repeats import pooled
-from harness.run.repeats.pooled import Trial, pooled_observation, why_left_out
-from harness.run.repeats.trials import trial_of
-from harness.run.sweeps.sweep_points import Point
-from harness.verdict import Check, Verdict, VerdictFile
+from faultbed.harness.analysis.observations import Observation, faster_than_twin
+from faultbed.harness.analysis.prediction import goodput_under_loss
+from faultbed.harness.confidence import level_for
+from faultbed.harness.experiment.metrics import Metric
+from faultbed.harness.judge import noisy_checks
+from faultbed.harness.record.rundir import RunDir
+from faultbed.harness.record.sweep_file import SweptPoint, SweptRun, SweptValue
+from faultbed.harness.run.repeats import pooled
+from faultbed.harness.run.repeats.pooled import Trial, pooled_observation, why_left_out
+from faultbed.harness.run.repeats.trials import trial_of
+from faultbed.harness.run.sweeps.sweep_points import Point
+from faultbed.harness.verdict import Check, Verdict, VerdictFile
 
 __all__ = ["MODEL", "point_value", "swept_point", "took_s"]
 

@@ -7,16 +7,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.experiment import metrics as metrics_module
-from harness.experiment.experiment_file import Experiment
-from harness.experiment.metrics import Metric
-from harness.experiment.parameters import Parameter, with_values
-from harness.experiment.workload_file import duration_ns
-from harness.run.prepare.bind_to_lab import wants_twin
-from harness.run.prepare.resolve import ResolvedRun, refusal, resolve
-from harness.run.workload_kinds import kind_of
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import Inventory
+from faultbed.harness.experiment import metrics as metrics_module
+from faultbed.harness.experiment.experiment_file import Experiment
+from faultbed.harness.experiment.metrics import Metric
+from faultbed.harness.experiment.parameters import Parameter, with_values
+from faultbed.harness.experiment.workload_file import duration_ns
+from faultbed.harness.run.prepare.bind_to_lab import wants_twin
+from faultbed.harness.run.prepare.resolve import ResolvedRun, refusal, resolve
+from faultbed.harness.run.workload_kinds import kind_of
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
 
 __all__ = ["MOST_RUNS", "Point", "expected_s", "metrics_for", "points_of"]
 

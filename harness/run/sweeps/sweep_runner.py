@@ -7,7 +7,7 @@
 The run directories, not `sweep.json`, decide what is finished. A run is finished if
 
     its experiment and plan are byte-identical to the point's,
-    the same sources of faultbed made it (`harness.record.code`), with full intensity (no `--control`),
+    the same sources of faultbed made it (`faultbed.harness.record.code`), with full intensity (no `--control`),
     its verdict is not ERROR, and it left the lab CLEAN,
     it was made on the same kind of machine (accelerator and number of CPUs) as the newest run.
 
@@ -22,21 +22,21 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from harness.experiment import run_plan
-from harness.experiment.metrics import Metric
-from harness.experiment.parameters import Parameter
-from harness.quantities import format_duration
-from harness.record import code, sweep_file
-from harness.record.rundir import RunDir
-from harness.record.sweep_file import SweepFile, SweptParameter, SweptPoint
-from harness.run import loop
-from harness.run.prepare.resolve import ResolvedRun
-from harness.run.sweeps.point_values import MODEL, swept_point, took_s
-from harness.run.sweeps.sweep_points import Point, expected_s
-from harness.verdict import ExitCode, Verdict
-from inject.injector import Mutation
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import Inventory
+from faultbed.harness.experiment import run_plan
+from faultbed.harness.experiment.metrics import Metric
+from faultbed.harness.experiment.parameters import Parameter
+from faultbed.harness.quantities import format_duration
+from faultbed.harness.record import code, sweep_file
+from faultbed.harness.record.rundir import RunDir
+from faultbed.harness.record.sweep_file import SweepFile, SweptParameter, SweptPoint
+from faultbed.harness.run import loop
+from faultbed.harness.run.prepare.resolve import ResolvedRun
+from faultbed.harness.run.sweeps.point_values import MODEL, swept_point, took_s
+from faultbed.harness.run.sweeps.sweep_points import Point, expected_s
+from faultbed.harness.verdict import ExitCode, Verdict
+from faultbed.inject.injector import Mutation
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
 
 __all__ = ["Sweep", "find_finished_runs"]
 
@@ -175,7 +175,7 @@ class Sweep:
             OSError: the folder or a file cannot be written.
         """
         # matplotlib takes a second to import, and most commands draw nothing.
-        from harness.report.sweeps import sweep_page  # noqa: PLC0415
+        from faultbed.harness.report.sweeps import sweep_page  # noqa: PLC0415
 
         snapshot = self.snapshot()
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 """How each kind of fault is carried out on a rack lab: the switch's command line, vendors' tools, sysfs.
 
-Pure, like `inject.mechanisms.soft`, which it replaces on rack labs. Host `tc` and nftables never see a hardware RNIC's
-packets. A kind is therefore here only if a device on the packets' path can carry it out; planning refuses every other
-kind. A switch that is a Linux machine and forwards in its kernel uses the soft lab's mechanisms
-(`inject.mechanisms.rack.linux`). **Not yet run on hardware**: commands and patterns follow the vendors'
+Pure, like `faultbed.inject.mechanisms.soft`, which it replaces on rack labs. Host `tc` and nftables never see a
+hardware RNIC's packets. A kind is therefore here only if a device on the packets' path can carry it out; planning
+refuses every other kind. A switch that is a Linux machine and forwards in its kernel uses the soft lab's mechanisms
+(`faultbed.inject.mechanisms.rack.linux`). **Not yet run on hardware**: commands and patterns follow the vendors'
 documentation, which each module names.
 """
 
@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import Mechanism, Request
-from inject.mechanisms.rack import gpu, host, linux, rnic, sonic
-from inject.mechanisms.rack.rack_mechanism import RackMechanism
-from testbed.errors import Unsupported
+from faultbed.inject.mechanisms.mechanism import Mechanism, Request
+from faultbed.inject.mechanisms.rack import gpu, host, linux, rnic, sonic
+from faultbed.inject.mechanisms.rack.rack_mechanism import RackMechanism
+from faultbed.testbed.errors import Unsupported
 
 __all__ = ["MECHANISMS", "RackMechanism", "resolve"]
 

@@ -2,9 +2,9 @@
 
 `-lgc`, `-rgc`, `-pl` and the fields of `--query-gpu` are options of nvidia-smi (its manual page, `--help-query-gpu`).
 A locked clock has no event reason. It shows only because the GPU keeps that clock, busy or idle
-(`testbed.node.gpu.nvml.clocks_set`). A GPU whose clock is locked already is refused, because nvidia-smi does not report
-the lock, so it could not be restored. `dcgmi test --inject` writes a value only into DCGM's cache (DCGM documentation,
-"Error injection"): programs that read DCGM see it, the GPU does not change.
+(`faultbed.testbed.node.gpu.nvml.clocks_set`). A GPU whose clock is locked already is refused, because nvidia-smi does
+not report the lock, so it could not be restored. `dcgmi test --inject` writes a value only into DCGM's cache (DCGM
+documentation, "Error injection"): programs that read DCGM see it, the GPU does not change.
 
 The driver itself removes a GPU from the bus (NVML, "Drain states": nvmlDeviceModifyDrainState, nvmlDeviceRemoveGpu)
 and fails if it is in use. A `remove` written into sysfs does not fail: the driver waits inside the kernel, where
@@ -19,11 +19,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inject.mechanisms.mechanism import Mechanism, Request, Step, flap_edges, holder_request, on_host
-from inject.mechanisms.rack.rack_mechanism import PCI, Commands, RackMechanism, by_commands
-from testbed.errors import Unsupported
-from testbed.node.gpu.nvml import TOP_SHARE
-from testbed.node.gpu.xid import XIDS
+from faultbed.inject.mechanisms.mechanism import Mechanism, Request, Step, flap_edges, holder_request, on_host
+from faultbed.inject.mechanisms.rack.rack_mechanism import PCI, Commands, RackMechanism, by_commands
+from faultbed.testbed.errors import Unsupported
+from faultbed.testbed.node.gpu.nvml import TOP_SHARE
+from faultbed.testbed.node.gpu.xid import XIDS
 
 __all__ = ["BY_KIND", "MECHANISMS"]
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from inject.kinds.kind import Fidelity
-from inject.mechanisms.mechanism import Mechanism, Request, Witness
-from inject.mechanisms.rack.rack_mechanism import RackMechanism, hardware_counter
-from inject.mechanisms.soft import congestion, host, storage
-from testbed.observe.counters import MLX5
+from faultbed.inject.kinds.kind import Fidelity
+from faultbed.inject.mechanisms.mechanism import Mechanism, Request, Witness
+from faultbed.inject.mechanisms.rack.rack_mechanism import RackMechanism, hardware_counter
+from faultbed.inject.mechanisms.soft import congestion, host, storage
+from faultbed.testbed.observe.counters import MLX5
 
 __all__ = ["BY_KIND", "MECHANISMS"]
 

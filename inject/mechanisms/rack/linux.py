@@ -1,9 +1,10 @@
 """Rack switches that are Linux machines with FRR: the software hop and the routing daemons, as in a soft lab.
 
 Such a machine, with two or more NICs between a host and the rest of the fabric, can do packet faults that an ASIC
-cannot: its kernel forwards every packet. The mechanisms are those of a soft switch (`inject.mechanisms.soft`); the
-witnesses differ. A hardware RNIC's packets bypass the IP layer of its host, so only Linux switches count the mark of a
-detour (ECT(1)), and only the RNIC's own counter shows a congestion mark (CE).
+cannot: its kernel forwards every packet. The mechanisms are those of a soft switch
+(`faultbed.inject.mechanisms.soft`); the witnesses differ. A hardware RNIC's packets bypass the IP layer of its host,
+so only Linux switches count the mark of a detour (ECT(1)), and only the RNIC's own counter shows a congestion mark
+(CE).
 
 Packets that bypass the kernel (switchdev, tc offload) are not hit, and a fault without hits has not fired. Not yet run
 on hardware; run over soft machines (tests/soft/test_linux_box.py).
@@ -13,11 +14,20 @@ from __future__ import annotations
 
 import dataclasses
 
-from inject.mechanisms import soft
-from inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, flap_edges, holder_request, link_of
-from inject.mechanisms.rack.rack_mechanism import RackMechanism, hardware_counter, port_down_pattern
-from inject.mechanisms.soft.hop import counters_of_ends
-from testbed.errors import Unsupported
+from faultbed.inject.mechanisms import soft
+from faultbed.inject.mechanisms.mechanism import (
+    Mechanism,
+    Place,
+    Request,
+    Step,
+    Witness,
+    flap_edges,
+    holder_request,
+    link_of,
+)
+from faultbed.inject.mechanisms.rack.rack_mechanism import RackMechanism, hardware_counter, port_down_pattern
+from faultbed.inject.mechanisms.soft.hop import counters_of_ends
+from faultbed.testbed.errors import Unsupported
 
 __all__ = ["MECHANISMS", "is_linux", "resolve"]
 

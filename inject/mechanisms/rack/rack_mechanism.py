@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from inject.kinds.kind import Fidelity
-from inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, holder_request
-from testbed.errors import Unsupported
-from testbed.model.topology import Topology
-from testbed.observe import counters
+from faultbed.inject.kinds.kind import Fidelity
+from faultbed.inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, holder_request
+from faultbed.testbed.errors import Unsupported
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.observe import counters
 
 __all__ = [
     "ADAPTIVE",
@@ -63,7 +63,7 @@ class RackMechanism:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """The arguments of `inject.node.commands.CommandsActuator`, which documents them."""
+    """The arguments of `faultbed.inject.node.commands.CommandsActuator`, which documents them."""
 
     on: Sequence[Sequence[str]]
     off: Sequence[Sequence[str]]

@@ -13,8 +13,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import Mechanism, Request, Witness, flap_edges, link_of
-from inject.mechanisms.rack.rack_mechanism import (
+from faultbed.inject.mechanisms.mechanism import Mechanism, Request, Witness, flap_edges, link_of
+from faultbed.inject.mechanisms.rack.rack_mechanism import (
     PCI,
     Commands,
     RackMechanism,
@@ -23,7 +23,7 @@ from inject.mechanisms.rack.rack_mechanism import (
     require_phases,
     retransmissions,
 )
-from testbed.errors import Unsupported, UsageError
+from faultbed.testbed.errors import Unsupported, UsageError
 
 __all__ = ["BY_KIND", "MECHANISMS"]
 

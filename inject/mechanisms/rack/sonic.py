@@ -16,11 +16,26 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, flap_edges, holder_request, link_of
-from inject.mechanisms.rack.rack_mechanism import Commands, RackMechanism, by_commands, require_phases, retransmissions
-from inject.mechanisms.soft.hop import ends_of
-from testbed.errors import Unsupported, UsageError
-from testbed.model.topology import Port
+from faultbed.inject.mechanisms.mechanism import (
+    Mechanism,
+    Place,
+    Request,
+    Step,
+    Witness,
+    flap_edges,
+    holder_request,
+    link_of,
+)
+from faultbed.inject.mechanisms.rack.rack_mechanism import (
+    Commands,
+    RackMechanism,
+    by_commands,
+    require_phases,
+    retransmissions,
+)
+from faultbed.inject.mechanisms.soft.hop import ends_of
+from faultbed.testbed.errors import Unsupported, UsageError
+from faultbed.testbed.model.topology import Port
 
 __all__ = ["ACL_POLL_WAS", "BY_KIND", "LINK_MECHANISMS", "MECHANISMS", "ONE_ASIC", "front_panel_port"]
 
@@ -455,7 +470,8 @@ def _hash_policy(request: Request) -> Mechanism:
         normal=normal,
         gone=normal,
     )
-    # The kernel counts what its CPU sends; COUNTERS_DB counts what the ASIC forwards (testbed.node.asic_ports).
+    # The kernel counts what its CPU sends; COUNTERS_DB counts what the ASIC forwards
+    # (faultbed.testbed.node.asic_ports).
     witness = Witness(any_of=tuple(f"{switch}/{port}.asic_tx_packets" for port in ports), at_least=100)
     shows = {"switch": switch}
     return by_commands(request, commands, node=switch, claims=f"{switch}/hash", shows=shows, must_move=(witness,))

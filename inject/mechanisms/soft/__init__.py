@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import LateBinding, Mechanism, Place, Request, Step, Witness
-from inject.mechanisms.soft import congestion, data, gpu, host, link, packet, rnic, storage, switch
+from faultbed.inject.mechanisms.mechanism import LateBinding, Mechanism, Place, Request, Step, Witness
+from faultbed.inject.mechanisms.soft import congestion, data, gpu, host, link, packet, rnic, storage, switch
 
 __all__ = ["LateBinding", "Mechanism", "Place", "Request", "Step", "Witness", "resolve"]
 

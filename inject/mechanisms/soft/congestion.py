@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import (
+from faultbed.inject.mechanisms.mechanism import (
     Mechanism,
     Place,
     Request,
@@ -17,14 +17,14 @@ from inject.mechanisms.mechanism import (
     on_switch,
     rnic_counters,
 )
-from inject.mechanisms.soft.hop import LOSS_COUNTERS, detour_act, detour_request, detour_steps, hop_of, ruleset
-from inject.mechanisms.soft.host import ENGINE
-from inject.mechanisms.soft.processes import limited
-from inject.node.inside import ip
-from inject.node.machine.limit import RANKS_CGROUP
-from inject.node.network.latereceives import FILE
-from inject.node.network.steer import PRIORITY, TABLE
-from testbed.errors import UsageError
+from faultbed.inject.mechanisms.soft.hop import LOSS_COUNTERS, detour_act, detour_request, detour_steps, hop_of, ruleset
+from faultbed.inject.mechanisms.soft.host import ENGINE
+from faultbed.inject.mechanisms.soft.processes import limited
+from faultbed.inject.node.inside import ip
+from faultbed.inject.node.machine.limit import RANKS_CGROUP
+from faultbed.inject.node.network.latereceives import FILE
+from faultbed.inject.node.network.steer import PRIORITY, TABLE
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 

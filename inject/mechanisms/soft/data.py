@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, holder_request, rnic_counters
-from inject.mechanisms.soft.hop import (
+from faultbed.inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, holder_request, rnic_counters
+from faultbed.inject.mechanisms.soft.hop import (
     device_of,
     hop_of,
     hop_request,
@@ -17,8 +17,8 @@ from inject.mechanisms.soft.hop import (
     selection_of,
     table_of,
 )
-from inject.node.inside import ip
-from testbed.errors import UsageError
+from faultbed.inject.node.inside import ip
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, flap_edges, holder_request, on_host
-from testbed.errors import UsageError
-from testbed.node.gpu.health import IDLE_C, SHUTDOWN_C, SLOWDOWN_C, Health
+from faultbed.inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, flap_edges, holder_request, on_host
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.node.gpu.health import IDLE_C, SHUTDOWN_C, SLOWDOWN_C, Health
 
 __all__ = ["BY_KIND"]
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inject.mechanisms.mechanism import (
+from faultbed.inject.mechanisms.mechanism import (
     LateBinding,
     Place,
     Request,
@@ -27,12 +27,12 @@ from inject.mechanisms.mechanism import (
     on_switch,
     rnic_counters,
 )
-from inject.node.inside import inside, ip
-from inject.node.network.detour import OWN_CLSACT_PRIO, REDIRECTION, SHARED_CLSACT_PRIO
-from inject.selection import Selection, by_share
-from testbed.errors import UsageError
-from testbed.model.topology import Port, Target
-from testbed.packets.bth import ROCE_PORT
+from faultbed.inject.node.inside import inside, ip
+from faultbed.inject.node.network.detour import OWN_CLSACT_PRIO, REDIRECTION, SHARED_CLSACT_PRIO
+from faultbed.inject.selection import Selection, by_share
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Port, Target
+from faultbed.testbed.packets.bth import ROCE_PORT
 
 __all__ = [
     "ACTS",

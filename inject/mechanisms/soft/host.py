@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, holder_request, on_host, rnic_counters
-from inject.mechanisms.soft.processes import signalled, stopped
-from inject.node.machine.disk import FOLDER
-from inject.node.machine.vmreset import REPROVISION_DEADLINE_S
-from testbed.errors import UsageError
+from faultbed.inject.mechanisms.mechanism import (
+    Mechanism,
+    Place,
+    Request,
+    Step,
+    Witness,
+    holder_request,
+    on_host,
+    rnic_counters,
+)
+from faultbed.inject.mechanisms.soft.processes import signalled, stopped
+from faultbed.inject.node.machine.disk import FOLDER
+from faultbed.inject.node.machine.vmreset import REPROVISION_DEADLINE_S
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 
 # The traffic process of a host, by an argument of its command line.
-ENGINE = "traffic.node.engine"
+ENGINE = "faultbed.traffic.node.engine"
 # Other tasks must have waited for at least this share of the busy time. Otherwise nothing competed for the CPU.
 _LEAST_WAIT_SHARE = 0.1
 # Tasks must have waited this long for memory; a healthy machine has shorter stalls.

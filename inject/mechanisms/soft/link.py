@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import (
+from faultbed.inject.mechanisms.mechanism import (
     Mechanism,
     Place,
     Request,
@@ -16,7 +16,7 @@ from inject.mechanisms.mechanism import (
     on_switch,
     rnic_counters,
 )
-from inject.mechanisms.soft.hop import (
+from faultbed.inject.mechanisms.soft.hop import (
     ACTS,
     detour_act,
     detour_request,
@@ -26,7 +26,7 @@ from inject.mechanisms.soft.hop import (
     hop_steps,
     ruleset,
 )
-from inject.node.inside import ip
+from faultbed.inject.node.inside import ip
 
 __all__ = ["BY_KIND"]
 

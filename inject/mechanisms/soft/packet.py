@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, holder_request, rnic_counters
-from inject.mechanisms.soft.hop import (
+from faultbed.inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, holder_request, rnic_counters
+from faultbed.inject.mechanisms.soft.hop import (
     ACTS,
     LOSS_COUNTERS,
     Hop,
@@ -23,8 +23,8 @@ from inject.mechanisms.soft.hop import (
     ruleset,
     selection_of,
 )
-from inject.selection import by_netem, netem_seed
-from testbed.errors import UsageError
+from faultbed.inject.selection import by_netem, netem_seed
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 

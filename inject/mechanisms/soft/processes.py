@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, holder_request, on_host, rnic_counters
+from faultbed.inject.mechanisms.mechanism import (
+    Mechanism,
+    Request,
+    Step,
+    Witness,
+    holder_request,
+    on_host,
+    rnic_counters,
+)
 
 __all__ = ["limited", "signalled", "stopped"]
 
@@ -75,5 +83,5 @@ def limited(request: Request, argument: str, cgroup: str, percent: float) -> Mec
 
 
 def _group_name(cgroup: str) -> str:
-    """Return the group's name as in `testbed.node.counts`: `/…/faultbed-ranks.service` is `ranks`."""
+    """Return the group's name as in `faultbed.testbed.node.counts`: `/…/faultbed-ranks.service` is `ranks`."""
     return cgroup.rpartition("/faultbed-")[2].removesuffix(".service")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import (
+from faultbed.inject.mechanisms.mechanism import (
     Mechanism,
     Request,
     Step,
@@ -14,7 +14,7 @@ from inject.mechanisms.mechanism import (
     on_host,
     rnic_counters,
 )
-from testbed.errors import UsageError
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 

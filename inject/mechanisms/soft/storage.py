@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, holder_request, on_host, rnic_counters
-from inject.mechanisms.soft.processes import limited, stopped
-from inject.node.machine.limit import STORAGE_CGROUP
+from faultbed.inject.mechanisms.mechanism import (
+    Mechanism,
+    Request,
+    Step,
+    Witness,
+    holder_request,
+    on_host,
+    rnic_counters,
+)
+from faultbed.inject.mechanisms.soft.processes import limited, stopped
+from faultbed.inject.node.machine.limit import STORAGE_CGROUP
 
 __all__ = ["BY_KIND", "SERVER"]
 
 # The process that serves a job's storage on a host, by an argument of its command line.
-SERVER = "traffic.node.storage"
+SERVER = "faultbed.traffic.node.storage"
 
 
 def _slow(request: Request) -> Mechanism:

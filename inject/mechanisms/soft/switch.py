@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, holder_request, on_switch, rnic_counters
-from inject.node.inside import inside, ip, vtysh
-from testbed.errors import UsageError
+from faultbed.inject.mechanisms.mechanism import (
+    Mechanism,
+    Request,
+    Step,
+    Witness,
+    holder_request,
+    on_switch,
+    rnic_counters,
+)
+from faultbed.inject.node.inside import inside, ip, vtysh
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 

@@ -12,12 +12,12 @@ import sys
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.child import Child
-from inject.node.command import heartbeat
-from inject.node.machine.hog import NAME, busy_processes, kill_script
-from testbed.node.gpu import nvml
-from testbed.node.gpu.cuda import CudaWork, NoCuda
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.child import Child
+from faultbed.inject.node.command import heartbeat
+from faultbed.inject.node.machine.hog import NAME, busy_processes, kill_script
+from faultbed.testbed.node.gpu import nvml
+from faultbed.testbed.node.gpu.cuda import CudaWork, NoCuda
 
 __all__ = ["GpuNeighbourActuator"]
 

@@ -1,7 +1,7 @@
 """Memory errors, row remapping and heat of a soft GPU: synthetic registers, with the effects that the real ones have.
 
-The registers are those of `testbed.node.gpu.health`, which the watcher, preflight and the soft GPU itself read. `off`
-has the effect of a reset (memory, rows) or of cooling down (heat).
+The registers are those of `faultbed.testbed.node.gpu.health`, which the watcher, preflight and the soft GPU itself
+read. `off` has the effect of a reset (memory, rows) or of cooling down (heat).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.gpu.xid_event import require_log, write_event
-from inject.node.machine.cgroup import CgroupActuator
-from inject.node.machine.service import ServiceActuator
-from testbed.node.gpu.health import IDLE_C, SHUTDOWN_C, SLOWDOWN_C, Health
-from testbed.node.gpu.xid import XIDS
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.gpu.xid_event import require_log, write_event
+from faultbed.inject.node.machine.cgroup import CgroupActuator
+from faultbed.inject.node.machine.service import ServiceActuator
+from faultbed.testbed.node.gpu.health import IDLE_C, SHUTDOWN_C, SLOWDOWN_C, Health
+from faultbed.testbed.node.gpu.xid import XIDS
 
 __all__ = ["GpuHeatActuator", "GpuMemoryActuator", "GpuRowsActuator"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from inject.node.actuator import Actuator
-from testbed.node.gpu.xid import SYNTHETIC, XidLog
+from faultbed.inject.node.actuator import Actuator
+from faultbed.testbed.node.gpu.xid import SYNTHETIC, XidLog
 
 __all__ = ["XidActuator", "require_log", "write_event"]
 

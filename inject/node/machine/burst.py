@@ -16,9 +16,9 @@ import time
 import zlib
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.child import Child
-from inject.node.machine.process import processes_with
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.child import Child
+from faultbed.inject.node.machine.process import processes_with
 
 __all__ = ["BurstActuator", "listening"]
 

@@ -6,7 +6,7 @@ import math
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.actuator import Actuator, Refused
 
 __all__ = ["CgroupActuator"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator
+from faultbed.inject.node.actuator import Actuator
 
 __all__ = ["ClockStepActuator"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.actuator import Actuator, Refused
 
 __all__ = ["FOLDER", "DiskActuator"]
 
@@ -66,7 +66,7 @@ class DiskActuator(Actuator):
 
     def is_lost(self) -> bool:
         """Return whether the file is closed, or the file system has free space because something else was deleted."""
-        from testbed.node.counts import is_full  # noqa: PLC0415 - start-up time
+        from faultbed.testbed.node.counts import is_full  # noqa: PLC0415 - start-up time
 
         return self._file < 0 or not is_full(self._folder)
 

@@ -12,8 +12,8 @@ import os
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.child import Child
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.child import Child
 
 __all__ = ["NAME", "HogActuator", "busy_processes", "kill_script"]
 

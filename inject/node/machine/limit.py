@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.machine.process import processes_with
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.machine.process import processes_with
 
 __all__ = ["CGROUPS", "RANKS_CGROUP", "STORAGE_CGROUP", "LimitActuator"]
 

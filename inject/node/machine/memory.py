@@ -10,8 +10,8 @@ import os
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.child import Child
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.child import Child
 
 __all__ = ["MemoryActuator"]
 

@@ -15,9 +15,9 @@ import signal
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused, enter_netns
-from inject.node.command import heartbeat, run
-from inject.node.inside import unless_gone
+from faultbed.inject.node.actuator import Actuator, Refused, enter_netns
+from faultbed.inject.node.command import heartbeat, run
+from faultbed.inject.node.inside import unless_gone
 
 __all__ = ["ProcessActuator", "processes_with"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from inject.node.actuator import Actuator
-from inject.node.machine.process import ProcessActuator
-from inject.node.network.interface import LinkActuator
+from faultbed.inject.node.actuator import Actuator
+from faultbed.inject.node.machine.process import ProcessActuator
+from faultbed.inject.node.network.interface import LinkActuator
 
 __all__ = ["RebootActuator"]
 

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.command import heartbeat, run
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.command import heartbeat, run
 
 __all__ = ["ServiceActuator"]
 

@@ -1,8 +1,8 @@
 """A host that reboots: QEMU resets its VM (QMP `system_reset`, qapi/machine.json), like a reset button.
 
-Nothing restores the programs that ran on the host. After the reset this actuator runs `inject.reprovision` on the
-controller's machine; the fault is over when that program has provisioned the host again. This may take minutes, during
-which the actuator sends heartbeats.
+Nothing restores the programs that ran on the host. After the reset this actuator runs `faultbed.inject.reprovision` on
+the controller's machine; the fault is over when that program has provisioned the host again. This may take minutes,
+during which the actuator sends heartbeats.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import subprocess
 import tempfile
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.command import heartbeat
-from inject.node.qmp import DEADLINE_S, execute
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.command import heartbeat
+from faultbed.inject.node.qmp import DEADLINE_S, execute
 
 __all__ = ["REPROVISION_DEADLINE_S", "VmResetActuator"]
 
 REPROVISION_DEADLINE_S = 900.0
 """How long a host may take to boot and be provisioned again, both under emulation.
 
-Each of the two has a shorter deadline of its own (`testbed.backends.soft.fleet`, `testbed.provision`).
+Each of the two has a shorter deadline of its own (`faultbed.testbed.backends.soft.fleet`,
+`faultbed.testbed.provision`).
 """
 
 _HEARTBEAT_S = 0.5

@@ -12,8 +12,8 @@ import socket
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused, enter_netns
-from inject.node.child import Child
+from faultbed.inject.node.actuator import Actuator, Refused, enter_netns
+from faultbed.inject.node.child import Child
 
 __all__ = ["BackgroundActuator"]
 

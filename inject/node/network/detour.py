@@ -19,11 +19,11 @@ import sys
 import time
 from typing import Any
 
-from inject.node.actuator import Refused
-from inject.node.command import heartbeat, run
-from inject.node.inside import inside, ip, unless_gone
-from inject.node.network.packet_rules import HopActuator
-from testbed.node.netlink import ECHO, REQUEST, Netlink, attributes
+from faultbed.inject.node.actuator import Refused
+from faultbed.inject.node.command import heartbeat, run
+from faultbed.inject.node.inside import inside, ip, unless_gone
+from faultbed.inject.node.network.packet_rules import HopActuator
+from faultbed.testbed.node.netlink import ECHO, REQUEST, Netlink, attributes
 
 __all__ = ["OWN_CLSACT_PRIO", "REDIRECTION", "SHARED_CLSACT_PRIO", "DetourActuator"]
 

@@ -13,8 +13,8 @@ import time
 import zlib
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused, enter_netns
-from inject.node.child import Child
+from faultbed.inject.node.actuator import Actuator, Refused, enter_netns
+from faultbed.inject.node.child import Child
 
 __all__ = ["KINDS", "ForgeActuator", "forge", "icrc", "request_after", "with_flipped_bit"]
 

@@ -7,9 +7,9 @@ import shlex
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.command import heartbeat, run
-from inject.node.inside import name_of, unless_gone, vtysh
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.command import heartbeat, run
+from faultbed.inject.node.inside import name_of, unless_gone, vtysh
 
 __all__ = ["BgpResetActuator", "FrrActuator"]
 

@@ -9,11 +9,11 @@ import socket
 import struct
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused, enter_netns
-from inject.node.command import require
-from inject.node.inside import ip, unless_gone
-from inject.node.management import management_interfaces
-from testbed.node.netlink import ACK, REQUEST, Netlink, attribute, attributes
+from faultbed.inject.node.actuator import Actuator, Refused, enter_netns
+from faultbed.inject.node.command import require
+from faultbed.inject.node.inside import ip, unless_gone
+from faultbed.inject.node.management import management_interfaces
+from faultbed.testbed.node.netlink import ACK, REQUEST, Netlink, attribute, attributes
 
 __all__ = ["LinkActuator", "MtuActuator"]
 

@@ -1,6 +1,6 @@
 """A receiver that is not ready: the traffic engine on this host posts receives late, or not at all.
 
-The engine reads the delay from a file (`traffic.node.flows.late`, which has the same name for it).
+The engine reads the delay from a file (`faultbed.traffic.node.flows.late`, which has the same name for it).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import glob
 import os
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.actuator import Actuator, Refused
 
 __all__ = ["FILE", "LateReceivesActuator"]
 

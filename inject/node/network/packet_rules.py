@@ -14,10 +14,10 @@ import struct
 import time
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused, enter_netns
-from inject.node.inside import inside, unless_gone
-from inject.node.management import management_interfaces
-from testbed.node.netlink import Netlink, attribute, attributes
+from faultbed.inject.node.actuator import Actuator, Refused, enter_netns
+from faultbed.inject.node.inside import inside, unless_gone
+from faultbed.inject.node.management import management_interfaces
+from faultbed.testbed.node.netlink import Netlink, attribute, attributes
 
 __all__ = ["HopActuator", "psn_of"]
 

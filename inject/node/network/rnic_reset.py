@@ -10,9 +10,9 @@ import json
 import os
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.command import run
-from inject.node.network.interface import LinkActuator
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.command import run
+from faultbed.inject.node.network.interface import LinkActuator
 
 __all__ = ["RnicRemoveActuator", "RnicResetActuator"]
 

@@ -1,20 +1,21 @@
-"""A routing scheme on the switches of one machine, held under a lease as a fault is (`inject.routing.scheme_lease`).
+"""A routing scheme on the switches of one machine, held under a lease as a fault is (`inject/routing/scheme_lease.py`).
 
 The holder's process is the switch agent: it wakes up when the kernel reports a change, copies BGP's next hops into the
-scheme's tables, and records when a switch differs from the scheme (`testbed.node.routing.agent`). If the controller
-dies, its channel closes or its lease expires, and the holder removes the scheme. If the holder dies, PID 1 runs the
-stored revert (`SWEEP`); `faultbed heal` can also run it. Once the rules are removed, every packet takes BGP's own ECMP.
+scheme's tables, and records when a switch differs from the scheme (`faultbed.testbed.node.routing.agent`). If the
+controller dies, its channel closes or its lease expires, and the holder removes the scheme. If the holder dies, PID 1
+runs the stored revert (`SWEEP`); `faultbed heal` can also run it. Once the rules are removed, every packet takes BGP's
+own ECMP.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused
-from inject.node.command import heartbeat
-from inject.node.inside import inside
-from testbed.node.routing.agent import SwitchAgent
-from testbed.node.routing.owned_numbers import NFT_TABLE, PRIORITY, PROTOCOL
+from faultbed.inject.node.actuator import Actuator, Refused
+from faultbed.inject.node.command import heartbeat
+from faultbed.inject.node.inside import inside
+from faultbed.testbed.node.routing.agent import SwitchAgent
+from faultbed.testbed.node.routing.owned_numbers import NFT_TABLE, PRIORITY, PROTOCOL
 
 __all__ = ["LEFTOVERS", "SWEEP", "SchemeActuator"]
 
@@ -39,7 +40,7 @@ _RETRY_S = 0.25
 
 
 class SchemeActuator(Actuator):
-    """Applies a scheme to `switches`, each as `testbed.routing.switch_tables.SchemeTables.request` describes it."""
+    """Applies a scheme to `switches`; the format is `faultbed.testbed.routing.switch_tables.SchemeTables.request`."""
 
     patience_s = 20.0
     """How long nft and the kernel may take, on a switch that forwards under emulation."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused, enter_netns
-from inject.node.command import run
-from inject.node.inside import ip, name_of, unless_gone
-from testbed.node.next_hops import egress_ports
-from testbed.node.routing.owned_numbers import STEER_PRIORITY, STEER_TABLE
+from faultbed.inject.node.actuator import Actuator, Refused, enter_netns
+from faultbed.inject.node.command import run
+from faultbed.inject.node.inside import ip, name_of, unless_gone
+from faultbed.testbed.node.next_hops import egress_ports
+from faultbed.testbed.node.routing.owned_numbers import STEER_PRIORITY, STEER_TABLE
 
 __all__ = ["PRIORITY", "TABLE", "SteerActuator"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inject.node.actuator import Actuator, Refused, enter_netns
-from inject.node.inside import unless_gone
+from faultbed.inject.node.actuator import Actuator, Refused, enter_netns
+from faultbed.inject.node.inside import unless_gone
 
 __all__ = ["SysctlActuator"]
 

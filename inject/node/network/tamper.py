@@ -11,12 +11,12 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from inject.node.actuator import Refused
-from inject.node.child import Child
-from inject.node.command import run
-from inject.node.inside import ip, unless_gone
-from inject.node.network.forge import with_flipped_bit
-from inject.node.network.packet_rules import HopActuator
+from faultbed.inject.node.actuator import Refused
+from faultbed.inject.node.child import Child
+from faultbed.inject.node.command import run
+from faultbed.inject.node.inside import ip, unless_gone
+from faultbed.inject.node.network.forge import with_flipped_bit
+from faultbed.inject.node.network.packet_rules import HopActuator
 
 __all__ = ["TamperActuator"]
 

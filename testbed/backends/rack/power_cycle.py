@@ -16,9 +16,9 @@ import shlex
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from testbed.errors import Unsupported, UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.inventory.schema import BmcVars
+from faultbed.testbed.errors import Unsupported, UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.schema import BmcVars
 
 __all__ = ["PowerCycle", "plan"]
 

@@ -9,11 +9,11 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from testbed.directories import lab_dir
-from testbed.errors import Unreachable
-from testbed.inventory.lab_inventory import Inventory, Management
-from testbed.lab import open_machine
-from testbed.tenancy import dirty
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import Unreachable
+from faultbed.testbed.inventory.lab_inventory import Inventory, Management
+from faultbed.testbed.lab import open_machine
+from faultbed.testbed.tenancy import dirty
 
 __all__ = ["MachineStatus", "RackStatus", "status"]
 

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from testbed.backends.soft import vm_process
-from testbed.backends.soft.image import Image
-from testbed.directories import cache_dir
-from testbed.errors import UsageError
+from faultbed.testbed.backends.soft import vm_process
+from faultbed.testbed.backends.soft.image import Image
+from faultbed.testbed.directories import cache_dir
+from faultbed.testbed.errors import UsageError
 
 __all__ = ["Accelerator", "choose", "probe_kvm", "remembered"]
 

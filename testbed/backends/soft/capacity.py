@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from testbed.backends.soft.wiring import machines
-from testbed.errors import LabError
-from testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.backends.soft.wiring import machines
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.inventory.lab_inventory import Inventory
 
 __all__ = ["available_mib", "check_disk", "check_memory", "needed_mib"]
 

@@ -12,12 +12,12 @@ from typing import TypeVar
 
 import msgspec
 
-from testbed.backends.soft import accel, vm, vm_process
-from testbed.backends.soft.image import Image
-from testbed.backends.soft.lab_state import LabState, VmState
-from testbed.backends.soft.qmp_client import Qmp
-from testbed.backends.soft.vm import Vm
-from testbed.errors import BootFailed, LabError
+from faultbed.testbed.backends.soft import accel, vm, vm_process
+from faultbed.testbed.backends.soft.image import Image
+from faultbed.testbed.backends.soft.lab_state import LabState, VmState
+from faultbed.testbed.backends.soft.qmp_client import Qmp
+from faultbed.testbed.backends.soft.vm import Vm
+from faultbed.testbed.errors import BootFailed, LabError
 
 __all__ = [
     "BOOT_DEADLINE_S",

@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.backends.soft.ignored_signals import ignored_signals
-from testbed.directories import act_as_owner, cache_dir
-from testbed.errors import LabError
+from faultbed.testbed.backends.soft.ignored_signals import ignored_signals
+from faultbed.testbed.directories import act_as_owner, cache_dir
+from faultbed.testbed.errors import LabError
 
 __all__ = ["Image", "build", "cached", "digest", "images_dir"]
 

@@ -11,8 +11,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from testbed.directories import socket_dir
-from testbed.errors import LabError
+from faultbed.testbed.directories import socket_dir
+from faultbed.testbed.errors import LabError
 
 __all__ = ["LabState", "Snapshot", "VmState", "locked", "read_snapshot", "read_state", "sockets_of", "write"]
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class VmState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A running VM: identity of its QEMU process (`testbed.backends.soft.vm_process`) and its SSH port on 127.0.0.1.
+    """A running VM: identity of its QEMU process (`testbed/backends/soft/vm_process.py`) and its SSH port on 127.0.0.1.
 
     A `start_ticks` of 0 means that a version which did not record it wrote the file.
     """

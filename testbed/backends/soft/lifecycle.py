@@ -19,12 +19,12 @@ from types import MappingProxyType
 
 import msgspec
 
-from testbed import lab as lab_module
-from testbed import provision
-from testbed.backends.soft import accel, capacity, fleet, image, serial_console, snapshot_key, ssh_access, vm
-from testbed.backends.soft.ignored_signals import ignored_signals
-from testbed.backends.soft.image import Image
-from testbed.backends.soft.lab_state import (
+from faultbed.testbed import lab as lab_module
+from faultbed.testbed import provision
+from faultbed.testbed.backends.soft import accel, capacity, fleet, image, serial_console, snapshot_key, ssh_access, vm
+from faultbed.testbed.backends.soft.ignored_signals import ignored_signals
+from faultbed.testbed.backends.soft.image import Image
+from faultbed.testbed.backends.soft.lab_state import (
     LabState,
     Snapshot,
     VmState,
@@ -34,15 +34,15 @@ from testbed.backends.soft.lab_state import (
     sockets_of,
     write,
 )
-from testbed.backends.soft.vm import Vm
-from testbed.backends.soft.wiring import Machine, machines
-from testbed.directories import lab_dir, private_dir, short_dir, socket_dir
-from testbed.errors import DirtyLab, LabError, UsageError
-from testbed.inventory.lab_inventory import Inventory
-from testbed.node import holders
-from testbed.observe.fingerprint import stored_reverts
-from testbed.remote import node_archive
-from testbed.tenancy import dirty, interventions
+from faultbed.testbed.backends.soft.vm import Vm
+from faultbed.testbed.backends.soft.wiring import Machine, machines
+from faultbed.testbed.directories import lab_dir, private_dir, short_dir, socket_dir
+from faultbed.testbed.errors import DirtyLab, LabError, UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.node import holders
+from faultbed.testbed.observe.fingerprint import stored_reverts
+from faultbed.testbed.remote import node_archive
+from faultbed.testbed.tenancy import dirty, interventions
 
 __all__ = [
     "Progress",

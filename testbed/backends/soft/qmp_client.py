@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from testbed.errors import LabError
+from faultbed.testbed.errors import LabError
 
 __all__ = ["Qmp"]
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 
-from testbed import provision, shipped
-from testbed.backends.soft import accel, vm
-from testbed.backends.soft.image import Image
-from testbed.backends.soft.wiring import machines
-from testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed import provision, shipped
+from faultbed.testbed.backends.soft import accel, vm
+from faultbed.testbed.backends.soft.image import Image
+from faultbed.testbed.backends.soft.wiring import machines
+from faultbed.testbed.inventory.lab_inventory import Inventory
 
 __all__ = ["key"]
 

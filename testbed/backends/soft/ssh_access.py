@@ -14,7 +14,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.lab_inventory import Inventory
 
 __all__ = ["USER", "KeyPair", "ansible_addresses", "generate", "write_ansible_addresses", "write_private"]
 

@@ -20,14 +20,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.backends.soft import serial_console as console
-from testbed.backends.soft import vm_process
-from testbed.backends.soft.accel import Accelerator
-from testbed.backends.soft.image import Image
-from testbed.backends.soft.lab_state import VmState
-from testbed.backends.soft.qmp_client import Qmp
-from testbed.backends.soft.wiring import Machine, Nic
-from testbed.errors import BootFailed, LabError
+from faultbed.testbed.backends.soft import serial_console as console
+from faultbed.testbed.backends.soft import vm_process
+from faultbed.testbed.backends.soft.accel import Accelerator
+from faultbed.testbed.backends.soft.image import Image
+from faultbed.testbed.backends.soft.lab_state import VmState
+from faultbed.testbed.backends.soft.qmp_client import Qmp
+from faultbed.testbed.backends.soft.wiring import Machine, Nic
+from faultbed.testbed.errors import BootFailed, LabError
 
 __all__ = [
     "KERNEL_OPTIONS",

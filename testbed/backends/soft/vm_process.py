@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from testbed.backends.soft.lab_state import VmState
+from faultbed.testbed.backends.soft.lab_state import VmState
 
 __all__ = ["QEMU", "boot_id", "cpu_s", "find", "inspect", "is_of_original", "start_ticks"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from testbed.errors import ConfigError
-from testbed.inventory.lab_inventory import Carrier, Inventory
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.inventory.lab_inventory import Carrier, Inventory
 
 __all__ = ["Machine", "Nic", "machines"]
 

@@ -60,7 +60,7 @@ AGAIN:
 """PTX, which the driver compiles for the GPU (Volta or newer). The store keeps the rounds from being optimised away."""
 
 
-class NoCuda(Exception):  # named for a state, like testbed.errors
+class NoCuda(Exception):  # named for a state, like faultbed.testbed.errors
     """There is no such GPU, its driver cannot do this, or a call failed."""
 
 

@@ -76,7 +76,7 @@ class Health:
 
 
 def look(gpus: Iterable[str]) -> dict[str, Any]:
-    """Return the health of soft GPUs in the form of `testbed.node.gpu.nvml.look`, without the keys that they lack."""
+    """Return the health of soft GPUs as `look` of `testbed/node/gpu/nvml.py`, without the keys they lack."""
     entries = []
     for at, gpu in enumerate(sorted(gpus)):
         values: dict[str, Any] = Health(gpu).counts()

@@ -42,7 +42,7 @@ _MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")  # n
 _UNSIGNED_INT, _UNSIGNED_LONG, _UNSIGNED_LONG_LONG, _SIGNED_INT = 1, 2, 3, 5  # nvmlValueType_t
 
 
-class NoNvml(Exception):  # named for a state, like testbed.errors
+class NoNvml(Exception):  # named for a state, like faultbed.testbed.errors
     """NVML gives no answer: there is no driver, no library or no such GPU, or the driver does not answer."""
 
 

@@ -6,9 +6,9 @@ the scheme's tables between the notification and that copy. If an interface goes
 next hops from all tables.
 
 If another program changes rules, tables, groups or marks of the scheme, the agent compares them with the scheme, and
-records the times at which they differed and those at which BGP had lost a next hop (`testbed.node.routing.deviations`).
-It also records routes that other programs add to the main or the local table for the scheme's prefixes. Plain ECMP has
-nothing to install: its agent only watches.
+records the times at which they differed and those at which BGP had lost a next hop
+(`faultbed.testbed.node.routing.deviations`). It also records routes that other programs add to the main or the local
+table for the scheme's prefixes. Plain ECMP has nothing to install: its agent only watches.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import errno
 import socket
 import time
 
-from testbed.node import netns
-from testbed.node.netlink import notifications
-from testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
-from testbed.node.routing.kernel import LOCAL, MAIN, Hop, Kernel, Rule, is_of_main, is_of_scheme
-from testbed.node.routing.marking_rules import (
+from faultbed.testbed.node import netns
+from faultbed.testbed.node.netlink import notifications
+from faultbed.testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
+from faultbed.testbed.node.routing.kernel import LOCAL, MAIN, Hop, Kernel, Rule, is_of_main, is_of_scheme
+from faultbed.testbed.node.routing.marking_rules import (
     concerns_marks,
     delete_marks,
     foreign_tables,
@@ -30,7 +30,7 @@ from testbed.node.routing.marking_rules import (
     mark_rules,
     marked_packets,
 )
-from testbed.node.routing.owned_numbers import (
+from faultbed.testbed.node.routing.owned_numbers import (
     GROUP,
     LAST_TABLE,
     NEXT_HOP,
@@ -42,14 +42,14 @@ from testbed.node.routing.owned_numbers import (
     STEER_TABLE,
     TABLE,
 )
-from testbed.node.routing.switch_routes import SwitchRoutes, read_routes
+from faultbed.testbed.node.routing.switch_routes import SwitchRoutes, read_routes
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from testbed.node.routing.kernel import RuleKey
+    from faultbed.testbed.node.routing.kernel import RuleKey
 
 __all__ = ["SwitchAgent"]
 
@@ -73,8 +73,8 @@ class SwitchAgent:
     """Agent that installs, updates and removes a routing scheme on one switch.
 
     Args:
-        request: what `testbed.routing.switch_tables.SchemeTables.request` returns. Its `netns` is the network namespace
-            of the switch; None: this machine is the switch.
+        request: what `faultbed.testbed.routing.switch_tables.SchemeTables.request` returns. Its `netns` is the network
+            namespace of the switch; None: this machine is the switch.
 
     Raises:
         FileNotFoundError: there is no such namespace.

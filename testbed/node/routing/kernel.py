@@ -10,8 +10,8 @@ import socket
 import struct
 import sys
 
-from testbed.node.netlink import ACK, REQUEST, RTA_MULTIPATH, Netlink, attribute, attributes, next_hops
-from testbed.node.routing.owned_numbers import LAST_TABLE, NEXT_HOP, PROTOCOL, TABLE
+from faultbed.testbed.node.netlink import ACK, REQUEST, RTA_MULTIPATH, Netlink, attribute, attributes, next_hops
+from faultbed.testbed.node.routing.owned_numbers import LAST_TABLE, NEXT_HOP, PROTOCOL, TABLE
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

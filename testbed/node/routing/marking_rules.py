@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 
-from testbed.node import netns
-from testbed.node.netlink import attributes, notifications
-from testbed.node.routing.owned_numbers import NFT_PREFIX, NFT_TABLE
+from faultbed.testbed.node import netns
+from faultbed.testbed.node.netlink import attributes, notifications
+from faultbed.testbed.node.routing.owned_numbers import NFT_PREFIX, NFT_TABLE
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import glob
 import socket
 
-from testbed.node import netns
-from testbed.node.holders import read_claim
-from testbed.node.routing.kernel import MAIN, Kernel
-from testbed.node.routing.marking_rules import read_marks
-from testbed.node.routing.owned_numbers import LAST_TABLE, TABLE
+from faultbed.testbed.node import netns
+from faultbed.testbed.node.holders import read_claim
+from faultbed.testbed.node.routing.kernel import MAIN, Kernel
+from faultbed.testbed.node.routing.marking_rules import read_marks
+from faultbed.testbed.node.routing.owned_numbers import LAST_TABLE, TABLE
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from testbed.node.routing.kernel import LOCAL, MAIN, Hop, Kernel, Route
-from testbed.node.routing.owned_numbers import PROTOCOL
+from faultbed.testbed.node.routing.kernel import LOCAL, MAIN, Hop, Kernel, Route
+from faultbed.testbed.node.routing.owned_numbers import PROTOCOL
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

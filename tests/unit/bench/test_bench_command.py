@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bench import __main__ as bench
-from harness.verdict import ExitCode
+from faultbed.harness.verdict import ExitCode
 
 
 def test_bench_missing_lab_is_one_sentence(tmp_path, monkeypatch, capsys):

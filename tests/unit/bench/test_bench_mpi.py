@@ -9,8 +9,8 @@ import pytest
 from engine_labs import RankLab
 
 from bench.mpi import openmpi
-from testbed.errors import CommandFailed, LabError
-from testbed.remote.remote_node import Completed
+from faultbed.testbed.errors import CommandFailed, LabError
+from faultbed.testbed.remote.remote_node import Completed
 
 HOSTS = ("host1", "host2", "host3", "host4")
 

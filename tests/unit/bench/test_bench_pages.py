@@ -7,11 +7,11 @@ import itertools
 from bench.__main__ import _show
 from bench.pages import name_of, with_faults
 from bench.rows import ratio
-from harness.cli.context import Session
-from harness.experiment.experiment_file import decode
-from harness.run.loop import resolve
-from testbed.inventory.lab_inventory import load
-from testbed.shipped import inventory_named
+from faultbed.harness.cli.context import Session
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.run.loop import resolve
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.shipped import inventory_named
 
 
 def test_bench_ten_minute_run_has_a_fault_each_minute_and_time_to_settle():

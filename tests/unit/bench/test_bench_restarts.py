@@ -9,9 +9,9 @@ from local_traffic import LocalLab
 
 from bench import restarts
 from bench.rows import MISSED, REACHED
-from harness.analysis.ettr import Ettr, Formula
-from traffic.workloads.elastic import driver
-from traffic.workloads.elastic.machine import MODES
+from faultbed.harness.analysis.ettr import Ettr, Formula
+from faultbed.traffic.workloads.elastic import driver
+from faultbed.traffic.workloads.elastic.machine import MODES
 
 
 @pytest.fixture

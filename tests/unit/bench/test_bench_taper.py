@@ -6,9 +6,9 @@ import pytest
 
 from bench.rows import MISSED, OPEN, REACHED
 from bench.throughput.taper import row_of, share_of_taper
-from testbed.errors import LabError
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventory_named
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventory_named
 
 
 def zones_with(taper, folder):

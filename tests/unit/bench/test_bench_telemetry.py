@@ -5,9 +5,9 @@ import pytest
 
 from bench.rows import MISSED, OPEN, REACHED, decided
 from bench.telemetry import goodput_bps
-from harness.confidence import Interval
-from testbed.errors import LabError
-from traffic.engine.run_results import Sample
+from faultbed.harness.confidence import Interval
+from faultbed.testbed.errors import LabError
+from faultbed.traffic.engine.run_results import Sample
 
 S = 10**9
 

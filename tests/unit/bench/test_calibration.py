@@ -12,7 +12,7 @@ from error_limits import most_errors
 from samples import some_of
 
 from bench import calibration
-from harness import confidence
+from faultbed.harness import confidence
 
 SERIES = 150
 CASES = [(n, phi) for n in (16, 100, 300) for phi in (0.0, 0.8, 0.95)]

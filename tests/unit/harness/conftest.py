@@ -11,13 +11,13 @@ import pytest
 from samples import ALL
 
 # Excluded: a page has several of these, each with its own ids.
-SEVERAL = ("harness.report.plots.gantt_plot", "gantt_chart")
+SEVERAL = ("faultbed.harness.report.plots.gantt_plot", "gantt_chart")
 ONE_A_PAGE = (
-    "harness.report.plots.goodput_plot",
-    "harness.report.plots.counter_plot",
-    "harness.report.plots.probe_plot",
-    "harness.report.comparison.compare_plots",
-    "harness.report.sweeps.sweep_chart",
+    "faultbed.harness.report.plots.goodput_plot",
+    "faultbed.harness.report.plots.counter_plot",
+    "faultbed.harness.report.plots.probe_plot",
+    "faultbed.harness.report.comparison.compare_plots",
+    "faultbed.harness.report.sweeps.sweep_chart",
 )
 DRAWN = {}
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import confidence
-from harness.confidence import Interval, decide, share_interval
-from harness.verdict import Verdict
+from faultbed.harness import confidence
+from faultbed.harness.confidence import Interval, decide, share_interval
+from faultbed.harness.verdict import Verdict
 
 
 def noisy(rng, count, *, spread, memory=0.5, tail=0.02):

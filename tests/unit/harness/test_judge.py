@@ -10,19 +10,19 @@ import pytest
 from judged_runs import PLAN, served
 from synthetic_run import synthetic_run
 
-from harness.analysis.observations import Observation, straggler
-from harness.analysis.observe import observe
-from harness.confidence import Interval, level_for
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import METRICS, lookup
-from harness.judge import check_expectation, judge, noisy_checks
-from harness.proof import unproven
-from harness.record.measurements import Connection
-from harness.record.measurements import decode as decode_measurements
-from harness.record.measurements import encode as encode_measurements
-from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
-from inject.evidence.receipt import Armed, Cleared
-from testbed.observe.telemetry import CHANGES_LOST, Change, Machine
+from faultbed.harness.analysis.observations import Observation, straggler
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.confidence import Interval, level_for
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import METRICS, lookup
+from faultbed.harness.judge import check_expectation, judge, noisy_checks
+from faultbed.harness.proof import unproven
+from faultbed.harness.record.measurements import Connection
+from faultbed.harness.record.measurements import decode as decode_measurements
+from faultbed.harness.record.measurements import encode as encode_measurements
+from faultbed.harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
+from faultbed.inject.evidence.receipt import Armed, Cleared
+from faultbed.testbed.observe.telemetry import CHANGES_LOST, Change, Machine
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
 

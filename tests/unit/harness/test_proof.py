@@ -13,13 +13,13 @@ from judged_runs import PLAN
 from planned_faults import SAMPLES, soft
 from synthetic_run import FLAP, LOSS, MS, T0, S, synthetic_run
 
-from harness import proof
-from harness.analysis.observe import observe
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import lookup
-from harness.judge import judge
-from harness.verdict import Verdict
-from inject.evidence.firing_times import (
+from faultbed.harness import proof
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import lookup
+from faultbed.harness.judge import judge
+from faultbed.harness.verdict import Verdict
+from faultbed.inject.evidence.firing_times import (
     OnTime,
     drop_unmade_edges,
     measured_spans,
@@ -29,7 +29,7 @@ from inject.evidence.firing_times import (
     why_not_as_planned,
     why_outside,
 )
-from inject.evidence.receipt import Armed, Cleared
+from faultbed.inject.evidence.receipt import Armed, Cleared
 
 MINUTE = 60 * S
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.quantities import (
+from faultbed.harness.quantities import (
     format_bytes,
     format_duration,
     format_rate,

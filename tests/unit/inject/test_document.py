@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from house import HOUSE
 
-from inject import what_is_real
-from inject.fault_page import markdown, table
-from inject.kinds.catalogue import CATALOGUE
+from faultbed.inject import what_is_real
+from faultbed.inject.fault_page import markdown, table
+from faultbed.inject.kinds.catalogue import CATALOGUE
 
 PAGE = HOUSE / "docs" / "faults.md"
 
 
 def test_fault_page_is_up_to_date():
-    """Regenerate with `python -m inject.fault_page > docs/faults.md`."""
+    """Regenerate with `python -m faultbed.inject.fault_page > docs/faults.md`."""
     assert PAGE.read_text() == markdown()
 
 
 def test_what_is_real_page_is_up_to_date_and_names_every_kind():
-    """Regenerate with `python -m inject.what_is_real > docs/what-is-real.md`."""
+    """Regenerate with `python -m faultbed.inject.what_is_real > docs/what-is-real.md`."""
     text = what_is_real.markdown()
     assert PAGE.with_name("what-is-real.md").read_text() == text
     assert all(f"| `{name}` |" in text for name in CATALOGUE)

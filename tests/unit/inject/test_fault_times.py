@@ -12,15 +12,15 @@ from holder_requests import prepare
 from local_lab import lab_at
 from waiting import until
 
-from harness import proof
-from inject.evidence import witnesses
-from inject.fault_plan import FaultSpec, plan
-from inject.injector import Injector, audit_fields
-from inject.journal import Journal
-from inject.policy.overlap import TAIL_S
-from testbed.observe import clock, counters, fingerprint
-from testbed.tenancy import audit_log
-from testbed.tenancy.lab_lease import this_process
+from faultbed.harness import proof
+from faultbed.inject.evidence import witnesses
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.injector import Injector, audit_fields
+from faultbed.inject.journal import Journal
+from faultbed.inject.policy.overlap import TAIL_S
+from faultbed.testbed.observe import clock, counters, fingerprint
+from faultbed.testbed.tenancy import audit_log
+from faultbed.testbed.tenancy.lab_lease import this_process
 
 S = 1_000_000_000
 HOLD_S = 0.5

@@ -11,14 +11,14 @@ import pytest
 from local_lab import SOFT, Here, lab_at
 from qmp_server import Qemu
 
-from harness.cli.experiments import faults
-from harness.verdict import ExitCode
-from inject.fault_plan import FaultSpec, plan
-from inject.injector import Injector
-from inject.journal import Journal, read
-from testbed.errors import FaultbedError, FaultError
-from testbed.observe import counters, fingerprint
-from testbed.tenancy import audit_log, dirty
+from faultbed.harness.cli.experiments import faults
+from faultbed.harness.verdict import ExitCode
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal, read
+from faultbed.testbed.errors import FaultbedError, FaultError
+from faultbed.testbed.observe import counters, fingerprint
+from faultbed.testbed.tenancy import audit_log, dirty
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -146,7 +146,7 @@ def test_clear_with_witnesses_that_raise_is_not_cleared_and_gives_a_receipt(qemu
     with Journal(tmp_path / "journal") as journal, Injector(lab_at(tmp_path), journal) as injector:
         prepared = injector.prepare(flapping())
         prepared.arm()
-        monkeypatch.setattr("inject.evidence.witnesses.Witnesses.settle", broken)
+        monkeypatch.setattr("faultbed.inject.evidence.witnesses.Witnesses.settle", broken)
         receipt = prepared.clear()
     assert qemu.links[-1] is True
     assert not receipt.cleared.ok
@@ -183,7 +183,7 @@ def injected(folder):
         return int(faults.inject.main(words, obj=Here(folder), standalone_mode=False) or 0), ""
     except FaultbedError as error:
         return error.exit_code, str(error)
-    except OSError as error:  # the command line's error sentence (`harness.cli.ending`)
+    except OSError as error:  # the command line's error sentence (`faultbed.harness.cli.ending`)
         return ExitCode.ERROR, str(error)
 
 

@@ -15,7 +15,7 @@ from house import HOUSE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inject.journal import Journal, broken_lines, pending, read
+from faultbed.inject.journal import Journal, broken_lines, pending, read
 
 
 def lines_of(raw):
@@ -154,7 +154,7 @@ def test_journal_of_two_writers_numbers_each_record_once(tmp_path):
 def test_journal_of_two_processes_at_once_numbers_lines_in_order(tmp_path):
     """One process is killed while it writes; its broken line has no number, and both others go on."""
     path = tmp_path / "journal.jsonl"
-    program = "import sys\nfrom pathlib import Path\nfrom inject.journal import Journal\n"
+    program = "import sys\nfrom pathlib import Path\nfrom faultbed.inject.journal import Journal\n"
     program += "with Journal(Path(sys.argv[1])) as journal:\n    for _ in range(40): journal.note('beat')\n"
     with Journal(path) as third:
         writers = [subprocess.Popen([sys.executable, "-c", program, str(path)], cwd=HOUSE) for _ in range(2)]
@@ -170,7 +170,7 @@ def test_journal_of_two_processes_at_once_numbers_lines_in_order(tmp_path):
 
 
 def test_journal_that_another_process_keeps_locked_refuses_an_intent_and_lets_a_revert_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("inject.journal._LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr("faultbed.inject.journal._LOCK_WAIT_S", 0.05)
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal, path.open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)

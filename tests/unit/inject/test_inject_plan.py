@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from planned_faults import SAMPLES, SOFT, SOFT_KINDS, assert_shell, flaps, soft, specs
 
-from inject.fault_plan import FaultSpec, plan
-from inject.kinds.catalogue import CATALOGUE, kind_named
-from inject.node.actuator import make
-from testbed.errors import Unsupported, UsageError
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventories
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.kinds.catalogue import CATALOGUE, kind_named
+from faultbed.inject.node.actuator import make
+from faultbed.testbed.errors import Unsupported, UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventories
 
 
 def dumped(planned):
@@ -34,8 +34,8 @@ def test_plan_of_the_same_spec_has_the_same_bytes(spec):
 def test_plan_in_another_process_has_the_same_bytes():
     """No hash order and no clock affects a plan."""
     code = (
-        "import json;from testbed.inventory.lab_inventory import load;"
-        "from testbed.shipped import inventories;from inject.fault_plan import *;"
+        "import json;from faultbed.testbed.inventory.lab_inventory import load;"
+        "from faultbed.testbed.shipped import inventories;from faultbed.inject.fault_plan import *;"
         "t=load(inventories()/'soft.yml').topology;"
         "p=plan(FaultSpec(kind='packet.drop',target='host1:rxe0',for_s=2.0,params={'share':0.01}),t,lab_kind='soft');"
         "print(json.dumps(p.to_json(),sort_keys=True))"
@@ -193,7 +193,10 @@ def test_plan_of_every_kind_makes_its_actuator(kind):
     if planned.request["actuator"] == "qmp":
         args |= {"socket": "/none", "nic": "nic-be0", "python": ["python3"]}
     if planned.request["actuator"] == "vm_reset":
-        args |= {"socket": "/none", "reprovision": ["python3", "-m", "inject.reprovision", "soft.yml", "host1"]}
+        args |= {
+            "socket": "/none",
+            "reprovision": ["python3", "-m", "faultbed.inject.reprovision", "soft.yml", "host1"],
+        }
     actuator = make(planned.request["actuator"], args)
     assert planned.target.kind in CATALOGUE[kind].targets
     assert actuator.hits() in (None, 0)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from planned_faults import SAMPLES, SOFT, SOFT_KINDS, samples
 
-from inject.fault_plan import FaultSpec, plan_all
-from testbed.errors import UsageError
+from faultbed.inject.fault_plan import FaultSpec, plan_all
+from faultbed.testbed.errors import UsageError
 
 
 def test_faults_on_the_same_resource_at_once_are_rejected():

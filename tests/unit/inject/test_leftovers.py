@@ -9,13 +9,13 @@ import pytest
 from planned_faults import SAMPLES, SOFT
 from rack_actuator_cases import CASES, HOPS, LINUX, RACK
 
-from inject.fault_plan import FaultSpec, plan
-from inject.kinds.catalogue import CATALOGUE
-from inject.mechanisms.rack import MECHANISMS
-from inject.node.actuator import _ACTUATORS
-from testbed.node import settings, state
-from testbed.node.gpu import health
-from testbed.observe import fingerprint
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.mechanisms.rack import MECHANISMS
+from faultbed.inject.node.actuator import _ACTUATORS
+from faultbed.testbed.node import settings, state
+from faultbed.testbed.node.gpu import health
+from faultbed.testbed.observe import fingerprint
 
 # A child of the holder does the work, so its leftover is a process of that program.
 CHILD = ("program",)

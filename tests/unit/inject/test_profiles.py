@@ -9,13 +9,13 @@ import pytest
 from hypothesis import find, given
 from hypothesis import strategies as st
 
-from inject.fault_plan import plan_all
-from inject.kinds.catalogue import CATALOGUE
-from inject.profiles import HPN_FLAPS_S, LLAMA3_54D, PROFILES, digest, drawn_categories, schedule
-from inject.strategies import fault_specs, schedules
-from testbed.errors import UsageError
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventories
+from faultbed.inject.fault_plan import plan_all
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.profiles import HPN_FLAPS_S, LLAMA3_54D, PROFILES, digest, drawn_categories, schedule
+from faultbed.inject.strategies import fault_specs, schedules
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventories
 
 SOFT = lab_inventory.load(inventories() / "soft.yml").topology
 names = st.sampled_from(sorted(PROFILES))
@@ -81,8 +81,8 @@ def test_profiles_all_have_known_digests():
 def test_profile_digest_is_the_same_in_another_process():
     """No hash order leaks into a schedule."""
     code = (
-        "from testbed.inventory.lab_inventory import load;"
-        "from testbed.shipped import inventories;from inject.profiles import *;"
+        "from faultbed.testbed.inventory.lab_inventory import load;"
+        "from faultbed.testbed.shipped import inventories;from faultbed.inject.profiles import *;"
         "t=load(inventories()/'soft.yml').topology;"
         "print(digest(schedule('llama3-54d',t,seed=7,duration_s=60)))"
     )

@@ -17,19 +17,19 @@ import pytest
 from held import holder_pid, send_request
 from waiting import until
 
-from inject.evidence.reboots import Boots, boot_of
-from inject.evidence.receipt import Cleared
-from inject.fault_plan import FaultSpec, plan
-from inject.leases.channels import local_args, patience_s
-from inject.policy.safety import Forbidden, check
-from inject.prepared_fault import PreparedFault
-from inject.reprovision import boot_before_reset, provision_after_reboot
-from testbed.errors import CommandFailed, RevertFailed, Unreachable, UsageError
-from testbed.inventory import lab_inventory as inventory
-from testbed.inventory.schema import SafetyVars
-from testbed.lab import Lab
-from testbed.remote.ssh import Address
-from testbed.shipped import inventories
+from faultbed.inject.evidence.reboots import Boots, boot_of
+from faultbed.inject.evidence.receipt import Cleared
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.leases.channels import local_args, patience_s
+from faultbed.inject.policy.safety import Forbidden, check
+from faultbed.inject.prepared_fault import PreparedFault
+from faultbed.inject.reprovision import boot_before_reset, provision_after_reboot
+from faultbed.testbed.errors import CommandFailed, RevertFailed, Unreachable, UsageError
+from faultbed.testbed.inventory import lab_inventory as inventory
+from faultbed.testbed.inventory.schema import SafetyVars
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.remote.ssh import Address
+from faultbed.testbed.shipped import inventories
 
 SOFT = inventory.load(inventories() / "soft.yml")
 
@@ -148,9 +148,9 @@ def test_connection_to_a_rebooted_host_is_closed_unless_the_host_answers(monkeyp
         if error is not None:
             raise error
 
-    monkeypatch.setattr("testbed.lab.SshNode.run", run)
+    monkeypatch.setattr("faultbed.testbed.lab.SshNode.run", run)
     monkeypatch.setattr(
-        "testbed.lab.SshConnection.close", lambda connection: closed_connections.append(connection.name)
+        "faultbed.testbed.lab.SshConnection.close", lambda connection: closed_connections.append(connection.name)
     )
     lab.forget_dead("host1")
     assert closed_connections == closed
@@ -198,7 +198,7 @@ def test_reprovision_does_nothing_to_a_host_that_has_not_rebooted():
 
 
 def test_reprovision_reports_a_host_that_does_not_come_back(monkeypatch):
-    monkeypatch.setattr("inject.reprovision.BOOT_DEADLINE_S", {"kvm": 0.0})
+    monkeypatch.setattr("faultbed.inject.reprovision.BOOT_DEADLINE_S", {"kvm": 0.0})
     with pytest.raises(RevertFailed, match="host1 did not answer within 0 s after its reboot: no answer"):
         provision_after_reboot(
             lab_of(Machine(Unreachable("no answer"))), "host1", unless="a", provision_it=lambda *_: None

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_faults import SAMPLES, SOFT_KINDS, soft
 
-from harness.proof import unproven
-from inject.evidence.firing_times import on_time_of
-from inject.evidence.receipt import Armed, Cleared, FaultReceipt, Receipt, judge_fired
-from inject.evidence.witnesses import rebooting_hosts
-from inject.fault_plan import FaultSpec, plan, plan_all
-from inject.selection import MOST_SEED
-from testbed.inventory import lab_inventory
-from testbed.observe.counters import BOOT
-from testbed.shipped import inventories
+from faultbed.harness.proof import unproven
+from faultbed.inject.evidence.firing_times import on_time_of
+from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Receipt, judge_fired
+from faultbed.inject.evidence.witnesses import rebooting_hosts
+from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
+from faultbed.inject.selection import MOST_SEED
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.observe.counters import BOOT
+from faultbed.testbed.shipped import inventories
 
 MINI = lab_inventory.load(inventories() / "soft-mini.yml").topology
 SOFT = lab_inventory.load(inventories() / "soft.yml").topology

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from inject import prepared_fault
-from inject.evidence.receipt import Armed, judge_fired
-from inject.fault_plan import FaultSpec, plan
-from inject.prepared_fault import PreparedFault
-from testbed.inventory.lab_inventory import load
-from testbed.shipped import inventory_named
+from faultbed.inject import prepared_fault
+from faultbed.inject.evidence.receipt import Armed, judge_fired
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.prepared_fault import PreparedFault
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.shipped import inventory_named
 
 TOPOLOGY = load(inventory_named("soft")).topology
 PLANNED = plan(

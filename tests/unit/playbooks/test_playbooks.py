@@ -11,9 +11,9 @@ import pytest
 import yaml
 from house import HOUSE
 
-from testbed.inventory.soft_presets import PRESETS, _tree
-from testbed.provision import RACK_DEADLINE_S, roles_of
-from testbed.shipped import inventories, playbooks
+from faultbed.testbed.inventory.soft_presets import PRESETS, _tree
+from faultbed.testbed.provision import RACK_DEADLINE_S, roles_of
+from faultbed.testbed.shipped import inventories, playbooks
 
 BIN = Path(sys.executable).parent
 

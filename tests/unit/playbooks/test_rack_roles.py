@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from samples import samples
 from served_tools import serve_script
 
-from testbed import provision
-from testbed.inventory.ansible_listing import listing
-from testbed.shipped import inventories, playbooks
+from faultbed.testbed import provision
+from faultbed.testbed.inventory.ansible_listing import listing
+from faultbed.testbed.shipped import inventories, playbooks
 
 
 def host(folder):

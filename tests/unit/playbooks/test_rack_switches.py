@@ -12,7 +12,7 @@ import pytest
 from house import DATA
 from served_tools import serve_script
 
-from testbed.shipped import playbooks
+from faultbed.testbed.shipped import playbooks
 
 GOLDEN = DATA / "sonic"
 HOSTVARS = {

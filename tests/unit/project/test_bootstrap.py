@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from house import HOUSE
 
-from testbed import doctor
+from faultbed.testbed import doctor
 
 CUSTOMIZE = HOUSE / "testbed/backends/soft/guest/customize"
 ESSENTIAL = {
@@ -46,7 +46,7 @@ case "$1 $2" in
     chmod +x .venv/bin/pip
     echo venv >>done.txt ;;
 "-c import sys; print(sys.version.split()[0])") echo "$VERSION" ;;
-"-m testbed.backends.soft.image")
+"-m faultbed.testbed.backends.soft.image")
     echo image >>done.txt
     exit "${IMAGE_STATUS:-0}" ;;
 esac
@@ -92,7 +92,9 @@ def test_bootstrap_installs_only_what_changed(done, tmp_path):
     project = (tmp_path / "pyproject.toml").read_text()
     (tmp_path / "pyproject.toml").write_text(project.replace("strict = true", "strict = false"))
     assert done() == []
-    (tmp_path / "pyproject.toml").write_text(project.replace('faultbed = "harness.console:main"', 'other = "a:b"'))
+    (tmp_path / "pyproject.toml").write_text(
+        project.replace('faultbed = "faultbed.harness.console:main"', 'other = "a:b"')
+    )
     assert done() == [OWN]
     with (tmp_path / "requirements.lock").open("a") as lock:
         lock.write("# changed\n")

@@ -14,10 +14,10 @@ from documented import LONG, NO_LAB, NOT_RUN, ON_LAB, ON_LAB_READING, TABLES, TO
 from house import HOUSE, TRACES
 from pages import NAMED, PAGES, blocks, commands
 
-from harness.experiment.experiment_file import decode
-from harness.run.loop import resolve
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventories
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.run.loop import resolve
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventories
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))
 LAB_TESTS = HOUSE / "tests" / "soft" / "test_docs.py"
@@ -127,11 +127,11 @@ def test_pages_contain_experiment_parts():
 
 @pytest.mark.process
 def test_command_reference_is_up_to_date():
-    """Regenerate it with `python -m harness.cli.document > docs/commands.md`.
+    """Regenerate it with `python -m faultbed.harness.cli.document > docs/commands.md`.
 
     It runs in its own process, because click caches the help option of a command that another test has called without
     its group.
     """
-    argv = [sys.executable, "-m", "harness.cli.document"]
+    argv = [sys.executable, "-m", "faultbed.harness.cli.document"]
     printed = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=HOUSE).stdout
     assert (HOUSE / "docs" / "commands.md").read_text() == printed

@@ -24,7 +24,7 @@ MODULES_MAX = 14
 FAMILY = "a family of fault kinds has one file among the kinds and one among the mechanisms of each backend"
 SHARED_NAMES = {
     **dict.fromkeys(("congestion", "data", "gpu", "host", "link", "packet", "processes", "rnic", "switch"), FAMILY),
-    "storage": f"{FAMILY}; `traffic.node.storage` is the name of a process, which faults on it find by that name",
+    "storage": f"{FAMILY}; `faultbed.traffic.node.storage` is a process that faults find by that name",
 }
 FAMILY_FOLDERS = ("inject/kinds", "inject/mechanisms/soft", "inject/mechanisms/rack")
 ON_THE_NODE = {"pyverbs", "numpy", "nftables", "pynvml"}
@@ -104,7 +104,7 @@ def test_module_file_names_are_unique():
     assert others == ["traffic/node"]
 
 
-@pytest.mark.parametrize("package", ["inject.node", "testbed.node", "traffic.node"])
+@pytest.mark.parametrize("package", ["faultbed.inject.node", "faultbed.testbed.node", "faultbed.traffic.node"])
 def test_node_code_imports_only_what_a_node_has(package):
     """Node-side code imports the standard library, the node's own packages and itself: nothing of the controller."""
     wrong = [
@@ -112,7 +112,7 @@ def test_node_code_imports_only_what_a_node_has(package):
         for path in files(package.replace(".", "/"))
         for module, _ in imports_of(path)
         if module.partition(".")[0] not in sys.stdlib_module_names | ON_THE_NODE
-        and not module.startswith((package, "testbed.node"))
+        and not module.startswith((package, "faultbed.testbed.node"))
     ]
     assert not wrong
 
@@ -121,21 +121,21 @@ def test_layering_check_sees_a_forbidden_import(tmp_path):
     """The function that the tests above use finds plain, from-, nested and type-only imports."""
     bad = tmp_path / "bad.py"
     bad.write_text(
-        "import harness.run.loop\nfrom inject import plan\ndef f():\n    import traffic\n"
-        "if TYPE_CHECKING:\n    from testbed.lab import Lab\n"
+        "import faultbed.harness.run.loop\nfrom inject import plan\ndef f():\n    import faultbed.traffic\n"
+        "if TYPE_CHECKING:\n    from faultbed.testbed.lab import Lab\n"
     )
     assert set(imports_of(bad)) == {
-        ("harness.run.loop", False),
+        ("faultbed.harness.run.loop", False),
         ("inject", False),
         ("traffic", False),
-        ("testbed.lab", True),
+        ("faultbed.testbed.lab", True),
     }
 
 
 @pytest.mark.process
 def test_command_does_not_import_plotting_and_packet_libraries():
     """matplotlib, pyarrow and scapy take seconds to import; only code that needs one of them imports it."""
-    code = "import sys, harness.cli, harness.pytest_plugin.hooks; print(*sys.modules)"
+    code = "import sys, faultbed.harness.cli, faultbed.harness.pytest_plugin.hooks; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HOUSE)
     assert not {"matplotlib", "pyarrow", "scapy"} & set(done.stdout.split())
 

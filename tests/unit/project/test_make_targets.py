@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from house import HOUSE
 
-from harness.experiment.needs import parse_need, unmet
-from testbed.inventory import lab_inventory
-from testbed.model.topology import Topology
-from testbed.shipped import inventory_named
+from faultbed.harness.experiment.needs import parse_need, unmet
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.shipped import inventory_named
 
 TARGETS = ("test", "smoke", "nightly", "soak")
 FILES = sorted((HOUSE / "tests" / "soft").glob("test_*.py")) + sorted((HOUSE / "tests" / "common").glob("test_*.py"))
@@ -169,7 +169,8 @@ def test_make_test_stops_if_the_tests_that_run_while_the_lab_comes_up_fail(statu
 def test_make_test_begins_with_the_lab_and_then_with_the_unit_tests(tmp_path):
     """The plugin leaves a lab that the first test needs to that test, which comes after minutes of unit tests here."""
     (tmp_path / "early.py").write_text(
-        "from harness.pytest_plugin import session_lab\nsession_lab.prewarm = lambda _config: print('the lab')\n"
+        "from faultbed.harness.pytest_plugin import session_lab\n"
+        "session_lab.prewarm = lambda _config: print('the lab')\n"
     )
     own = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "early", "-s", "tests/soft/test_lab.py", "-k", "loopback"]
     meanwhile = shlex.join([sys.executable, "-c", "print('unit tests'); raise SystemExit(3)"])

@@ -8,20 +8,20 @@ import pytest
 from click.testing import CliRunner
 from experiment_text import refused
 
-import traffic.flows.flow_spec
-import traffic.probes.prober
-import traffic.workloads.collective
-import traffic.workloads.inference
-import traffic.workloads.job
-import traffic.workloads.ranking
-import traffic.workloads.replay_batches
-from harness.cli.main import cli
-from harness.cli.options.numbers import FiniteRange
-from harness.experiment import experiment_file, workload_file
-from harness.strict import Section, convert
-from testbed.errors import ConfigError, FaultbedError
-from testbed.finite import wrong_number
-from testbed.inventory import schema
+import faultbed.traffic.flows.flow_spec
+import faultbed.traffic.probes.prober
+import faultbed.traffic.workloads.collective
+import faultbed.traffic.workloads.inference
+import faultbed.traffic.workloads.job
+import faultbed.traffic.workloads.ranking
+import faultbed.traffic.workloads.replay_batches
+from faultbed.harness.cli.main import cli
+from faultbed.harness.cli.options.numbers import FiniteRange
+from faultbed.harness.experiment import experiment_file, workload_file
+from faultbed.harness.strict import Section, convert
+from faultbed.testbed.errors import ConfigError, FaultbedError
+from faultbed.testbed.finite import wrong_number
+from faultbed.testbed.inventory import schema
 
 COLLECTIVE = 'collective = "all-reduce"\nsize = "1MiB"\niterations = 10\n'
 WORKLOADS = {
@@ -179,7 +179,7 @@ def test_command_line_has_float_options():
 @pytest.mark.parametrize("number", ["nan", "inf"])
 def test_float_option_that_is_not_finite_is_a_usage_error(words, param, number):
     assert isinstance(param.type, FiniteRange), (
-        f"{' '.join(words)} {param.name}: use harness.cli.options.numbers.FiniteRange"
+        f"{' '.join(words)} {param.name}: use faultbed.harness.cli.options.numbers.FiniteRange"
     )
     with pytest.raises(click.BadParameter):
         param.type.convert(number, param, None)
@@ -204,18 +204,42 @@ def test_command_with_a_number_that_is_not_finite_is_refused(words, tmp_path, mo
 
 
 SPECS = [
-    (traffic.workloads.collective.check, traffic.workloads.collective.CollectiveSpec, {}, "deadline_s", ()),
-    (traffic.workloads.inference.check, traffic.workloads.inference.InferenceSpec, {"requests": 1}, "prefill_ms", (4,)),
     (
-        traffic.workloads.ranking.check,
-        traffic.workloads.ranking.RankingSpec,
+        faultbed.traffic.workloads.collective.check,
+        faultbed.traffic.workloads.collective.CollectiveSpec,
+        {},
+        "deadline_s",
+        (),
+    ),
+    (
+        faultbed.traffic.workloads.inference.check,
+        faultbed.traffic.workloads.inference.InferenceSpec,
+        {"requests": 1},
+        "prefill_ms",
+        (4,),
+    ),
+    (
+        faultbed.traffic.workloads.ranking.check,
+        faultbed.traffic.workloads.ranking.RankingSpec,
         {"embedding_bytes": 4, "iterations": 1},
         "skew",
         (4,),
     ),
-    (traffic.workloads.replay_batches.check, traffic.workloads.replay_batches.ReplaySpec, {}, "speed", ()),
-    (traffic.probes.prober.check, traffic.probes.prober.ProbeSpec, {}, "per_s", ()),
-    (traffic.flows.flow_spec.check, traffic.flows.flow_spec.FlowSpec, {"src": "a", "dst": "b"}, "rate_bps", ()),
+    (
+        faultbed.traffic.workloads.replay_batches.check,
+        faultbed.traffic.workloads.replay_batches.ReplaySpec,
+        {},
+        "speed",
+        (),
+    ),
+    (faultbed.traffic.probes.prober.check, faultbed.traffic.probes.prober.ProbeSpec, {}, "per_s", ()),
+    (
+        faultbed.traffic.flows.flow_spec.check,
+        faultbed.traffic.flows.flow_spec.FlowSpec,
+        {"src": "a", "dst": "b"},
+        "rate_bps",
+        (),
+    ),
 ]
 
 

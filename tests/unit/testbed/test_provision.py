@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from testbed.errors import HalfProvisioned, LabError
-from testbed.inventory.lab_inventory import load
-from testbed.provision import (
+from faultbed.testbed.errors import HalfProvisioned, LabError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.provision import (
     _KEPT_RUNS,
     Event,
     Site,
@@ -23,7 +23,7 @@ from testbed.provision import (
     _run_folder,
     provision,
 )
-from testbed.shipped import inventories
+from faultbed.testbed.shipped import inventories
 
 
 @pytest.fixture

@@ -7,18 +7,18 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from harness.cli.lab.provisioning import allow, machines_of, playbook_of
-from harness.cli.main import cli
-from inject.policy.safety import Forbidden
-from testbed import provision
-from testbed.backends import rack_backend
-from testbed.backends.lab_backend import Access
-from testbed.directories import cache_dir, lab_dir
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import load
-from testbed.shipped import inventories
-from testbed.tenancy import audit_log, lab_lease
-from testbed.tenancy.reservation_store import local_store
+from faultbed.harness.cli.lab.provisioning import allow, machines_of, playbook_of
+from faultbed.harness.cli.main import cli
+from faultbed.inject.policy.safety import Forbidden
+from faultbed.testbed import provision
+from faultbed.testbed.backends import rack_backend
+from faultbed.testbed.backends.lab_backend import Access
+from faultbed.testbed.directories import cache_dir, lab_dir
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.shipped import inventories
+from faultbed.testbed.tenancy import audit_log, lab_lease
+from faultbed.testbed.tenancy.reservation_store import local_store
 
 RACK = load(inventories() / "rack-h100.example.yml")
 SOFT = load(inventories() / "soft-mini.yml")

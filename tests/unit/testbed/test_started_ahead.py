@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.errors import Unreachable
-from testbed.lab import Lab
+from faultbed.testbed.errors import Unreachable
+from faultbed.testbed.lab import Lab
 
 
 class Channel:

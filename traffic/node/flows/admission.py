@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from traffic.node.flows.flow import CREDIT_ID, FlowReceiver, FlowSender
-from traffic.node.flows.grants import Grants
-from traffic.node.task import RECV_ID, Conn
-from traffic.node.verbs import VERBS, Rnic, recv_request, request
+from faultbed.traffic.node.flows.flow import CREDIT_ID, FlowReceiver, FlowSender
+from faultbed.traffic.node.flows.grants import Grants
+from faultbed.traffic.node.task import RECV_ID, Conn
+from faultbed.traffic.node.verbs import VERBS, Rnic, recv_request, request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 
-from traffic.node.verbs import Rnic
+from faultbed.traffic.node.verbs import Rnic
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class CudaBuffer:
     address = 0
 
     def __init__(self, rnic: Rnic, size: int, gpu: dict[str, Any]) -> None:
-        from traffic.node.gpu_memory import CudaMemory
+        from faultbed.traffic.node.gpu_memory import CudaMemory
 
         self._memory = CudaMemory(size, pcie=gpu["pcie"], number=gpu["number"])
         try:

@@ -1,8 +1,8 @@
 """Flows whose every byte is verified: sends and writes with immediate by the receiver, reads by the reader.
 
-`traffic.node.flows.content` defines the bytes. Each message in flight has its own slot at both ends. A slot is filled
-before the message is posted and verified when it has arrived. Only then is it reused: the receive is posted again, or
-the sender of a write gets a credit.
+`faultbed.traffic.node.flows.content` defines the bytes. Each message in flight has its own slot at both ends. A slot
+is filled before the message is posted and verified when it has arrived. Only then is it reused: the receive is posted
+again, or the sender of a write gets a credit.
 
 After a rebuild the sender repeats the messages that were not acknowledged. Messages that the receiver had not yet
 verified are lost. The first message on a new QP may therefore have any number near the expected one.
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from traffic.node.flows.content import Content, Verifier
-from traffic.node.flows.flow import FlowReceiver, FlowSender
-from traffic.node.task import RECV_ID, Conn
-from traffic.node.verbs import Rnic, recv_request
+from faultbed.traffic.node.flows.content import Content, Verifier
+from faultbed.traffic.node.flows.flow import FlowReceiver, FlowSender
+from faultbed.traffic.node.task import RECV_ID, Conn
+from faultbed.traffic.node.verbs import Rnic, recv_request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 The prober records when it posted each probe and when it read the answer. The responder records when it read the probe
 and when it posted the answer. Each end reports its own times every few seconds, and the clocks of the two hosts are
-never compared (`traffic.probes.rtt`). The number is the immediate of both datagrams. A responder with `ANSWERS` answers
-of a connection in flight does not answer further probes.
+never compared (`faultbed.traffic.probes.rtt`). The number is the immediate of both datagrams. A responder with
+`ANSWERS` answers of a connection in flight does not answer further probes.
 
 Rows of `stamps` are (connection, number, ns, ns). For a prober the times are posted and read. A probe is reported when
 its answer arrives, or with 0 after `GIVE_UP_NS` without an answer. A later answer is reported in a second row. For a
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import time
 
-from traffic.node.flows import buffer
-from traffic.node.flows.unreliable import (
+from faultbed.traffic.node.flows import buffer
+from faultbed.traffic.node.flows.unreliable import (
     GRH_BYTES,
     QKEY,
     QUIET_NS,
@@ -24,8 +24,8 @@ from traffic.node.flows.unreliable import (
     UnreliableReceiver,
     UnreliableSender,
 )
-from traffic.node.task import RECV_ID, Conn
-from traffic.node.verbs import Rnic, recv_request, request
+from faultbed.traffic.node.task import RECV_ID, Conn
+from faultbed.traffic.node.verbs import Rnic, recv_request, request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

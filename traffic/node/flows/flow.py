@@ -19,13 +19,13 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from traffic.node.flows import buffer
-from traffic.node.flows.late import LateReceives
-from traffic.node.flows.latencies import Latencies
-from traffic.node.flows.pacer import Pacer
-from traffic.node.flows.rnr import RnrCount
-from traffic.node.task import RECV_ID, Conn, Task
-from traffic.node.verbs import Rnic, recv_request, request
+from faultbed.traffic.node.flows import buffer
+from faultbed.traffic.node.flows.late import LateReceives
+from faultbed.traffic.node.flows.latencies import Latencies
+from faultbed.traffic.node.flows.pacer import Pacer
+from faultbed.traffic.node.flows.rnr import RnrCount
+from faultbed.traffic.node.task import RECV_ID, Conn, Task
+from faultbed.traffic.node.verbs import Rnic, recv_request, request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from typing import Any
 
-    from traffic.node.task import Conn
+    from faultbed.traffic.node.task import Conn
 
 __all__ = ["PATH", "LateReceives"]
 

@@ -1,9 +1,10 @@
 """Flows over unreliable transports whose every arriving byte is verified.
 
-Each message carries its number twice: in its content (`traffic.node.flows.content`), and as its immediate, which is not
-stored in memory that a peer can overwrite. From the immediate the receiver knows which message has arrived, even after
-losses, reordering or duplication, and compares all bytes that belong to it. Damaged, mixed or stale bytes do not match.
-A message that never arrives is not verified; it is missing from the count of arrived messages.
+Each message carries its number twice: in its content (`faultbed.traffic.node.flows.content`), and as its immediate,
+which is not stored in memory that a peer can overwrite. From the immediate the receiver knows which message has
+arrived, even after losses, reordering or duplication, and compares all bytes that belong to it. Damaged, mixed or
+stale bytes do not match. A message that never arrives is not verified; it is missing from the count of arrived
+messages.
 
 Sends: each receive has its own memory and is posted again after the check. Receives complete in the order in which they
 were posted, also after a message that lost a part (rxe_resp.c, do_class_d1e_error). The sender needs no credits.
@@ -25,12 +26,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from traffic.node.flows.checked import CheckedSender
-from traffic.node.flows.content import Content, count_differing, nearest
-from traffic.node.flows.flow import CREDIT_ID, CREDITS_IN_FLIGHT
-from traffic.node.flows.unreliable import RECEIVES, UnreliableReceiver, UnreliableSender
-from traffic.node.task import RECV_ID, Conn
-from traffic.node.verbs import Rnic, recv_request, request
+from faultbed.traffic.node.flows.checked import CheckedSender
+from faultbed.traffic.node.flows.content import Content, count_differing, nearest
+from faultbed.traffic.node.flows.flow import CREDIT_ID, CREDITS_IN_FLIGHT
+from faultbed.traffic.node.flows.unreliable import RECEIVES, UnreliableReceiver, UnreliableSender
+from faultbed.traffic.node.task import RECV_ID, Conn
+from faultbed.traffic.node.verbs import Rnic, recv_request, request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import pyverbs.enums as e
 from pyverbs.addr import AH, AHAttr
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 
-from traffic.node.flows.flow import FlowReceiver, FlowSender
-from traffic.node.task import RECV_ID, Conn
-from traffic.node.verbs import RcQp, Rnic, recv_request
+from faultbed.traffic.node.flows.flow import FlowReceiver, FlowSender
+from faultbed.traffic.node.task import RECV_ID, Conn
+from faultbed.traffic.node.verbs import RcQp, Rnic, recv_request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A connection to the storage server (`traffic.node.storage`), served by the selector of its process."""
+"""A connection to the storage server (`faultbed.traffic.node.storage`), served by the selector of its process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import selectors
 import socket
 import zlib
 
-from traffic.node.storage import BLOCK_BYTES, checksum
+from faultbed.traffic.node.storage import BLOCK_BYTES, checksum
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

@@ -1,4 +1,6 @@
-"""Read from a storage host beside a job: `python3 -m traffic.node.front_end.storage_reader`, JSON lines on its channel.
+"""Read from a storage host beside a job; JSON lines on its channel.
+
+    python3 -m faultbed.traffic.node.front_end.storage_reader
 
 Requests                                                          replies
     {"do": "clock"}                                               clock {monotonic_ns, pid}
@@ -24,8 +26,8 @@ import selectors
 import sys
 import time
 
-from traffic.node.front_end.storage_client import StorageClient
-from traffic.node.ready_files import handle_ready
+from faultbed.traffic.node.front_end.storage_client import StorageClient
+from faultbed.traffic.node.ready_files import handle_ready
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

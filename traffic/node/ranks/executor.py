@@ -2,7 +2,7 @@
 
 The program is executed once per round. Rounds are counted from 0; they are the rank's iterations since it began, or
 since the checkpoint from which it resumed. The fences of a program separate its phases
-(`traffic.node.ranks.segments`).
+(`faultbed.traffic.node.ranks.segments`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import time
 
 import numpy as np
 
-from traffic.node.ranks.gate import Gate
-from traffic.node.ranks.lane import LAST, Lane, LaneSetup
-from traffic.node.ranks.parts_clock import COMPLETION, COPY, PartsClock
-from traffic.node.ranks.rank_memory import Memory
-from traffic.node.ranks.recorder import Recorder
-from traffic.node.ranks.recv_lane import RecvLane
-from traffic.node.ranks.segments import LaneKey, Need, make_plan
-from traffic.node.ranks.send_lane import SendLane, SprayLane
-from traffic.node.task import Conn
-from traffic.node.verbs import Rnic
+from faultbed.traffic.node.ranks.gate import Gate
+from faultbed.traffic.node.ranks.lane import LAST, Lane, LaneSetup
+from faultbed.traffic.node.ranks.parts_clock import COMPLETION, COPY, PartsClock
+from faultbed.traffic.node.ranks.rank_memory import Memory
+from faultbed.traffic.node.ranks.recorder import Recorder
+from faultbed.traffic.node.ranks.recv_lane import RecvLane
+from faultbed.traffic.node.ranks.segments import LaneKey, Need, make_plan
+from faultbed.traffic.node.ranks.send_lane import SendLane, SprayLane
+from faultbed.traffic.node.task import Conn
+from faultbed.traffic.node.verbs import Rnic
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["EAGER_BYTES", "Executor"]
 
 EAGER_BYTES = 65536
-"""Programs whose messages are all at most this long are sent eagerly (`traffic.node.ranks.send_lane`). It is the eager
-limit of Open MPI over TCP."""
+"""Programs whose messages are all at most this long are sent eagerly (`traffic/node/ranks/send_lane.py`). It is the
+eager limit of Open MPI over TCP."""
 
 
 class Executor:
     """The lanes of a rank, and the progress of its program in this round.
 
-    `spec` is that of the rank (`traffic.node.ranks.rank.RankTask`). `conns` are the rank's connections by number.
+    `spec` is that of the rank (`faultbed.traffic.node.ranks.rank.RankTask`). `conns` are the rank's connections by
+    number.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Executor:
         self.phases_ns: list[int] = []
         """End of each phase, relative to the start of the round."""
         self.parts_ns: list[int] = []
-        """How long each part of the last round took (`traffic.node.ranks.parts_clock`)."""
+        """How long each part of the last round took (`faultbed.traffic.node.ranks.parts_clock`)."""
         self.wake_ns: int | None = None
         """When `advance` must be called at the latest, because a pause of the program ends."""
 

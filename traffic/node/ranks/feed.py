@@ -9,17 +9,17 @@ Checkpoint modes:
 
 The receiver verifies every byte (CRC-32).
 
-A checkpoint holds the rank's state (`traffic.node.ranks.rank_state`), followed by filler up to the configured size. In
-every mode all ranks store the state after the same iterations. A staggered rank writes at its own turn what it had
-copied at the common iteration before.
+A checkpoint holds the rank's state (`faultbed.traffic.node.ranks.rank_state`), followed by filler up to the configured
+size. In every mode all ranks store the state after the same iterations. A staggered rank writes at its own turn what
+it had copied at the common iteration before.
 """
 
 from __future__ import annotations
 
 import time
 
-from traffic.node.front_end.storage_client import StorageClient
-from traffic.node.storage import BLOCK_BYTES, blocks
+from faultbed.traffic.node.front_end.storage_client import StorageClient
+from faultbed.traffic.node.storage import BLOCK_BYTES, blocks
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ __all__ = ["Feed"]
 class Feed:
     """The storage traffic of one rank.
 
-    `spec` is `traffic.workloads.storage_service.Storage` as plain data, with `address`, `port`, `ranks` and
+    `spec` is `faultbed.traffic.workloads.storage_service.Storage` as plain data, with `address`, `port`, `ranks` and
     `generation`. `state()` returns a copy of the rank's state. `ingest_ns` is how long the rank has waited for the data
     of this iteration, `checkpoint_ns` how long for its checkpoint. `read_ns` is when the read of that data began and
     ended (node's clock), most of it during the iteration before. `stored(fields)` is called for every stored

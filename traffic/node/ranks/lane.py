@@ -1,7 +1,7 @@
 """A lane: the segments that one rank sends to one peer, and the connections that carry them.
 
-Segments are numbered from 0 over all rounds (`traffic.node.ranks.executor`). Each is an RDMA write with immediate into
-the receiver's staging ring of `slots` slots; segment s goes to slot s mod `slots`. The immediate is
+Segments are numbered from 0 over all rounds (`faultbed.traffic.node.ranks.executor`). Each is an RDMA write with
+immediate into the receiver's staging ring of `slots` slots; segment s goes to slot s mod `slots`. The immediate is
 
     bit 31      this segment belongs to the last iteration
     bit 30      no segment, but a probe of a rebuilt connection, in a lane of several connections (`spray`, `dqplb`)
@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from traffic.node.ranks.segments import Segment
+from faultbed.traffic.node.ranks.segments import Segment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traffic.node.ranks.parts_clock import PartsClock
-    from traffic.node.ranks.recorder import Recorder
-    from traffic.node.task import Conn
+    from faultbed.traffic.node.ranks.parts_clock import PartsClock
+    from faultbed.traffic.node.ranks.recorder import Recorder
+    from faultbed.traffic.node.task import Conn
 
 __all__ = ["LAST", "MASK", "PROBE", "PROBE_CONFIRMED", "Lane", "LaneSetup", "packets"]
 

@@ -5,15 +5,15 @@ all ranks is exact in the element type, in any order. 4099 is prime and no segme
 in the wrong place, of another rank or of an earlier iteration therefore does not match.
 
 The expected values are computed in whole numbers (`exactly`), independently of the arithmetic that produces the results
-(`traffic.node.ranks.elements`), so that both cannot share a defect. Results are compared bit by bit. For moved data
-that is the definition of equality. It is right for reductions too, because no zero in the data has a sign.
+(`faultbed.traffic.node.ranks.elements`), so that both cannot share a defect. Results are compared bit by bit. For
+moved data that is the definition of equality. It is right for reductions too, because no zero in the data has a sign.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from traffic.node.ranks.elements import EXACT, STORED
+from faultbed.traffic.node.ranks.elements import EXACT, STORED
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """One rank of a collective: execute its program once per iteration, verify the result, and repeat.
 
 In an iteration the rank waits for its data (`data`), computes on its GPU (`compute`), executes its program over RDMA
-(`comm`, see `traffic.node.ranks.executor`), and waits for a checkpoint to be stored (`checkpoint`). Without a GPU and
-storage only `comm` is left.
+(`comm`, see `faultbed.traffic.node.ranks.executor`), and waits for a checkpoint to be stored (`checkpoint`). Without a
+GPU and storage only `comm` is left.
 
 Without a number of iterations, rank 0 alone decides which iteration is the last, and the flag travels with the data.
 Every result depends on rank 0's data (or a closing barrier follows the collective), so every rank has the flag before
@@ -14,7 +14,7 @@ The first `warmup` iterations run like the others but are not reported: caches, 
 
 A rank with `resume` first restores the state of a checkpoint, and continues after its iterations, without warm-up. With
 `blank` it restores nothing: tests verify that such a job is detected. With `history` the rank compares its state at the
-end with the closed form (`traffic.node.ranks.rank_state`).
+end with the closed form (`faultbed.traffic.node.ranks.rank_state`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from collections.abc import Callable
 from selectors import BaseSelector
 from typing import Any
 
-from traffic.node.gpu_client import GpuClient
-from traffic.node.ranks.executor import Executor
-from traffic.node.ranks.feed import Feed
-from traffic.node.ranks.lane import LAST, MASK, PROBE, PROBE_CONFIRMED
-from traffic.node.ranks.rank_memory import Memory
-from traffic.node.ranks.rank_state import State
-from traffic.node.ranks.recorder import FIELDS, Recorder
-from traffic.node.ranks.recv_lane import CREDIT_ID, CREDITS_IN_FLIGHT
-from traffic.node.ranks.send_lane import CONFIRM_ID, PROBE_ID
-from traffic.node.task import RECV_ID, Conn, Task
-from traffic.node.verbs import Rnic, recv_request
+from faultbed.traffic.node.gpu_client import GpuClient
+from faultbed.traffic.node.ranks.executor import Executor
+from faultbed.traffic.node.ranks.feed import Feed
+from faultbed.traffic.node.ranks.lane import LAST, MASK, PROBE, PROBE_CONFIRMED
+from faultbed.traffic.node.ranks.rank_memory import Memory
+from faultbed.traffic.node.ranks.rank_state import State
+from faultbed.traffic.node.ranks.recorder import FIELDS, Recorder
+from faultbed.traffic.node.ranks.recv_lane import CREDIT_ID, CREDITS_IN_FLIGHT
+from faultbed.traffic.node.ranks.send_lane import CONFIRM_ID, PROBE_ID
+from faultbed.traffic.node.task import RECV_ID, Conn, Task
+from faultbed.traffic.node.verbs import Rnic, recv_request
 
 __all__ = ["RankTask"]
 

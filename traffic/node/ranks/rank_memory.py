@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from traffic.node.ranks import pattern
-from traffic.node.ranks.elements import STORED, average, reducer
+from faultbed.traffic.node.ranks import pattern
+from faultbed.traffic.node.ranks.elements import STORED, average, reducer
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ __all__ = ["Memory"]
 
 
 class Memory:
-    """The array of a program (`traffic.schedules.program`), for one element type and reduction."""
+    """The array of a program (`faultbed.traffic.schedules.program`), for one element type and reduction."""
 
     def __init__(self, program: dict[str, Any], dtype: str, redop: str) -> None:
         self.program = program

@@ -6,7 +6,7 @@ There is one 32-bit word for each element of the program's results. After every 
 
 A job's real state, such as its weights, depends on its history in the same way. A restart that restores nothing, an old
 checkpoint, or that of another rank therefore ends in another state, and so does an iteration that is skipped or run
-twice. All results are known in closed form (`traffic.node.ranks.pattern`), hence so is the state (`expected`).
+twice. All results are known in closed form (`faultbed.traffic.node.ranks.pattern`), hence so is the state (`expected`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hashlib
 
 import numpy as np
 
-from traffic.node.ranks import pattern
+from faultbed.traffic.node.ranks import pattern
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import time
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
-    from traffic.node.ranks.lane import Lane
-    from traffic.node.ranks.segments import Segment
-    from traffic.node.task import Conn
+    from faultbed.traffic.node.ranks.lane import Lane
+    from faultbed.traffic.node.ranks.segments import Segment
+    from faultbed.traffic.node.task import Conn
 
     Entry = tuple[int, str, int, int, int, int, int, int, int]
     Raw = tuple[int, str, int, list[Segment], int, int, int, int]

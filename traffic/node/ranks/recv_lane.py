@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from traffic.node.ranks.lane import MASK, Lane, LaneSetup
-from traffic.node.ranks.parts_clock import COMPLETION, POST
-from traffic.node.ranks.segments import Segment
-from traffic.node.verbs import write_request
+from faultbed.traffic.node.ranks.lane import MASK, Lane, LaneSetup
+from faultbed.traffic.node.ranks.parts_clock import COMPLETION, POST
+from faultbed.traffic.node.ranks.segments import Segment
+from faultbed.traffic.node.verbs import write_request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from typing import Any
 
-    from traffic.node.task import Conn
+    from faultbed.traffic.node.task import Conn
 
 __all__ = ["CREDITS_IN_FLIGHT", "CREDIT_ID", "RecvLane"]
 

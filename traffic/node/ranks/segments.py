@@ -2,7 +2,8 @@
 
 A lane is one queue pair to or from one peer. The segments of a lane are numbered from 0 in the order in which they
 travel, so both ends use the same numbers without exchanging them. With `spray` and `dqplb` all queue pairs of a peer
-are one lane, which is planned here like one queue pair (`traffic.node.ranks.lane`). Otherwise `spread` is one of
+are one lane, which is planned here like one queue pair (`faultbed.traffic.node.ranks.lane`). Otherwise `spread` is one
+of
 
     split         every message is cut into equal parts, one for each queue pair (NCCL_IB_SPLIT_DATA_ON_QPS=1)
     round-robin   segments of at most `segment_elements` take the queue pairs in turn (NCCL_IB_SPLIT_DATA_ON_QPS=0)
@@ -11,8 +12,8 @@ A queue pair that gets no segment has no lane. Dependencies make pipelining safe
 
 - a send waits for the receives of earlier steps that touch the same elements;
 - a received segment is applied only when the sends of the same or an earlier step that touch the same elements are done
-  (`traffic.node.ranks.lane.Lane.done`). A send is done when it is acknowledged, because the RNIC reads the buffer when
-  it (re)transmits. An eager lane sends from a copy, so its sends are done when they are posted;
+  (`faultbed.traffic.node.ranks.lane.Lane.done`). A send is done when it is acknowledged, because the RNIC reads the
+  buffer when it (re)transmits. An eager lane sends from a copy, so its sends are done when they are posted;
 - receives that touch the same elements on different lanes are applied in step order;
 - a send behind a fence waits for everything before the fence.
 """
@@ -94,7 +95,7 @@ def _cut(
 
 
 def make_plan(program: dict[str, Any], segment_elements: int, qps: int = 1, spread: str = "split") -> Plan:
-    """Cut a program of `traffic.schedules.program` into segments of at most `segment_elements`.
+    """Cut a program of `faultbed.traffic.schedules.program` into segments of at most `segment_elements`.
 
     The segments of each pair of ranks are spread over at most `qps` queue pairs.
     """

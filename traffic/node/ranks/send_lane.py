@@ -7,10 +7,10 @@ acknowledgements of its own segments, as with the eager protocol of MPI and the 
 
 from __future__ import annotations
 
-from traffic.node.ranks.lane import MASK, PROBE, PROBE_CONFIRMED, Lane, LaneSetup
-from traffic.node.ranks.parts_clock import COMPLETION, COPY, POST
-from traffic.node.ranks.segments import Segment
-from traffic.node.verbs import write_request
+from faultbed.traffic.node.ranks.lane import MASK, PROBE, PROBE_CONFIRMED, Lane, LaneSetup
+from faultbed.traffic.node.ranks.parts_clock import COMPLETION, COPY, POST
+from faultbed.traffic.node.ranks.segments import Segment
+from faultbed.traffic.node.verbs import write_request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from traffic.node.task import Conn
+    from faultbed.traffic.node.task import Conn
 
 __all__ = ["CONFIRM_ID", "PROBE_ID", "SendLane", "SprayLane"]
 

@@ -1,8 +1,8 @@
 """Run a job that restarts after the loss of a rank: execute the phases of the state machine in `machine`.
 
-A loss is detected when the channel to an engine ends, when an engine is silent (`traffic.workloads.elastic.loss`), when
-a connection stays down, or when a rank reports an error. Engines of spares run from the start, because starting an
-engine takes longest.
+A loss is detected when the channel to an engine ends, when an engine is silent
+(`faultbed.traffic.workloads.elastic.loss`), when a connection stays down, or when a rank reports an error. Engines of
+spares run from the start, because starting an engine takes longest.
 
 All of this runs on the thread of `Running`, except for the setup of the first placement.
 """
@@ -15,28 +15,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from testbed.errors import FaultbedError, LabError
-from testbed.model.selectors import select
-from traffic.engine.connections import ConnectionManager
-from traffic.engine.engine_client import GONE, Engines, Event, TrafficLab, endpoint
-from traffic.engine.engine_client import START_TIMEOUT_S as ENGINE_START_TIMEOUT_S
-from traffic.engine.run_results import Endpoint, Outcome, QpError, Rebuild
-from traffic.engine.running_traffic import SETUP_TIMEOUT_S, OnEvent, Running
-from traffic.engine.task_specs import Plan, TaskPlan
-from traffic.schedules import Program
-from traffic.workloads import job
-from traffic.workloads import storage_service as storage
-from traffic.workloads.elastic import loss, machine
-from traffic.workloads.elastic.elastic_results import ElasticResult, Restart
-from traffic.workloads.elastic.finish import result_of
-from traffic.workloads.elastic.machine import JobState, host_of
-from traffic.workloads.elastic.placement import reschedule
-from traffic.workloads.elastic.rejoin import start_engine
-from traffic.workloads.elastic.resilience import Resilience, check_on_lab
-from traffic.workloads.elastic.state_history import StateHistory
-from traffic.workloads.job import JobSpec
-from traffic.workloads.ranks import gpus_of, rank_of, rank_plan, task_name
-from traffic.workloads.storage_service import StorageServer
+from faultbed.testbed.errors import FaultbedError, LabError
+from faultbed.testbed.model.selectors import select
+from faultbed.traffic.engine.connections import ConnectionManager
+from faultbed.traffic.engine.engine_client import GONE, Engines, Event, TrafficLab, endpoint
+from faultbed.traffic.engine.engine_client import START_TIMEOUT_S as ENGINE_START_TIMEOUT_S
+from faultbed.traffic.engine.run_results import Endpoint, Outcome, QpError, Rebuild
+from faultbed.traffic.engine.running_traffic import SETUP_TIMEOUT_S, OnEvent, Running
+from faultbed.traffic.engine.task_specs import Plan, TaskPlan
+from faultbed.traffic.schedules import Program
+from faultbed.traffic.workloads import job
+from faultbed.traffic.workloads import storage_service as storage
+from faultbed.traffic.workloads.elastic import loss, machine
+from faultbed.traffic.workloads.elastic.elastic_results import ElasticResult, Restart
+from faultbed.traffic.workloads.elastic.finish import result_of
+from faultbed.traffic.workloads.elastic.machine import JobState, host_of
+from faultbed.traffic.workloads.elastic.placement import reschedule
+from faultbed.traffic.workloads.elastic.rejoin import start_engine
+from faultbed.traffic.workloads.elastic.resilience import Resilience, check_on_lab
+from faultbed.traffic.workloads.elastic.state_history import StateHistory
+from faultbed.traffic.workloads.job import JobSpec
+from faultbed.traffic.workloads.ranks import gpus_of, rank_of, rank_plan, task_name
+from faultbed.traffic.workloads.storage_service import StorageServer
 
 __all__ = ["ElasticRunning", "longest_restarts_s", "start"]
 
@@ -331,7 +331,8 @@ class ElasticRunning(Running[ElasticResult]):
         is `process` if all lost hosts still run commands, else `host`. Without a lost host the cause is `gpu` if a GPU
         of a rank is gone or failed, `network` if a connection stays down, `storage` if the server does not answer, and
         otherwise `rank`. With `gpu` the rank's host is lost, too: it is to be drained
-        (`testbed.observe.gpu_thresholds`). With `network` the lost host is the one that most failed connections share.
+        (`faultbed.testbed.observe.gpu_thresholds`). With `network` the lost host is the one that most failed
+        connections share.
         """
         pings = {host: self._engines.ping(host) for host in self._hosts() - self._dead_hosts}
         deadline_ns = time.monotonic_ns() + loss.SILENT_AFTER_ERROR_NS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from traffic.engine.run_results import Iteration
-from traffic.workloads.elastic.machine import Cause
-from traffic.workloads.job import JobResult
+from faultbed.traffic.engine.run_results import Iteration
+from faultbed.traffic.workloads.elastic.machine import Cause
+from faultbed.traffic.workloads.job import JobResult
 
 __all__ = ["ElasticResult", "RankState", "Restart", "iterations_by_rank"]
 

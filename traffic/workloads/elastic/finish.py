@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from traffic.engine.samples import checkpoints_of, iterations_of, samples_in
-from traffic.workloads import job
-from traffic.workloads.elastic.elastic_results import ElasticResult, RankState, iterations_by_rank
-from traffic.workloads.ranks import task_name
-from traffic.workloads.ranks_result import common_results
+from faultbed.traffic.engine.samples import checkpoints_of, iterations_of, samples_in
+from faultbed.traffic.workloads import job
+from faultbed.traffic.workloads.elastic.elastic_results import ElasticResult, RankState, iterations_by_rank
+from faultbed.traffic.workloads.ranks import task_name
+from faultbed.traffic.workloads.ranks_result import common_results
 
 if TYPE_CHECKING:
-    from traffic.workloads.elastic.driver import ElasticRunning
+    from faultbed.traffic.workloads.elastic.driver import ElasticRunning
 
 __all__ = ["result_of"]
 

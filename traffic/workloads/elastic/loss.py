@@ -15,8 +15,8 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from testbed.errors import FaultbedError
-from traffic.engine.engine_client import TrafficLab
+from faultbed.testbed.errors import FaultbedError
+from faultbed.traffic.engine.engine_client import TrafficLab
 
 __all__ = [
     "PING_NS",

@@ -3,9 +3,9 @@
     running -> diagnose -> reschedule -> initialise -> restore -> catch_up -> running -> finished
                   ^------------ a loss in any phase ------------'                `-> failed
 
-The driver (`traffic.workloads.elastic.driver`) carries out the phase that the state names and reports the outcome as an
-event. A loss in any phase leads back to `diagnose`. Every loss counts against `Policy.most_restarts`, and every other
-event of a recovery leads to the next phase, so every job ends.
+The driver (`faultbed.traffic.workloads.elastic.driver`) carries out the phase that the state names and reports the
+outcome as an event. A loss in any phase leads back to `diagnose`. Every loss counts against `Policy.most_restarts`,
+and every other event of a recovery leads to the next phase, so every job ends.
 
 Iterations are counted, not numbered: `finished` iterations are complete on all ranks.
 """

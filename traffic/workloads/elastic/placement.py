@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from math import prod
 
-from testbed.errors import UsageError
-from testbed.model.topology import Topology
-from traffic.workloads.elastic.machine import Impossible, JobState, Policy, Rescheduled, host_of
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Topology
+from faultbed.traffic.workloads.elastic.machine import Impossible, JobState, Policy, Rescheduled, host_of
 
 __all__ = ["choose_spare", "reschedule", "shrunk_grid"]
 

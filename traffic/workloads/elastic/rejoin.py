@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from testbed.errors import FaultbedError, LabError
-from traffic.engine.engine_client import Engines, TrafficLab
-from traffic.engine.gid import gid_index
-from traffic.engine.run_results import Endpoint
-from traffic.workloads.elastic.loss import PROBE_S
+from faultbed.testbed.errors import FaultbedError, LabError
+from faultbed.traffic.engine.engine_client import Engines, TrafficLab
+from faultbed.traffic.engine.gid import gid_index
+from faultbed.traffic.engine.run_results import Endpoint
+from faultbed.traffic.workloads.elastic.loss import PROBE_S
 
 __all__ = ["RETRY_S", "start_engine"]
 

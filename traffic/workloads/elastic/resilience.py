@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from testbed.errors import UsageError
-from testbed.model.lab_kind import traits_of
-from traffic import schedules
-from traffic.engine.engine_client import Fabric
-from traffic.engine.task_specs import refuse_local
-from traffic.schedules import Program
-from traffic.workloads import job
-from traffic.workloads.elastic.machine import Policy
-from traffic.workloads.elastic.placement import shrunk_grid
-from traffic.workloads.job import JobSpec
-from traffic.workloads.ranks import place
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.traffic import schedules
+from faultbed.traffic.engine.engine_client import Fabric
+from faultbed.traffic.engine.task_specs import refuse_local
+from faultbed.traffic.schedules import Program
+from faultbed.traffic.workloads import job
+from faultbed.traffic.workloads.elastic.machine import Policy
+from faultbed.traffic.workloads.elastic.placement import shrunk_grid
+from faultbed.traffic.workloads.job import JobSpec
+from faultbed.traffic.workloads.ranks import place
 
 __all__ = ["Resilience", "check", "check_on_lab"]
 
 WORD_BYTES = 4
-"""Bytes of a rank's state for each element of its results (`traffic.node.ranks.rank_state`)."""
+"""Bytes of a rank's state for each element of its results (`faultbed.traffic.node.ranks.rank_state`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resilience:
-    """How a job restarts (`traffic.workloads.elastic.machine.Policy`), and on which `spares` (RNIC names).
+    """How a job restarts (`faultbed.traffic.workloads.elastic.machine.Policy`), and on which `spares` (RNIC names).
 
     With `restart = same`, a restart waits `rejoin_s` for all lost hosts together. Without `restores`, a restart
     begins with an empty state instead of a checkpoint: tests verify that this is detected.

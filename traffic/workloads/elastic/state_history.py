@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from traffic.schedules import Program
-from traffic.workloads.elastic.machine import JobState
+from faultbed.traffic.schedules import Program
+from faultbed.traffic.workloads.elastic.machine import JobState
 
 __all__ = ["StateHistory"]
 
@@ -16,7 +16,7 @@ __all__ = ["StateHistory"]
 class StateHistory:
     """Parts of a job's history, oldest first: (placement, iterations finished when the part began).
 
-    A placement is named by its generation (`traffic.workloads.elastic.machine.JobState`).
+    A placement is named by its generation (`faultbed.traffic.workloads.elastic.machine.JobState`).
     """
 
     parts: tuple[tuple[int, int], ...] = ((0, 0),)
@@ -34,7 +34,7 @@ class StateHistory:
     def of_rank(
         self, rank: int, job: JobState, programs: Mapping[int, Sequence[Program]], *, warmup: int
     ) -> list[dict[str, Any]]:
-        """Return the parts of a rank's expected state, in the format of `traffic.node.ranks.rank_state.expected`.
+        """Return the parts of a rank's expected state, as `expected` of `traffic/node/ranks/rank_state.py`.
 
         `programs` are those of all ranks, by placement.
         """

@@ -31,7 +31,7 @@ def _run_service(gpu, code, changes):
     if properties.get("ActiveState") != "inactive":
         run(["systemctl", "stop", unit])
         run(["systemctl", "reset-failed", unit], ok=(0, 1))
-    program = ["/usr/bin/python3", "-m", "traffic.node.softgpu", f"/run/faultbed/{gpu}.sock"]
+    program = ["/usr/bin/python3", "-m", "faultbed.traffic.node.softgpu", f"/run/faultbed/{gpu}.sock"]
     run(
         [
             "systemd-run",

@@ -95,7 +95,7 @@ def _route_problems(index, rnic):
 def _ping(desired):
     """Ping every RNIC of the other hosts by RDMA; the answer is described in traffic/node/rdma_ping.py."""
     sys.path[:0] = [desired["code"]]
-    from traffic.node.rdma_ping import ping
+    from faultbed.traffic.node.rdma_ping import ping
 
     return ping(
         {

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import MS, T0, S, synthetic_run
 
-from harness.analysis.ettr import ettr
-from harness.analysis.observe import observe
-from harness.analysis.prediction import predictions
-from harness.analysis.timeline import Baseline, Impact
-from harness.record.measurements import Iteration, RankSeries
+from faultbed.harness.analysis.ettr import ettr
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.analysis.prediction import predictions
+from faultbed.harness.analysis.timeline import Baseline, Impact
+from faultbed.harness.record.measurements import Iteration, RankSeries
 
 BASE = Baseline(start_ns=T0, end_ns=T0 + S, mean=1e6, floor=9e5, window_ns=S)
 

@@ -7,11 +7,11 @@ import pytest
 from finished_run import finished
 from synthetic_run import synthetic_run
 
-from harness.analysis.links.expected_load import expected_loads, with_expected, worst_difference
-from harness.analysis.links.link_load import link_loads
-from harness.analysis.observe import observe
-from harness.analysis.timeline import finished_iterations
-from harness.report import run_page as report
+from faultbed.harness.analysis.links.expected_load import expected_loads, with_expected, worst_difference
+from faultbed.harness.analysis.links.link_load import link_loads
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.analysis.timeline import finished_iterations
+from faultbed.harness.report import run_page as report
 
 BACK = {"host2": ("host3", "rtsw2", "ctsw2", "rtsw1", "host2"), "host4": ("host1", "rtsw1", "ctsw1", "rtsw2", "host4")}
 

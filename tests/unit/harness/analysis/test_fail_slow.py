@@ -11,11 +11,11 @@ from samples import samples, some_of
 from synthetic_run import synthetic_run
 
 from bench.fail_slow import Noise, healthy_times
-from harness.analysis.observe import observe
-from harness.analysis.ranks.fail_slow import MEAN_ITERATIONS, Detector, _against_others, detect
-from harness.analysis.ranks.slow_ranks import slow_ranks
-from harness.confidence import share_interval
-from harness.record.measurements import Iteration, Rank, RankSeries
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.analysis.ranks.fail_slow import MEAN_ITERATIONS, Detector, _against_others, detect
+from faultbed.harness.analysis.ranks.slow_ranks import slow_ranks
+from faultbed.harness.confidence import share_interval
+from faultbed.harness.record.measurements import Iteration, Rank, RankSeries
 
 QUIET = Noise(deviation=0.02, correlation=0.0, long=0.01, ranks=8)
 RACKED = [(4, 2, 0.02), (8, 4, 0.01), (8, 2, 0.02), (4, 4, 0.02)]

@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 from synthetic_run import MS, T0, S, Window, _fault, synthetic_run
 
-from harness.analysis.observe import observe
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import METRICS
-from harness.judge import check_expectation
-from harness.record.measurements import Rank, RankSeries, Sample
-from harness.verdict import Verdict
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.judge import check_expectation
+from faultbed.harness.record.measurements import Rank, RankSeries, Sample
+from faultbed.harness.verdict import Verdict
 
 SECONDS, FLOWS = 40, 64
 

@@ -7,16 +7,16 @@ import pytest
 from judged_runs import PLAN
 from synthetic_run import MS, T0, S, synthetic_run
 
-from harness.analysis.effects.fault_windows import acting_windows
-from harness.analysis.links.expected_load import expected_loads
-from harness.analysis.observe import observe
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import METRICS
-from harness.judge import judge
-from harness.record import measurements
-from harness.record.measurements import BystanderRun, Sample
-from harness.report.plots.goodput_plot import goodput_chart
-from harness.verdict import Verdict
+from faultbed.harness.analysis.effects.fault_windows import acting_windows
+from faultbed.harness.analysis.links.expected_load import expected_loads
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.judge import judge
+from faultbed.harness.record import measurements
+from faultbed.harness.record.measurements import BystanderRun, Sample
+from faultbed.harness.report.plots.goodput_plot import goodput_chart
+from faultbed.harness.verdict import Verdict
 
 RUN = synthetic_run()
 NAMES = ("bystander.goodput_ratio", "bystander.gap", "bystander.qp_errors")

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from synthetic_run import synthetic_run
 
-from harness.analysis.observe import observe
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import METRICS
-from harness.judge import check_expectation
-from harness.record import measurements
-from harness.record.sweep_file import SweptPoint, SweptValue
-from harness.record.workload_series import latencies_of
-from harness.report.sweeps.sweep_text import cell
-from harness.verdict import Verdict
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.judge import check_expectation
+from faultbed.harness.record import measurements
+from faultbed.harness.record.sweep_file import SweptPoint, SweptValue
+from faultbed.harness.record.workload_series import latencies_of
+from faultbed.harness.report.sweeps.sweep_text import cell
+from faultbed.harness.verdict import Verdict
 
 
 def observed(*flows):

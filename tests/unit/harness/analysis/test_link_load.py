@@ -7,9 +7,9 @@ import pytest
 from finished_run import finished
 from synthetic_run import soft_topology, synthetic_run
 
-from harness.analysis.links.link_load import Fan, Layer, fans, jain, layers, link_loads
-from harness.report import run_page as report
-from testbed.routing.offered_load import max_over_mean
+from faultbed.harness.analysis.links.link_load import Fan, Layer, fans, jain, layers, link_loads
+from faultbed.harness.report import run_page as report
+from faultbed.testbed.routing.offered_load import max_over_mean
 
 
 def counted(sizes, *, before=1000):

@@ -9,14 +9,14 @@ import pytest
 from experiment_text import COLLECTIVE, read
 from synthetic_run import synthetic_run
 
-from harness.analysis.links.link_metrics import capacity_bytes, link_metrics, names
-from harness.analysis.observe import observe
-from harness.experiment.metrics import lookup
-from harness.run.bisection_run import uplink_utilisation
-from harness.run.prepare.bind_to_lab import fit
-from testbed.errors import ConfigError
-from testbed.inventory.lab_inventory import load
-from testbed.shipped import inventories
+from faultbed.harness.analysis.links.link_metrics import capacity_bytes, link_metrics, names
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.experiment.metrics import lookup
+from faultbed.harness.run.bisection_run import uplink_utilisation
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.shipped import inventories
 
 ZONES = load(inventories() / "soft-zones.yml")
 SECONDS = 8

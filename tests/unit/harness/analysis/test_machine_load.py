@@ -6,15 +6,15 @@ import msgspec
 import pytest
 from synthetic_run import synthetic_run
 
-from harness.analysis.observations import Observation
-from harness.analysis.observe import observe
-from harness.confidence import Interval
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import METRICS
-from harness.judge import check_expectation
-from harness.record import measurements
-from harness.verdict import Verdict
-from testbed.observe.machine_load import MachineLoad, differences
+from faultbed.harness.analysis.observations import Observation
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.confidence import Interval
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.judge import check_expectation
+from faultbed.harness.record import measurements
+from faultbed.harness.verdict import Verdict
+from faultbed.testbed.observe.machine_load import MachineLoad, differences
 
 
 def write(proc, *, pressure=None, stat=None):
@@ -27,7 +27,7 @@ def write(proc, *, pressure=None, stat=None):
 
 def test_machine_load_shares_are_growth_over_time(tmp_path, monkeypatch):
     clock = iter([10_000_000_000, 12_000_000_000])
-    monkeypatch.setattr("testbed.observe.machine_load.time.monotonic_ns", lambda: next(clock))
+    monkeypatch.setattr("faultbed.testbed.observe.machine_load.time.monotonic_ns", lambda: next(clock))
     write(tmp_path, pressure={"cpu": 100, "io": 0, "memory": 7}, stat=[10, 0, 10, 70, 0, 0, 0, 10])
     load = MachineLoad.watch(tmp_path)
     write(tmp_path, pressure={"cpu": 1_000_100, "io": 200_000, "memory": 7}, stat=[60, 0, 10, 100, 0, 0, 0, 30])

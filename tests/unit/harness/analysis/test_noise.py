@@ -17,15 +17,15 @@ from judged_runs import PLAN
 from repeated_runs import without_faults
 from synthetic_run import synthetic_run
 
-from harness.analysis import noise
-from harness.analysis.observe import observe
-from harness.cli.main import cli
-from harness.experiment.run_plan import PlannedBystander, PlannedFabric, PlannedProbes
-from harness.record.measurements import ResilienceRun
-from harness.record.rundir import RunDir
-from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
-from testbed.errors import UsageError
-from traffic.workloads.elastic.elastic_results import Restart
+from faultbed.harness.analysis import noise
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.cli.main import cli
+from faultbed.harness.experiment.run_plan import PlannedBystander, PlannedFabric, PlannedProbes
+from faultbed.harness.record.measurements import ResilienceRun
+from faultbed.harness.record.rundir import RunDir
+from faultbed.harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.workloads.elastic.elastic_results import Restart
 
 RECEIPT = RoutingReceipt(
     scheme="pinned",

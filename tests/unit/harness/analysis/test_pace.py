@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import T0, synthetic_run
 
-from harness.analysis.observe import observe
-from harness.analysis.pace import AROUND, pace, steadied
-from harness.analysis.timeline import HOLD_NS, Goodput, baseline, impact
-from harness.record.measurements import Iteration, RankSeries
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.analysis.pace import AROUND, pace, steadied
+from faultbed.harness.analysis.timeline import HOLD_NS, Goodput, baseline, impact
+from faultbed.harness.record.measurements import Iteration, RankSeries
 
 S = 1_000_000_000
 COUNT = 60

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 from synthetic_run import fired_between, lost_at, synthetic_run
 
-from harness.analysis.observe import observe
-from harness.analysis.phases import NAMES
-from harness.experiment.experiment_file import decode
-from harness.experiment.metrics import METRICS
-from harness.record.measurements import PacketSummary, RebuildMark
-from testbed.errors import ConfigError
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.analysis.phases import NAMES
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.record.measurements import PacketSummary, RebuildMark
+from faultbed.testbed.errors import ConfigError
 
 MS = 1_000_000
 

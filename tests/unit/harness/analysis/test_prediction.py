@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from labelled_run import connections
 from synthetic_run import MS, fired_between, lost_at, synthetic_run
 
-from harness.analysis.observe import observe
-from harness.analysis.prediction import goodput_share, losses, max_over_mean, predictions, qp_error_ns
-from harness.report.run_page import render
-from harness.run.hop_packet_bounds import passed
-from inject.evidence.receipt import Armed, Cleared
-from inject.selection import by_share
-from testbed.observe.telemetry import Sample
-from traffic.engine.task_specs import QpParams
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.analysis.prediction import goodput_share, losses, max_over_mean, predictions, qp_error_ns
+from faultbed.harness.report.run_page import render
+from faultbed.harness.run.hop_packet_bounds import passed
+from faultbed.inject.evidence.receipt import Armed, Cleared
+from faultbed.inject.selection import by_share
+from faultbed.testbed.observe.telemetry import Sample
+from faultbed.traffic.engine.task_specs import QpParams
 
 
 def test_prediction_two_flows_on_two_links_collide_half_the_time():

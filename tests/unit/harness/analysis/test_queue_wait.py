@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.analysis.links.queue_wait import describe_wait, longest_wait
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventory_named
-from traffic.engine.task_specs import QpParams
-from traffic.flows.flow_run import FlowSpec
+from faultbed.harness.analysis.links.queue_wait import describe_wait, longest_wait
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventory_named
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows.flow_run import FlowSpec
 
 ZONES, SOFT = (lab_inventory.load(inventory_named(name)) for name in ("soft-zones", "soft"))
 RATE_BPS = 6_250_000

@@ -12,21 +12,21 @@ from finished_run import finished, parsed
 from samples import some_of
 from synthetic_run import MS, T0, S, synthetic_run
 
-from harness import judge
-from harness.analysis.ettr import ettr
-from harness.analysis.observe import observe
-from harness.analysis.prediction import predictions
-from harness.analysis.restarts import PHASES, TimedRestart, restart_metrics, timed_restarts
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import METRICS
-from harness.experiment.run_plan import Plan
-from harness.record.measurements import Iteration, RankSeries, ResilienceRun, decode, encode
-from harness.report import run_page
-from harness.report.comparison.compare import compare
-from harness.report.plots.restart_bars import restart_bars
-from harness.run.restart_lines import restart_lines
-from harness.verdict import Verdict
-from traffic.workloads.elastic.elastic_results import RankState, Restart, iterations_by_rank
+from faultbed.harness import judge
+from faultbed.harness.analysis.ettr import ettr
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.analysis.prediction import predictions
+from faultbed.harness.analysis.restarts import PHASES, TimedRestart, restart_metrics, timed_restarts
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.experiment.run_plan import Plan
+from faultbed.harness.record.measurements import Iteration, RankSeries, ResilienceRun, decode, encode
+from faultbed.harness.report import run_page
+from faultbed.harness.report.comparison.compare import compare
+from faultbed.harness.report.plots.restart_bars import restart_bars
+from faultbed.harness.run.restart_lines import restart_lines
+from faultbed.harness.verdict import Verdict
+from faultbed.traffic.workloads.elastic.elastic_results import RankState, Restart, iterations_by_rank
 
 ITERATION_NS, EVERY = 100 * MS, 10
 

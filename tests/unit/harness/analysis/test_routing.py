@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.analysis.routing import routing
-from harness.record.measurements import NetworkChange
+from faultbed.harness.analysis.routing import routing
+from faultbed.harness.record.measurements import NetworkChange
 
 S = 1_000_000_000
 

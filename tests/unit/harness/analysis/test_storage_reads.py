@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from synthetic_run import synthetic_run
 
-from harness.analysis.observe import observe
-from harness.analysis.ranks.storage_reads import reads_of
-from harness.record.measurements import Iteration, RankSeries, ReaderRun, decode, encode
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.analysis.ranks.storage_reads import reads_of
+from faultbed.harness.record.measurements import Iteration, RankSeries, ReaderRun, decode, encode
 
 MS = 1_000_000
 

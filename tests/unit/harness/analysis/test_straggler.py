@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.ranks.straggler import LEVEL, chance, slowdowns, slowest
-from harness.record.measurements import Iteration, RankSeries
+from faultbed.harness.analysis.ranks.straggler import LEVEL, chance, slowdowns, slowest
+from faultbed.harness.record.measurements import Iteration, RankSeries
 
 STEP_NS = 3_000_000_000
 
@@ -124,5 +124,5 @@ def test_chance_approximation_agrees_with_the_exact_value(monkeypatch):
         during = (rng.standard_normal(19) + shift).tolist()
         exact = chance(before, during)
         with monkeypatch.context() as patched:
-            patched.setattr("harness.analysis.ranks.straggler._EXACT", 0)
+            patched.setattr("faultbed.harness.analysis.ranks.straggler._EXACT", 0)
             assert chance(before, during) == pytest.approx(exact, rel=0.25)

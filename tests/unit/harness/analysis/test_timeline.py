@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis import timeline
-from harness.record.measurements import Iteration, RankSeries, Sample
+from faultbed.harness.analysis import timeline
+from faultbed.harness.record.measurements import Iteration, RankSeries, Sample
 
 S = 1_000_000_000
 MS = 1_000_000

@@ -10,11 +10,11 @@ from finished_run import finished
 from labelled_run import Network
 from synthetic_run import synthetic_run
 
-from harness.attribution.attribute import attribute
-from harness.attribution.confusion import score
-from harness.cli.main import cli
-from harness.findings import CAUSES, NOTHING, PLACES
-from testbed.errors import UsageError
+from faultbed.harness.attribution.attribute import attribute
+from faultbed.harness.attribution.confusion import score
+from faultbed.harness.cli.main import cli
+from faultbed.harness.findings import CAUSES, NOTHING, PLACES
+from faultbed.testbed.errors import UsageError
 
 
 def test_attribution_places_synthetic_campaign(labelled):

@@ -14,13 +14,13 @@ from labelled_run import Network
 from probe_echoes import round_trips
 from synthetic_run import T0
 
-from harness.attribution.attribute import attribute
-from harness.attribution.probe_findings import with_probes
-from harness.cli.main import cli
-from harness.findings import NOTHING, Attribution
-from harness.report.run_page import render
-from traffic.probes.results import ProbeTrips
-from traffic.probes.tomography import Probes
+from faultbed.harness.attribution.attribute import attribute
+from faultbed.harness.attribution.probe_findings import with_probes
+from faultbed.harness.cli.main import cli
+from faultbed.harness.findings import NOTHING, Attribution
+from faultbed.harness.report.run_page import render
+from faultbed.traffic.probes.results import ProbeTrips
+from faultbed.traffic.probes.tomography import Probes
 
 WHILE_NS = 16_000_000_000
 

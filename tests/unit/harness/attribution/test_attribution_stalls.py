@@ -10,10 +10,10 @@ from finished_run import finished
 from labelled_run import Network, connections
 from synthetic_run import synthetic_run
 
-from harness.attribution import stalls
-from harness.attribution.attribute import attribute
-from harness.report.run_page import render
-from traffic.engine.flight_recorder import Entry, Flight
+from faultbed.harness.attribution import stalls
+from faultbed.harness.attribution.attribute import attribute
+from faultbed.harness.report.run_page import render
+from faultbed.traffic.engine.flight_recorder import Entry, Flight
 
 
 def entry(what, at_ms, *, iteration=7, step=2, peer=-1, segment=-1, psn=-1, qpn=17, connection=-1):

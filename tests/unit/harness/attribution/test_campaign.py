@@ -11,18 +11,18 @@ import pytest
 from click.testing import CliRunner
 from house import HOUSE
 
-from harness.attribution import campaign
-from harness.cli.experiments import attribution
-from harness.cli.main import cli
-from harness.experiment import run_plan
-from harness.experiment.experiment_file import decode
-from harness.findings import NOTHING
-from harness.run import loop as run
-from harness.run.prepare.bind_to_lab import fit
-from harness.verdict import Check, Verdict, VerdictFile, encode
-from inject.kinds.catalogue import CATALOGUE
-from testbed.errors import DirtyLab, LabError
-from testbed.inventory.lab_inventory import load
+from faultbed.harness.attribution import campaign
+from faultbed.harness.cli.experiments import attribution
+from faultbed.harness.cli.main import cli
+from faultbed.harness.experiment import run_plan
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.findings import NOTHING
+from faultbed.harness.run import loop as run
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.harness.verdict import Check, Verdict, VerdictFile, encode
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.testbed.errors import DirtyLab, LabError
+from faultbed.testbed.inventory.lab_inventory import load
 
 SOFT = HOUSE / "inventory" / "soft.yml"
 LABS = ("soft", "soft-mini", "soft-3rack")
@@ -138,7 +138,7 @@ def verdict_of(word, lab_state="CLEAN"):
 @pytest.fixture
 def campaign_of(monkeypatch, tmp_path):
     """Run a campaign whose runs end with these verdicts in turn; return the command's result and the number of runs."""
-    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_, **__: None)
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.up", lambda *_, **__: None)
     monkeypatch.setattr(attribution, "hold", lambda *_, **__: contextlib.nullcontext(Reservation()))
 
     def run(verdicts, *options, lab=SOFT):
@@ -186,7 +186,7 @@ def test_campaign_counts_no_failed_job_whose_fault_is_unproven_or_that_left_the_
     campaign_of, monkeypatch, fired, lab_state
 ):
     """FAIL is the worse verdict, so the run counted as one whose job did not survive its fault: exit code 0."""
-    monkeypatch.setattr("testbed.backends.soft.lifecycle.reset", lambda *_, **__: True)
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.reset", lambda *_, **__: True)
     failed = verdict_of("FAIL", lab_state)
     proof = Check(name="fired.x", verdict=Verdict(fired), observed=0, bound=1, unit="count", rule="", detail="")
     failed = msgspec.structs.replace(failed, checks=(*failed.checks, proof))

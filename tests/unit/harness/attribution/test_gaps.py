@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from labelled_run import Network
 
-from harness.attribution.attribute import attribute
-from harness.attribution.gaps import match_gaps
-from harness.attribution.signatures import Signs, crosses
-from harness.findings import NOTHING
+from faultbed.harness.attribution.attribute import attribute
+from faultbed.harness.attribution.gaps import match_gaps
+from faultbed.harness.attribution.signatures import Signs, crosses
+from faultbed.harness.findings import NOTHING
 
 RUN = Network(3).run().measured(None, "")
 

@@ -7,12 +7,12 @@ import pytest
 from labelled_run import HOSTS, Network
 from synthetic_run import MS, synthetic_run
 
-from harness.attribution.attribute import attribute
-from harness.attribution.confusion import score
-from harness.findings import NOTHING
-from harness.record.measurements import Iteration, RankSeries
-from testbed.observe.telemetry import Change
-from traffic.engine.run_results import Standstill
+from faultbed.harness.attribution.attribute import attribute
+from faultbed.harness.attribution.confusion import score
+from faultbed.harness.findings import NOTHING
+from faultbed.harness.record.measurements import Iteration, RankSeries
+from faultbed.testbed.observe.telemetry import Change
+from faultbed.traffic.engine.run_results import Standstill
 
 
 def test_host_cause_restarted_counters_are_a_reboot():

@@ -11,12 +11,12 @@ import pytest
 from labelled_run import HOSTS, Network, connections
 from synthetic_run import MS
 
-from harness.attribution.attribute import attribute
-from harness.attribution.signatures import Signs
-from harness.findings import NOTHING
-from harness.record.measurements import counter_deltas
-from testbed.observe.telemetry import Change
-from traffic.engine.run_results import QpError, Standstill
+from faultbed.harness.attribution.attribute import attribute
+from faultbed.harness.attribution.signatures import Signs
+from faultbed.harness.findings import NOTHING
+from faultbed.harness.record.measurements import counter_deltas
+from faultbed.testbed.observe.telemetry import Change
+from faultbed.traffic.engine.run_results import QpError, Standstill
 
 
 def test_attribution_ecn_marks_are_located_like_losses():

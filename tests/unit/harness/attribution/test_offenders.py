@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from labelled_run import Network
 from synthetic_run import soft_topology
 
-from harness.attribution.gpu_readings import GpuReading, readings_of_preflight, readings_of_run
-from harness.attribution.offenders import Strike, Thresholds, offenders, strikes_of_preflight, strikes_of_run
-from harness.cli.main import cli
-from harness.findings import Attribution
-from harness.record.measurements import ResilienceRun
-from harness.verdict import Verdict, VerdictFile
-from testbed.errors import UsageError
-from testbed.node.gpu.health import Health
-from testbed.node.gpu.xid import SYNTHETIC
-from testbed.observe.gpu_thresholds import breaches
-from testbed.observe.telemetry import Change, Machine
-from traffic.workloads.elastic.elastic_results import Restart
+from faultbed.harness.attribution.gpu_readings import GpuReading, readings_of_preflight, readings_of_run
+from faultbed.harness.attribution.offenders import Strike, Thresholds, offenders, strikes_of_preflight, strikes_of_run
+from faultbed.harness.cli.main import cli
+from faultbed.harness.findings import Attribution
+from faultbed.harness.record.measurements import ResilienceRun
+from faultbed.harness.verdict import Verdict, VerdictFile
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.node.gpu.health import Health
+from faultbed.testbed.node.gpu.xid import SYNTHETIC
+from faultbed.testbed.observe.gpu_thresholds import breaches
+from faultbed.testbed.observe.telemetry import Change, Machine
+from faultbed.traffic.workloads.elastic.elastic_results import Restart
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
 TOPOLOGY = soft_topology()

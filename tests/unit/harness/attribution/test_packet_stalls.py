@@ -6,10 +6,10 @@ import msgspec
 from gbn_model import go_back_n
 from synthetic_run import synthetic_run
 
-from harness.attribution.packet_stalls import sentences, waits
-from harness.findings import Attribution
-from harness.packets import evidence
-from testbed.observe.packet_capture import Captured, PortProof
+from faultbed.harness.attribution.packet_stalls import sentences, waits
+from faultbed.harness.findings import Attribution
+from faultbed.harness.packets import evidence
+from faultbed.testbed.observe.packet_capture import Captured, PortProof
 
 LOST = Attribution(cause="loss", place="rtsw-ctsw-link", name="rtsw1:ctsw1", confidence=0.9, evidence=("x",))
 

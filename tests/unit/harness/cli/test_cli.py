@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner
 from house import HOUSE
 
-from harness import console
-from harness.cli.command_group import Commands
-from harness.cli.ending import end_with
-from harness.cli.experiments import faults as inject_command
-from harness.cli.lab import labs
-from harness.cli.main import SECTIONS, cli
-from testbed.errors import FaultbedError, Interrupted
-from testbed.tenancy.dirty import Outcome
+from faultbed.harness import console
+from faultbed.harness.cli.command_group import Commands
+from faultbed.harness.cli.ending import end_with
+from faultbed.harness.cli.experiments import faults as inject_command
+from faultbed.harness.cli.lab import labs
+from faultbed.harness.cli.main import SECTIONS, cli
+from faultbed.testbed.errors import FaultbedError, Interrupted
+from faultbed.testbed.tenancy.dirty import Outcome
 
 
 @pytest.mark.parametrize(
@@ -273,8 +273,8 @@ def test_cli_under_nohup_goes_on_when_its_terminal_closes(monkeypatch, is_ignore
 ENDS = """
 import socket, sys
 import click
-from harness.cli.context import Session
-from harness.cli.ending import end_with
+from faultbed.harness.cli.context import Session
+from faultbed.harness.cli.ending import end_with
 
 @click.command()
 @click.argument("what")
@@ -349,9 +349,13 @@ def test_cli_sections_match_the_commands_of_their_modules():
 @pytest.mark.process
 def test_cli_command_loads_no_module_of_another_command():
     """Importing the whole command line takes a second of CPU."""
-    code = "import sys, harness.cli.main; print(*sys.modules)"
+    code = "import sys, faultbed.harness.cli.main; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not [name for name in loaded if name.startswith(("harness.cli.lab.", "harness.cli.experiments.", "scipy"))]
+    assert not [
+        name
+        for name in loaded
+        if name.startswith(("faultbed.harness.cli.lab.", "faultbed.harness.cli.experiments.", "scipy"))
+    ]
     assert "numpy" not in loaded
 
 
@@ -368,12 +372,12 @@ def test_cli_bisection_and_others_load_neither_run_nor_inject():
     )
     code = f"import sys, {', '.join(f'harness.cli.{name}' for name in users)}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "harness.cli.traffic.bisecting" in loaded
-    assert not {"harness.cli.experiments.runs", "harness.cli.experiments.faults"} & set(loaded)
+    assert "faultbed.harness.cli.traffic.bisecting" in loaded
+    assert not {"faultbed.harness.cli.experiments.runs", "faultbed.harness.cli.experiments.faults"} & set(loaded)
 
 
 def test_cli_command_names_its_missing_package():
-    group = Commands(sections={"Lab": {"harness.cli.no_such_module": "up"}})
+    group = Commands(sections={"Lab": {"faultbed.harness.cli.no_such_module": "up"}})
     with pytest.raises(FaultbedError, match=r"no_such_module'; run `make setup` to install what is missing"):
         CliRunner().invoke(group, ["up"], catch_exceptions=False)
 
@@ -382,7 +386,7 @@ def test_cli_command_names_its_missing_package():
 def test_closed_output_pipe_does_not_end_the_command():
     """With `faultbed run ... | head` rich would end the process in the middle of a fault with 1, which means FAIL."""
     code = (
-        "import os; from pathlib import Path; from harness.cli.context import Session\n"
+        "import os; from pathlib import Path; from faultbed.harness.cli.context import Session\n"
         "out = Session(Path('soft')).out\n"
         "for _ in range(2000): out.print('x' * 200)\n"
         "os._exit(7)"

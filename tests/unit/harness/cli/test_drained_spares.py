@@ -8,11 +8,11 @@ from click.testing import CliRunner
 from finished_run import finished
 from labelled_run import Network
 
-from harness.cli.main import cli
-from harness.findings import Attribution
-from testbed.errors import ConfigError
-from testbed.inventory.lab_inventory import load
-from testbed.shipped import inventories
+from faultbed.harness.cli.main import cli
+from faultbed.harness.findings import Attribution
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.shipped import inventories
 
 RACK, SOFT = inventories() / "rack-h100.example.yml", inventories() / "soft.yml"
 JOB = """\

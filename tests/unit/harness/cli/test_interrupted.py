@@ -16,10 +16,10 @@ import pytest
 from house import HOUSE, SUPPORT
 from waiting import until
 
-from inject.injector import Injector
-from inject.journal import Journal
-from testbed.errors import RevertFailed
-from testbed.tenancy import dirty
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.testbed.errors import RevertFailed
+from faultbed.testbed.tenancy import dirty
 
 START_S = 60.0
 TTL_S = 10.0
@@ -127,7 +127,7 @@ def test_test_killed_during_a_fault_leaves_nothing(qemu, tmp_path, how):
 
 HOLDS = """
 import pathlib, threading
-from harness.pytest_plugin.session_lab import acquire_lease
+from faultbed.harness.pytest_plugin.session_lab import acquire_lease
 def test_it(request):
     acquire_lease(request.config)
     pathlib.Path("held").touch()

@@ -19,27 +19,27 @@ from local_lab import SOFT, lab_at
 from qmp_server import Qemu
 from waiting import until
 
-from harness.fuzz import on_lab
-from harness.run import loop
-from inject.fault_plan import FaultSpec, plan
-from inject.heal import heal
-from inject.injector import Injector
-from inject.journal import Journal
-from testbed.backends.soft import fleet, lifecycle
-from testbed.errors import FaultError
-from testbed.observe import counters, fingerprint
-from testbed.tenancy import durable, interventions
-from testbed.tenancy.lab_lease import hold
+from faultbed.harness.fuzz import on_lab
+from faultbed.harness.run import loop
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.heal import heal
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.testbed.backends.soft import fleet, lifecycle
+from faultbed.testbed.errors import FaultError
+from faultbed.testbed.observe import counters, fingerprint
+from faultbed.testbed.tenancy import durable, interventions
+from faultbed.testbed.tenancy.lab_lease import hold
 
 TWO_FAULTS = """
 import sys
 from pathlib import Path
 from local_lab import SOFT, lab_at
-from inject.fault_plan import FaultSpec, plan
-from inject.injector import Injector
-from inject.journal import Journal
-from testbed.errors import FaultbedError
-from testbed.tenancy import interventions
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.tenancy import interventions
 
 folder = Path(sys.argv[1])
 interventions.watch(folder)
@@ -83,7 +83,7 @@ def in_another_shell(folder, name, covers=("*",)):
     """Record an intervention as a process that is not a child of this one."""
     before = interventions._read(folder).number
     code = (
-        "import sys, pathlib; from testbed.tenancy import interventions;"
+        "import sys, pathlib; from faultbed.testbed.tenancy import interventions;"
         f"interventions.record(pathlib.Path({str(folder)!r}), {name!r}, {covers!r})"
     )
     subprocess.run(["setsid", "-f", sys.executable, "-c", code], check=True, cwd=HOUSE, timeout=30)
@@ -157,7 +157,7 @@ def test_fault_is_armed_after_a_heal_by_the_same_process(qemu, folder, tmp_path)
         interventions.watch(folder)
         healed_by(folder)
         code = (
-            "import pathlib; from testbed.tenancy import interventions;"
+            "import pathlib; from faultbed.testbed.tenancy import interventions;"
             f"interventions.record(pathlib.Path({str(folder)!r}), 'reset')"
         )
         subprocess.run([sys.executable, "-c", code], check=True, cwd=HOUSE, timeout=30)

@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 from house import HOUSE
 
-from harness.cli.context import Session, styled
-from harness.cli.lab import labs
-from harness.cli.main import cli
-from harness.cli.traffic import traffic_group
-from testbed.directories import lab_dir
-from testbed.tenancy import audit_log
+from faultbed.harness.cli.context import Session, styled
+from faultbed.harness.cli.lab import labs
+from faultbed.harness.cli.main import cli
+from faultbed.harness.cli.traffic import traffic_group
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.tenancy import audit_log
 
 DATA = ("[red]x[/red]", "[/x]", "[a-z]*", "[/path]", "[#1]", "[@here]", "[bold", ":warning:")
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

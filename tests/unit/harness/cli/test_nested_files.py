@@ -7,10 +7,10 @@ import datetime as dt
 import pytest
 from click.testing import CliRunner
 
-from harness.cli.main import cli
-from harness.pytest_plugin import quarantine
-from harness.record import sweep_file
-from testbed.errors import FaultbedError
+from faultbed.harness.cli.main import cli
+from faultbed.harness.pytest_plugin import quarantine
+from faultbed.harness.record import sweep_file
+from faultbed.testbed.errors import FaultbedError
 
 DEEP = 3000
 LISTS, OBJECTS = "[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP

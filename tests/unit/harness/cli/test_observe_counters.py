@@ -7,12 +7,12 @@ import pytest
 from rich.text import Text
 from synthetic_run import synthetic_run
 
-from harness.analysis.observe import observe
-from harness.cli.lab.screen import Screen
-from harness.cli.lab.watching import _growth
-from harness.record.measurements import Rank, counter_deltas
-from inject.mechanisms.rack.rack_mechanism import COUNTERS
-from testbed.observe.telemetry import Sample
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.cli.lab.screen import Screen
+from faultbed.harness.cli.lab.watching import _growth
+from faultbed.harness.record.measurements import Rank, counter_deltas
+from faultbed.inject.mechanisms.rack.rack_mechanism import COUNTERS
+from faultbed.testbed.observe.telemetry import Sample
 
 S = 1_000_000_000
 

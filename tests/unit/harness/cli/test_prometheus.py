@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from watched_lab import Watched
 
-from harness.cli.lab import watching
-from harness.cli.lab.prometheus import exposition
-from harness.cli.main import cli
-from testbed.observe.counters import STATES
+from faultbed.harness.cli.lab import watching
+from faultbed.harness.cli.lab.prometheus import exposition
+from faultbed.harness.cli.main import cli
+from faultbed.testbed.observe.counters import STATES
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\\\|\\"|\\n)*"'

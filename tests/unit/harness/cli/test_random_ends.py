@@ -24,8 +24,8 @@ from local_lab import lab_at
 from qmp_server import Qemu
 from waiting import until
 
-from testbed.observe import counters, fingerprint
-from testbed.tenancy import dirty
+from faultbed.testbed.observe import counters, fingerprint
+from faultbed.testbed.tenancy import dirty
 
 pytestmark = pytest.mark.process
 SEED = 25

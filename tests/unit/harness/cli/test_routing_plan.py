@@ -5,9 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from harness.cli.main import cli
-from testbed.errors import FaultbedError
-from testbed.shipped import inventory_named
+from faultbed.harness.cli.main import cli
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.shipped import inventory_named
 
 RACK = str(inventory_named("rack-h100.example"))
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from harness.cli.lab import routing_commands
-from harness.cli.main import cli
-from testbed.errors import UsageError
-from testbed.inventory import lab_inventory
-from testbed.routing.schemes import Routing
-from testbed.routing.switch_tables import scheme_tables
-from testbed.shipped import inventory_named
+from faultbed.harness.cli.lab import routing_commands
+from faultbed.harness.cli.main import cli
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.routing.schemes import Routing
+from faultbed.testbed.routing.switch_tables import scheme_tables
+from faultbed.testbed.shipped import inventory_named
 
 TOPOLOGY = lab_inventory.load(inventory_named("soft-3rack")).topology
 TO_HOST3 = "10.77.2.0/31"

@@ -7,9 +7,9 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
-from harness.cli.main import cli
-from harness.cli.options import rows_file
-from traffic.engine.run_results import Iteration, Sample
+from faultbed.harness.cli.main import cli
+from faultbed.harness.cli.options import rows_file
+from faultbed.traffic.engine.run_results import Iteration, Sample
 
 READ = {".csv": pyarrow.csv.read_csv, ".parquet": pyarrow.parquet.read_table}
 

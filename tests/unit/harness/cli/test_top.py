@@ -12,10 +12,10 @@ from recorded import RECORDED
 from rich.console import Console
 from watched_lab import Watched
 
-from harness.cli.lab import watching
-from harness.cli.lab.screen import SILENT_NS, Screen
-from harness.cli.main import cli
-from testbed.observe.telemetry import Change, Sample
+from faultbed.harness.cli.lab import watching
+from faultbed.harness.cli.lab.screen import SILENT_NS, Screen
+from faultbed.harness.cli.main import cli
+from faultbed.testbed.observe.telemetry import Change, Sample
 
 S = 1_000_000_000
 BEGAN = 50 * S

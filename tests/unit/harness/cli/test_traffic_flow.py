@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from harness.cli.traffic.traffic_group import _collective_row, _exit_code_of_flows
-from harness.verdict import ExitCode
-from traffic.flows.flow_run import FlowSpec
-from traffic.workloads.collective import CollectiveSpec
+from faultbed.harness.cli.traffic.traffic_group import _collective_row, _exit_code_of_flows
+from faultbed.harness.verdict import ExitCode
+from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.traffic.workloads.collective import CollectiveSpec
 
 SPECS = [FlowSpec(src="host1:rxe0", dst=f"host{number}:rxe0") for number in (2, 3, 4)]
 

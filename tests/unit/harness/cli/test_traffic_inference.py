@@ -8,10 +8,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from harness.cli.main import cli
-from harness.cli.traffic import serving
-from harness.verdict import ExitCode
-from traffic.workloads.inference import InferenceResult, InferenceSpec
+from faultbed.harness.cli.main import cli
+from faultbed.harness.cli.traffic import serving
+from faultbed.harness.verdict import ExitCode
+from faultbed.traffic.workloads.inference import InferenceResult, InferenceSpec
 
 MS = 1_000_000
 

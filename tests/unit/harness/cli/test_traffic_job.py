@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 from local_traffic import LocalLab
 
-from harness.cli.main import cli
-from harness.cli.traffic import jobs
-from harness.verdict import ExitCode
-from testbed.errors import UsageError
-from traffic.workloads.job import GroupTime
+from faultbed.harness.cli.main import cli
+from faultbed.harness.cli.traffic import jobs
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.workloads.job import GroupTime
 
 PLACED = ("--rank", "host1", "--rank", "host2", "--rank", "host3", "--rank", "host4")
 TWO_GROUPS = ("--grid", "tp=2,dp=2", "--phase", "dp:all-reduce:16KiB:ring", *PLACED, "--iterations", "3", "--alone")

@@ -6,9 +6,9 @@ import json
 
 from click.testing import CliRunner
 
-from harness.cli.main import cli
-from harness.cli.traffic import replays
-from traffic.workloads.replay_result import ReplayResult
+from faultbed.harness.cli.main import cli
+from faultbed.harness.cli.traffic import replays
+from faultbed.traffic.workloads.replay_result import ReplayResult
 
 SIZES = {"in_msg_size": 64, "out_msg_size": 64, "dtype": "float32"}
 RECORDS = [

@@ -6,13 +6,13 @@ import pytest
 from experiment_text import read, refused
 from synthetic_run import soft_topology
 
-from harness.experiment import run_plan
-from harness.report.comparison.differences import of_plans
-from harness.run.prepare.bind_to_lab import fit
-from harness.run.prepare.resolve import resolve, touched
-from testbed.errors import ConfigError
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventories
+from faultbed.harness.experiment import run_plan
+from faultbed.harness.report.comparison.differences import of_plans
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.harness.run.prepare.resolve import resolve, touched
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventories
 
 SOFT = lab_inventory.load(inventories() / "soft.yml")
 RANKS = 'ranks = ["host1:rxe0", "host3:rxe0"]'

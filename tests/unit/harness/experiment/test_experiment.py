@@ -10,14 +10,14 @@ from experiment_text import COLLECTIVE, FLOW, JOB, read, refused
 from house import DEMO
 from synthetic_run import soft_topology
 
-from harness.experiment.experiment_file import decode, load
-from harness.experiment.needs import parse_need, unmet
-from harness.experiment.workload_file import Collective
-from harness.run.loop import resolve
-from harness.run.prepare.bind_to_lab import fit
-from testbed.errors import ConfigError, FaultbedError
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventories
+from faultbed.harness.experiment.experiment_file import decode, load
+from faultbed.harness.experiment.needs import parse_need, unmet
+from faultbed.harness.experiment.workload_file import Collective
+from faultbed.harness.run.loop import resolve
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.testbed.errors import ConfigError, FaultbedError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventories
 
 GOOD = """
 name = "x"

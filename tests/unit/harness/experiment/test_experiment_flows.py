@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
-from harness.cli.traffic.traffic_group import flow as flow_command
-from harness.cli.traffic.traffic_group import flow_specs
-from harness.experiment.experiment_file import decode
-from harness.experiment.workload_file import KEYS, Flow, workload_of
-from harness.run import workload_kinds
-from harness.run.prepare.bind_to_lab import fit
-from testbed.errors import ConfigError, UsageError
-from traffic.engine.task_specs import QpParams
-from traffic.flows.flow_run import SPREADS, TRANSPORTS, VERBS, check
+from faultbed.harness.cli.traffic.traffic_group import flow as flow_command
+from faultbed.harness.cli.traffic.traffic_group import flow_specs
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.experiment.workload_file import KEYS, Flow, workload_of
+from faultbed.harness.run import workload_kinds
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.testbed.errors import ConfigError, UsageError
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows.flow_run import SPREADS, TRANSPORTS, VERBS, check
 
 
 def test_experiment_flow_becomes_a_flow_workload():

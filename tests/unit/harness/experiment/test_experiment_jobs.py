@@ -8,18 +8,18 @@ import pytest
 from experiment_text import JOB, read
 from synthetic_run import soft_topology
 
-from harness.experiment.experiment_file import decode
-from harness.experiment.run_plan import decode as plan_decode
-from harness.experiment.run_plan import encode, plan
-from harness.experiment.workload_file import duration_ns
-from harness.run import loop as run
-from harness.run import workload
-from harness.run.prepare.bind_to_lab import fit, hosts_of
-from testbed import shipped
-from testbed.errors import ConfigError
-from testbed.inventory import lab_inventory
-from traffic.workloads.inference import InferenceSpec
-from traffic.workloads.ranking import RankingSpec
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.experiment.run_plan import decode as plan_decode
+from faultbed.harness.experiment.run_plan import encode, plan
+from faultbed.harness.experiment.workload_file import duration_ns
+from faultbed.harness.run import loop as run
+from faultbed.harness.run import workload
+from faultbed.harness.run.prepare.bind_to_lab import fit, hosts_of
+from faultbed.testbed import shipped
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.traffic.workloads.inference import InferenceSpec
+from faultbed.traffic.workloads.ranking import RankingSpec
 
 
 def test_experiment_job_becomes_a_workload_with_a_plain_plan():

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from experiment_text import COLLECTIVE, read, refused
 
-from harness.experiment import run_plan
-from harness.run.prepare.bind_to_lab import fit
-from testbed.errors import FaultbedError
-from testbed.inventory import lab_inventory
-from testbed.routing.schemes import SCHEMES
-from testbed.shipped import inventories, inventory_named
+from faultbed.harness.experiment import run_plan
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.routing.schemes import SCHEMES
+from faultbed.testbed.shipped import inventories, inventory_named
 
 LABS = {name: lab_inventory.load(inventory_named(name)).topology for name in ("soft-3rack", "soft-mini")}
 RACK = lab_inventory.load(inventories() / "rack-h100.example.yml").topology

@@ -10,9 +10,9 @@ from experiment_text import COLLECTIVE, FLOW, JOB
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment.experiment_file import decode
-from harness.experiment.parameters import known_paths, parse, with_values
-from testbed.errors import ConfigError, UsageError
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.experiment.parameters import known_paths, parse, with_values
+from faultbed.testbed.errors import ConfigError, UsageError
 
 DEMO = house.DEMO.read_bytes()
 
@@ -118,7 +118,7 @@ def test_parameter_with_a_wrong_path_or_value_is_rejected_with_its_location(path
 @given(st.text(min_size=1, max_size=20), st.text(max_size=20))
 def test_parameter_text_round_trips_through_toml(key, text):
     """The output is TOML, whatever characters a value or a key of `set` has."""
-    from harness.experiment.toml_text import experiment_toml as _toml
+    from faultbed.harness.experiment.toml_text import experiment_toml as _toml
 
     raw = {"name": "x", "workload": {"collective": text, "qp": {key: 1}}, "faults": [{"set": {key: text}}]}
     assert tomllib.loads(_toml(raw).decode()) == raw

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
-from harness.experiment import run_plan as plans
-from harness.experiment.experiment_file import decode, load
-from harness.run.prepare.bind_to_lab import fit
-from harness.run.prepare.resolve import resolve
-from testbed import shipped
-from testbed.inventory import lab_inventory
+from faultbed.harness.experiment import run_plan as plans
+from faultbed.harness.experiment.experiment_file import decode, load
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.harness.run.prepare.resolve import resolve
+from faultbed.testbed import shipped
+from faultbed.testbed.inventory import lab_inventory
 
 OPEN = b"""
 name = "open"

@@ -3,15 +3,15 @@
 import pytest
 from house import DEMO
 
-from harness.experiment import experiment_file as experiment_module
-from harness.experiment.run_plan import encode
-from harness.report.step_summary import JobResults, markdown, read_junit
-from harness.run import loop as run
-from inject.policy import safety
-from testbed.directories import cache_dir
-from testbed.errors import Unsupported, UsageError
-from testbed.inventory.lab_inventory import load
-from testbed.shipped import inventories
+from faultbed.harness.experiment import experiment_file as experiment_module
+from faultbed.harness.experiment.run_plan import encode
+from faultbed.harness.report.step_summary import JobResults, markdown, read_junit
+from faultbed.harness.run import loop as run
+from faultbed.inject.policy import safety
+from faultbed.testbed.directories import cache_dir
+from faultbed.testbed.errors import Unsupported, UsageError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.shipped import inventories
 
 pytest_plugins = ["pytester"]
 

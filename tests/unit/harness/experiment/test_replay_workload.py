@@ -12,17 +12,17 @@ from house import TRACES
 from synthetic_run import soft_topology
 from trace_lab import TraceLab
 
-from harness.experiment import replayed
-from harness.experiment.experiment_file import decode, load
-from harness.experiment.run_plan import encode, plan
-from harness.experiment.workload_file import duration_ns
-from harness.record import workload_series
-from harness.report import summary
-from harness.run import workload
-from harness.run.prepare.bind_to_lab import fit, hosts_of
-from harness.run.workload_kinds import kind_of
-from testbed.errors import ConfigError, UsageError
-from traffic import traces
+from faultbed.harness.experiment import replayed
+from faultbed.harness.experiment.experiment_file import decode, load
+from faultbed.harness.experiment.run_plan import encode, plan
+from faultbed.harness.experiment.workload_file import duration_ns
+from faultbed.harness.record import workload_series
+from faultbed.harness.report import summary
+from faultbed.harness.run import workload
+from faultbed.harness.run.prepare.bind_to_lab import fit, hosts_of
+from faultbed.harness.run.workload_kinds import kind_of
+from faultbed.testbed.errors import ConfigError, UsageError
+from faultbed.traffic import traces
 
 FILE = """
 name = "x"

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_faults import SOFT, soft
 
-from harness.experiment import experiment_file
-from harness.experiment.run_plan import plan as plan_experiment
-from inject.fault_plan import FaultSpec, plan
-from inject.selection import MOST_POSITIONS, MOST_SEED, by_share, netem_seed
+from faultbed.harness.experiment import experiment_file
+from faultbed.harness.experiment.run_plan import plan as plan_experiment
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.selection import MOST_POSITIONS, MOST_SEED, by_share, netem_seed
 
 SHARES = st.floats(1e-6, 1 - 1e-6)
 SEEDS = st.integers(0, MOST_SEED)
@@ -126,9 +126,9 @@ def test_fault_without_random_draws_has_no_seed(kind, params):
 
 def test_seed_of_the_experiment_reaches_the_rule(tmp_path):
     """Nothing used to read the seed of a fault in `plan.json`, so two runs with one seed dropped different packets."""
-    from harness.run.prepare import resolve
-    from testbed import shipped
-    from testbed.inventory import lab_inventory
+    from faultbed.harness.run.prepare import resolve
+    from faultbed.testbed import shipped
+    from faultbed.testbed.inventory import lab_inventory
 
     path = tmp_path / "x.toml"
     path.write_text(EXPERIMENT)

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment.experiment_file import decode
-from harness.experiment.run_plan import encode
-from harness.run import loop as run
-from inject.fault_plan import FaultSpec
-from inject.fault_plan import plan as plan_fault
-from testbed.errors import ConfigError, UsageError
-from testbed.inventory.lab_inventory import load
-from testbed.model.selectors import CLASSES, is_selector, resolve, select, select_one
-from testbed.observe.packet_capture import port_named
-from testbed.shipped import inventories
-from traffic.engine.engine_client import endpoint
-from traffic.workloads.ranks import RanksSpec, place
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.experiment.run_plan import encode
+from faultbed.harness.run import loop as run
+from faultbed.inject.fault_plan import FaultSpec
+from faultbed.inject.fault_plan import plan as plan_fault
+from faultbed.testbed.errors import ConfigError, UsageError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.model.selectors import CLASSES, is_selector, resolve, select, select_one
+from faultbed.testbed.observe.packet_capture import port_named
+from faultbed.testbed.shipped import inventories
+from faultbed.traffic.engine.engine_client import endpoint
+from faultbed.traffic.workloads.ranks import RanksSpec, place
 
 NAMES = (
     "soft.yml",

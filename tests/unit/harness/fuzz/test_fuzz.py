@@ -16,24 +16,24 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from samples import samples
 
-from harness.cli.experiments import fuzzing
-from harness.cli.main import cli
-from harness.experiment import experiment_file as experiment
-from harness.fuzz import draw
-from harness.fuzz.case import Case, duration_s, to_toml
-from harness.fuzz.kinds import kinds_named
-from harness.fuzz.on_lab import keep
-from harness.fuzz.outcome import Outcome, outcome_of
-from harness.fuzz.search import Search
-from harness.run.prepare.resolve import refusal, resolve
-from harness.verdict import Check, Verdict, VerdictFile
-from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
-from inject.fault_plan import FaultSpec
-from inject.kinds.catalogue import CATALOGUE
-from testbed.errors import LabError, Unsupported, UsageError
-from testbed.inventory import lab_inventory as inventory
-from testbed.inventory.schema import SafetyVars
-from testbed.shipped import inventories
+from faultbed.harness.cli.experiments import fuzzing
+from faultbed.harness.cli.main import cli
+from faultbed.harness.experiment import experiment_file as experiment
+from faultbed.harness.fuzz import draw
+from faultbed.harness.fuzz.case import Case, duration_s, to_toml
+from faultbed.harness.fuzz.kinds import kinds_named
+from faultbed.harness.fuzz.on_lab import keep
+from faultbed.harness.fuzz.outcome import Outcome, outcome_of
+from faultbed.harness.fuzz.search import Search
+from faultbed.harness.run.prepare.resolve import refusal, resolve
+from faultbed.harness.verdict import Check, Verdict, VerdictFile
+from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
+from faultbed.inject.fault_plan import FaultSpec
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.testbed.errors import LabError, Unsupported, UsageError
+from faultbed.testbed.inventory import lab_inventory as inventory
+from faultbed.testbed.inventory.schema import SafetyVars
+from faultbed.testbed.shipped import inventories
 
 MINI = inventory.load(inventories() / "soft-mini.yml")
 ALL = kinds_named((), "soft")
@@ -387,7 +387,7 @@ def test_command_plan_draws_and_touches_nothing(tmp_path, monkeypatch):
 def fake_lab(monkeypatch, tmp_path):
     """Run the command with a lab that is up and not reserved, and with synthetic runs."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_, **__: None)
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.up", lambda *_, **__: None)
 
     def invoke(run, *words):
         monkeypatch.setattr(fuzzing.on_lab, "Runner", lambda **_: run)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from harness.cli.main import cli
-from harness.packets.analysis import analyse
-from harness.packets.evidence import Evidence
-from harness.run.collect_measurements import _packets
-from testbed.packets.capture_file import write_pcapng
+from faultbed.harness.cli.main import cli
+from faultbed.harness.packets.analysis import analyse
+from faultbed.harness.packets.evidence import Evidence
+from faultbed.harness.run.collect_measurements import _packets
+from faultbed.testbed.packets.capture_file import write_pcapng
 
 US, MS = 1000, 1_000_000
 OWN = ("requests", "duplicates", "payload_bytes", "episodes", "violations")

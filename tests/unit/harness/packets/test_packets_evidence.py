@@ -13,22 +13,22 @@ from click.testing import CliRunner
 from gbn_model import go_back_n
 from synthetic_run import soft_topology, synthetic_run
 
-from harness import judge
-from harness.analysis.observe import observe
-from harness.cli.main import cli
-from harness.experiment import experiment_file as experiments
-from harness.experiment import run_plan as plans
-from harness.experiment.metrics import METRICS
-from harness.packets import evidence
-from harness.record.measurements import PacketSummary
-from harness.run.collect_measurements import _packets
-from harness.run.prepare.bind_to_lab import fit
-from testbed.errors import ConfigError, LabError, UsageError
-from testbed.node.capture import write_whole
-from testbed.observe import clock
-from testbed.observe.clock import ClockOffset
-from testbed.observe.packet_capture import Captured, Capturing, PortProof, frames_of, port_named, port_proof
-from testbed.packets import capture_file
+from faultbed.harness import judge
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.cli.main import cli
+from faultbed.harness.experiment import experiment_file as experiments
+from faultbed.harness.experiment import run_plan as plans
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.packets import evidence
+from faultbed.harness.record.measurements import PacketSummary
+from faultbed.harness.run.collect_measurements import _packets
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.testbed.errors import ConfigError, LabError, UsageError
+from faultbed.testbed.node.capture import write_whole
+from faultbed.testbed.observe import clock
+from faultbed.testbed.observe.clock import ClockOffset
+from faultbed.testbed.observe.packet_capture import Captured, Capturing, PortProof, frames_of, port_named, port_proof
+from faultbed.testbed.packets import capture_file
 
 EPOCH = 1_700_000_000_000_000_000
 

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from harness.packets.analysis import Analysis, analyse
+from faultbed.harness.packets.analysis import Analysis, analyse
 
 MS = 1_000_000
 
@@ -284,9 +284,9 @@ def test_packets_command_prints_a_table_and_exits_with_the_verdict(tmp_path):
     """0 for a capture that keeps the rules, 1 for one that does not, 4 for a run without packets."""
     from click.testing import CliRunner
 
-    from harness.cli.main import cli
-    from testbed.errors import UsageError
-    from testbed.packets.capture_file import write_pcapng
+    from faultbed.harness.cli.main import cli
+    from faultbed.testbed.errors import UsageError
+    from faultbed.testbed.packets.capture_file import write_pcapng
 
     good = go_back_n(count=64, losses={21}, window=16).wire
     write_pcapng(tmp_path / "capture.pcapng", good.frames())
@@ -368,8 +368,8 @@ def test_packets_command_of_an_inconclusive_capture_exits_with_2(tmp_path, snap,
     """An empty or undecodable capture is INCONCLUSIVE, and says why."""
     from click.testing import CliRunner
 
-    from harness.cli.main import cli
-    from testbed.packets.capture_file import write_pcapng
+    from faultbed.harness.cli.main import cli
+    from faultbed.testbed.packets.capture_file import write_pcapng
 
     frames = go_back_n(count=64, losses={21}).wire.frames(snap=snap)
     write_pcapng(tmp_path / "a.pcapng", frames, order=np.arange(count))

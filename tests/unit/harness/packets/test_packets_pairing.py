@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from harness.packets.analysis import analyse
-from traffic.engine.connections import first_psn
+from faultbed.harness.packets.analysis import analyse
+from faultbed.traffic.engine.connections import first_psn
 
 US = 1000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.directories import cache_dir
+from faultbed.testbed.directories import cache_dir
 
 CACHE = str(cache_dir())
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from harness.pytest_plugin.failure_summary import summary_of
-from traffic.engine.engine_client import Event
-from traffic.engine.run_results import QpError
+from faultbed.harness.pytest_plugin.failure_summary import summary_of
+from faultbed.traffic.engine.engine_client import Event
+from faultbed.traffic.engine.run_results import QpError
 
 S = 1_000_000_000
 

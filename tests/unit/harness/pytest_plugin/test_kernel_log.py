@@ -12,16 +12,16 @@ from types import SimpleNamespace
 import pytest
 from house import HOUSE
 
-from harness.pytest_plugin import receipts
-from harness.pytest_plugin.kernel_guard import KernelGuard, KernelReport
-from harness.pytest_plugin.keys import FAILED
-from harness.record import kernel_log
-from testbed.errors import Unreachable
-from testbed.lab import Lab
-from testbed.node import watch
-from testbed.node.gpu.xid import SYNTHETIC
-from testbed.observe.kernel_messages import KernelMessages
-from testbed.observe.telemetry import Change
+from faultbed.harness.pytest_plugin import receipts
+from faultbed.harness.pytest_plugin.kernel_guard import KernelGuard, KernelReport
+from faultbed.harness.pytest_plugin.keys import FAILED
+from faultbed.harness.record import kernel_log
+from faultbed.testbed.errors import Unreachable
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.node import watch
+from faultbed.testbed.node.gpu.xid import SYNTHETIC
+from faultbed.testbed.observe.kernel_messages import KernelMessages
+from faultbed.testbed.observe.telemetry import Change
 
 
 def log_entry(text, node="host1", subject="kernel"):
@@ -150,7 +150,7 @@ def test_test_whose_kernel_logs_are_unknown_is_inconclusive(has_failed):
 
 
 class Kmsg:
-    """/dev/kmsg of one boot after the other, as `testbed.node.watch` opens and reads it."""
+    """/dev/kmsg of one boot after the other, as `faultbed.testbed.node.watch` opens and reads it."""
 
     def __init__(self, monkeypatch, folder):
         self.records, self.boot, self.at = [], "boot-1", {}
@@ -223,8 +223,8 @@ def test_watcher_that_starts_again_continues_the_kernel_log(kmsg):
 
 WATCHER = """
 import os
-from testbed.lab import Lab
-from testbed.node import watch
+from faultbed.testbed.lab import Lab
+from faultbed.testbed.node import watch
 
 class Log(watch.KernelLog):
     def __init__(self, *, is_whole):

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.pytest_plugin import lab_prewarm
-from harness.pytest_plugin.lab_prewarm import LabPrewarm
-from testbed.backends.soft import lifecycle
+from faultbed.harness.pytest_plugin import lab_prewarm
+from faultbed.harness.pytest_plugin.lab_prewarm import LabPrewarm
+from faultbed.testbed.backends.soft import lifecycle
 
 INVENTORY = SimpleNamespace(path="soft.yml")
 

@@ -13,8 +13,8 @@ import pytest
 from house import HOUSE, SUPPORT
 from qmp_server import Qemu
 
-from harness.pytest_plugin import receipts
-from harness.pytest_plugin.keys import RUNNING
+from faultbed.harness.pytest_plugin import receipts
+from faultbed.harness.pytest_plugin.keys import RUNNING
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.process
@@ -23,8 +23,8 @@ CONFTEST = """
 import itertools, os, pathlib, time, types
 import pytest
 from local_lab import counters_of, lab_at
-from harness.pytest_plugin.keys import RUNNING
-from testbed.observe import counters
+from faultbed.harness.pytest_plugin.keys import RUNNING
+from faultbed.testbed.observe import counters
 
 @pytest.fixture
 def lab():
@@ -45,7 +45,7 @@ def traffic(lab, request):
 def still(lab, monkeypatch):
     \"\"\"Counters that no fault moves.\"\"\"
     monkeypatch.setattr(counters, "read", lambda *_, **__: counters_of(0))
-    monkeypatch.setattr("inject.evidence.witnesses.SETTLE_S", 0.1)
+    monkeypatch.setattr("faultbed.inject.evidence.witnesses.SETTLE_S", 0.1)
 """
 
 
@@ -251,8 +251,8 @@ def test_window_that_a_test_names_and_cuts_short_is_not_proven(session):
 
 
 NOT_CLEARED = """
-from inject.prepared_fault import PreparedFault
-from inject.evidence.receipt import Cleared
+from faultbed.inject.prepared_fault import PreparedFault
+from faultbed.inject.evidence.receipt import Cleared
 
 def test_it(inject, monkeypatch):
     fault = inject("link.flap", "host1:rxe0", prove=PROVE)

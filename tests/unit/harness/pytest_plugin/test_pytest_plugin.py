@@ -9,17 +9,17 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from harness.pytest_plugin import fixtures as plugin_fixtures
-from harness.pytest_plugin import hooks as plugin
-from harness.pytest_plugin import items as plugin_items
-from harness.pytest_plugin import receipts
-from harness.pytest_plugin import session_lab as pytest_lab
-from harness.verdict import Verdict, VerdictFile
-from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
-from testbed.errors import Unreachable, UsageError
-from testbed.observe import fingerprint
-from testbed.tenancy import dirty, in_progress
-from testbed.tenancy.lab_lease import INHERITED, store_of
+from faultbed.harness.pytest_plugin import fixtures as plugin_fixtures
+from faultbed.harness.pytest_plugin import hooks as plugin
+from faultbed.harness.pytest_plugin import items as plugin_items
+from faultbed.harness.pytest_plugin import receipts
+from faultbed.harness.pytest_plugin import session_lab as pytest_lab
+from faultbed.harness.verdict import Verdict, VerdictFile
+from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
+from faultbed.testbed.errors import Unreachable, UsageError
+from faultbed.testbed.observe import fingerprint
+from faultbed.testbed.tenancy import dirty, in_progress
+from faultbed.testbed.tenancy.lab_lease import INHERITED, store_of
 
 pytest_plugins = ["pytester"]
 
@@ -94,11 +94,11 @@ THROTTLES = """
 import pytest
 from pathlib import Path
 from types import SimpleNamespace
-from harness.pytest_plugin import fixtures
-from inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired
-from testbed.inventory import lab_inventory as inventory
-from testbed.errors import UsageError
-from testbed.shipped import inventories
+from faultbed.harness.pytest_plugin import fixtures
+from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired
+from faultbed.testbed.inventory import lab_inventory as inventory
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.shipped import inventories
 
 
 class Stand:
@@ -156,9 +156,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from inject.policy.safety import Forbidden
-from testbed.inventory import lab_inventory as inventory
-from testbed.shipped import inventories
+from faultbed.inject.policy.safety import Forbidden
+from faultbed.testbed.inventory import lab_inventory as inventory
+from faultbed.testbed.shipped import inventories
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def on_rack(pytester, *argv):
 
 
 WARNS = """
-from harness.pytest_plugin import hooks
+from faultbed.harness.pytest_plugin import hooks
 
 def test_warns(lab):
     hooks.rack_of_this_test.kernel.append("4 WARNING: CPU: 0 PID: 7 at drivers/net/x.c:1")
@@ -255,7 +255,7 @@ def test_plugin_kernel_warning_is_an_error_of_the_test_during_which_it_came(pyte
 
 
 UNREADABLE = """
-from harness.pytest_plugin import hooks
+from faultbed.harness.pytest_plugin import hooks
 
 def test_unreadable(lab):
     hooks.rack_of_this_test.kernel = "host1: [Errno 1] Operation not permitted: '/dev/kmsg'"
@@ -272,8 +272,8 @@ def test_plugin_test_whose_kernel_logs_cannot_be_read_is_inconclusive(pytester, 
 
 
 LEAVES = """
-from harness.pytest_plugin import hooks
-from testbed.observe.fingerprint import Fingerprint
+from faultbed.harness.pytest_plugin import hooks
+from faultbed.testbed.observe.fingerprint import Fingerprint
 
 def test_leaves(lab):
     state = hooks.rack_of_this_test
@@ -307,8 +307,8 @@ def test_session_after_a_killed_one_compares_the_rack_with_the_earlier_baseline(
 def test_session_has_a_running_mark_until_it_ends(pytester, rack):
     pytester.makepyfile(
         test_x="""
-from harness.pytest_plugin import hooks
-from testbed.tenancy import in_progress
+from faultbed.harness.pytest_plugin import hooks
+from faultbed.testbed.tenancy import in_progress
 
 def test_it(lab):
     assert [one.why for one in in_progress.live(lab.state_dir)] == ["pytest"]
@@ -400,8 +400,8 @@ def test_xfail_does_not_hide_a_dirty_lab_that_a_test_takes_indirectly(pytester, 
 
 ENDS = """
 import pytest
-from harness.pytest_plugin import hooks, receipts
-from testbed.observe.fingerprint import Fingerprint
+from faultbed.harness.pytest_plugin import hooks, receipts
+from faultbed.testbed.observe.fingerprint import Fingerprint
 
 @pytest.fixture
 def proven(lab, request):
@@ -696,12 +696,12 @@ def test_plugin_loads_nothing_of_the_product_without_lab_tests(pytester):
         loaded.append(set((pytester.path / "modules.txt").read_text().split()))
     ours = {
         "harness",
-        "harness.pytest_plugin",
-        "harness.pytest_plugin.hooks",
-        "harness.pytest_plugin.keys",
-        "harness.pytest_plugin.skips",
+        "faultbed.harness.pytest_plugin",
+        "faultbed.harness.pytest_plugin.hooks",
+        "faultbed.harness.pytest_plugin.keys",
+        "faultbed.harness.pytest_plugin.skips",
         "testbed",
-        "testbed.errors",
+        "faultbed.testbed.errors",
     }
     assert loaded[0] - loaded[1] == ours
 
@@ -764,7 +764,7 @@ def test_close_session_with_one_failed_step_takes_all_other_steps(monkeypatch, t
     config.stash[pytest_lab._SESSION_LAB] = SimpleNamespace(
         lab=SimpleNamespace(close=lambda: step("close")), remove_session_mark=lambda: step("mark")
     )
-    monkeypatch.setattr("testbed.backends.soft.lifecycle.down", lambda _inventory: step("down"))
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.down", lambda _inventory: step("down"))
     with pytest.raises(error, match=failing):
         pytest_lab.close_session(config)
     assert taken == ["stop", "mark", "close", "down"]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.pytest_plugin.quarantine import LONGEST, Entry, match, read
-from testbed.errors import ConfigError
+from faultbed.harness.pytest_plugin.quarantine import LONGEST, Entry, match, read
+from faultbed.testbed.errors import ConfigError
 
 pytest_plugins = ["pytester"]
 TODAY = dt.datetime.now(dt.UTC).date()

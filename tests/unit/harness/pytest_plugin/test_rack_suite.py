@@ -12,11 +12,11 @@ import pytest
 from common_faults import CASES
 from house import HOUSE
 
-from harness.experiment.experiment_file import load as load_experiment
-from inject.fault_plan import FaultSpec, plan
-from inject.policy import safety
-from testbed.inventory.lab_inventory import load
-from testbed.shipped import inventories
+from faultbed.harness.experiment.experiment_file import load as load_experiment
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.policy import safety
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.shipped import inventories
 
 SOFT, RACK = load(inventories() / "soft.yml"), load(inventories() / "rack-h100.example.yml")
 LEAST = 30

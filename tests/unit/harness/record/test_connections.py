@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from synthetic_run import synthetic_run
 
-from harness.record.measurements import Connection, connection_between
+from faultbed.harness.record.measurements import Connection, connection_between
 
 ENDS = ("host1:rxe0", "host3:rxe0")
 

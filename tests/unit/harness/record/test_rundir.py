@@ -15,16 +15,16 @@ from click.testing import CliRunner
 from finished_run import finished
 from synthetic_run import T0, synthetic_run
 
-from harness.cli.main import cli
-from harness.record import code, rundir
-from harness.record.samples_file import SAMPLES_SCHEMA
-from harness.report import run_page
-from harness.verdict import ExitCode
-from testbed.errors import FaultbedError, UsageError
-from testbed.observe.telemetry import Change, Recorded, Sample
-from traffic.engine.flight_recorder import Entry, Flight
-from traffic.probes.results import ProbeTrips
-from traffic.probes.rtt import Echo, Trip
+from faultbed.harness.cli.main import cli
+from faultbed.harness.record import code, rundir
+from faultbed.harness.record.samples_file import SAMPLES_SCHEMA
+from faultbed.harness.report import run_page
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.errors import FaultbedError, UsageError
+from faultbed.testbed.observe.telemetry import Change, Recorded, Sample
+from faultbed.traffic.engine.flight_recorder import Entry, Flight
+from faultbed.traffic.probes.results import ProbeTrips
+from faultbed.traffic.probes.rtt import Echo, Trip
 
 RECORDED = Recorded(
     samples=(Sample(at_ns=T0, node="host1", values={"rxe0.rcvd_pkts": 1}),),

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 from local_traffic import LocalLab
 
-from harness.experiment.flow_words import between
-from harness.record import workload_series
-from harness.record.workload_series import series_of
-from traffic.engine.run_results import Sample
-from traffic.flows.flow_run import FlowsResult
-from traffic.flows.flow_spec import FlowSpec
-from traffic.workloads import job
-from traffic.workloads.job import JobPhase, JobSpec
+from faultbed.harness.experiment.flow_words import between
+from faultbed.harness.record import workload_series
+from faultbed.harness.record.workload_series import series_of
+from faultbed.traffic.engine.run_results import Sample
+from faultbed.traffic.flows.flow_run import FlowsResult
+from faultbed.traffic.flows.flow_spec import FlowSpec
+from faultbed.traffic.workloads import job
+from faultbed.traffic.workloads.job import JobPhase, JobSpec
 
 PHASE = JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 18, algorithm="ring")
 

@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 from repeated_runs import without_faults
 from synthetic_run import synthetic_run
 
-from harness.analysis.noise import NoiseFloor, Spread
-from harness.analysis.observe import observe
-from harness.cli.main import cli
-from harness.confidence import Interval
-from harness.experiment.metrics import METRICS
-from harness.experiment.run_plan import Plan, PlannedFabric
-from harness.record.measurements import Serving
-from harness.report import history
-from harness.report.comparison.compare import _outcome, compare, differences
-from harness.report.comparison.compared_runs import headline
-from harness.report.history import Past, regressions
-from testbed.errors import UsageError
+from faultbed.harness.analysis.noise import NoiseFloor, Spread
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.cli.main import cli
+from faultbed.harness.confidence import Interval
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.experiment.run_plan import Plan, PlannedFabric
+from faultbed.harness.record.measurements import Serving
+from faultbed.harness.report import history
+from faultbed.harness.report.comparison.compare import _outcome, compare, differences
+from faultbed.harness.report.comparison.compared_runs import headline
+from faultbed.harness.report.history import Past, regressions
+from faultbed.testbed.errors import UsageError
 
 PLAN = Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={"size_bytes": 1}, faults=())
 

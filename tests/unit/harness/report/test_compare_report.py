@@ -13,13 +13,13 @@ from finished_run import EVIL, finished, parsed
 from repeated_runs import without_faults
 from synthetic_run import synthetic_run
 
-from harness.analysis import noise
-from harness.cli.main import cli
-from harness.report.comparison import compare_page as compare_report
-from harness.report.comparison import compared_runs
-from harness.report.comparison.compare import compare
-from harness.verdict import Check
-from testbed.errors import UsageError
+from faultbed.harness.analysis import noise
+from faultbed.harness.cli.main import cli
+from faultbed.harness.report.comparison import compare_page as compare_report
+from faultbed.harness.report.comparison import compared_runs
+from faultbed.harness.report.comparison.compare import compare
+from faultbed.harness.verdict import Check
+from faultbed.testbed.errors import UsageError
 
 
 def page_of(a, b, floor=None):

@@ -10,12 +10,12 @@ from finished_run import finished
 from recorded import DOWN, RECORDED, UP, change, sample
 from synthetic_run import T0, S, synthetic_run
 
-from harness.record import telemetry_file
-from harness.report import run_page as report
-from harness.report.plots.charts import Band
-from harness.report.plots.counter_plot import counters_chart
-from harness.report.plots.counter_timeline import Step, event_marks, link_state, series, thinned
-from testbed.errors import UsageError
+from faultbed.harness.record import telemetry_file
+from faultbed.harness.report import run_page as report
+from faultbed.harness.report.plots.charts import Band
+from faultbed.harness.report.plots.counter_plot import counters_chart
+from faultbed.harness.report.plots.counter_timeline import Step, event_marks, link_state, series, thinned
+from faultbed.testbed.errors import UsageError
 
 NO_CARRIER = "UP mtu 4200 qdisc noqueue 02:fb:03:00:01:02 veth"
 END = T0 + 10 * S

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from synthetic_run import synthetic_run
 
-from harness.experiment.run_plan import Plan, PlannedFabric
-from harness.record.measurements import Environment
-from harness.report.comparison.differences import of_environments, of_labs, of_plans, words
+from faultbed.harness.experiment.run_plan import Plan, PlannedFabric
+from faultbed.harness.record.measurements import Environment
+from faultbed.harness.report.comparison.differences import of_environments, of_labs, of_plans, words
 
 RUN = synthetic_run()
 PLAN = Plan(

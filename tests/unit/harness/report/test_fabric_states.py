@@ -10,10 +10,10 @@ from recorded import DOWN, UP, change
 from state_windows import window
 from synthetic_run import T0, S, soft_topology, synthetic_run
 
-from harness.report import run_page as report
-from harness.report.fabric.drawing import Mark
-from harness.report.fabric.drawing_states import moments_svg, plain_svg
-from harness.report.fabric.fabric_states import MOST, moments
+from faultbed.harness.report import run_page as report
+from faultbed.harness.report.fabric.drawing import Mark
+from faultbed.harness.report.fabric.drawing_states import moments_svg, plain_svg
+from faultbed.harness.report.fabric.fabric_states import MOST, moments
 
 ROUTE = "route main unicast 10.77.2.0/31 metric 20 bgp"
 TWO, ONE = "via 169.254.0.1 dev ctsw1, via 169.254.0.1 dev ctsw2", "via 169.254.0.1 dev ctsw2"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.confidence import Interval
-from harness.report.comparison.compare import Row
-from harness.report.comparison.forest import forest
+from faultbed.harness.confidence import Interval
+from faultbed.harness.report.comparison.compare import Row
+from faultbed.harness.report.comparison.forest import forest
 
 
 def row(ratio, low=None, high=None, own=None):

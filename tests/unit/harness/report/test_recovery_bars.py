@@ -7,11 +7,11 @@ import pytest
 from finished_run import finished
 from synthetic_run import T0, S, synthetic_run
 
-from harness.analysis.phases import Phase
-from harness.analysis.timeline import Impact
-from harness.report import run_page as report
-from harness.report.plots.recovery_bars import phase_bars
-from harness.verdict import Check
+from faultbed.harness.analysis.phases import Phase
+from faultbed.harness.analysis.timeline import Impact
+from faultbed.harness.report import run_page as report
+from faultbed.harness.report.plots.recovery_bars import phase_bars
+from faultbed.harness.verdict import Check
 
 
 def impact(took_s=4):

@@ -12,23 +12,23 @@ from finished_run import EVIL, finished, parsed
 from gbn_model import LQPN, A, B, Wire, frame, go_back_n
 from synthetic_run import lost_at, soft_topology, synthetic_run
 
-from harness.analysis.observe import observe
-from harness.analysis.timeline import SlowDown
-from harness.cli.main import cli
-from harness.packets import evidence
-from harness.report import run_page as report
-from harness.report import summary
-from harness.report.fabric.drawing import Mark, fabric_svg
-from harness.report.fabric.drawing_layout import lay_out
-from harness.report.plots import fault_bands
-from harness.report.plots.goodput_plot import goodput_chart, iterations_chart
-from harness.report.summary import format_observed
-from harness.verdict import Check, Verdict, VerdictFile
-from inject.evidence.receipt import Armed, Cleared
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import load
-from testbed.observe.packet_capture import Captured, PortProof
-from testbed.shipped import inventories
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.analysis.timeline import SlowDown
+from faultbed.harness.cli.main import cli
+from faultbed.harness.packets import evidence
+from faultbed.harness.report import run_page as report
+from faultbed.harness.report import summary
+from faultbed.harness.report.fabric.drawing import Mark, fabric_svg
+from faultbed.harness.report.fabric.drawing_layout import lay_out
+from faultbed.harness.report.plots import fault_bands
+from faultbed.harness.report.plots.goodput_plot import goodput_chart, iterations_chart
+from faultbed.harness.report.summary import format_observed
+from faultbed.harness.verdict import Check, Verdict, VerdictFile
+from faultbed.inject.evidence.receipt import Armed, Cleared
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.observe.packet_capture import Captured, PortProof
+from faultbed.testbed.shipped import inventories
 
 ROLES = ("rtsw", "ctsw", "atsw")
 

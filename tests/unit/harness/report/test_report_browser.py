@@ -11,9 +11,9 @@ from recorded import RECORDED
 from synthetic_run import T0, synthetic_run
 
 from bench import chromium
-from harness.report import run_page as report
-from harness.report.comparison import compare_page as compare_report
-from harness.report.comparison.compare import compare
+from faultbed.harness.report import run_page as report
+from faultbed.harness.report.comparison import compare_page as compare_report
+from faultbed.harness.report.comparison.compare import compare
 
 PROGRAM = chromium.installed()
 MOST_BYTES = 3 << 20

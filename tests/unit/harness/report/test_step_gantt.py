@@ -11,15 +11,15 @@ from finished_run import finished, parsed
 from state_windows import window
 from synthetic_run import MS, T0, S, lost_at, synthetic_run
 
-from harness.attribution.packet_stalls import Wait
-from harness.attribution.stalls import stalls
-from harness.findings import Attribution
-from harness.record.measurements import Iteration, Rank, RankSeries
-from harness.report import run_page as report
-from harness.report.plots.charts import Band
-from harness.report.plots.gantt_plot import gantt_chart
-from harness.report.plots.step_gantt import MOST_ROWS, Bar, gantts
-from traffic.engine.flight_recorder import Entry, Flight
+from faultbed.harness.attribution.packet_stalls import Wait
+from faultbed.harness.attribution.stalls import stalls
+from faultbed.harness.findings import Attribution
+from faultbed.harness.record.measurements import Iteration, Rank, RankSeries
+from faultbed.harness.report import run_page as report
+from faultbed.harness.report.plots.charts import Band
+from faultbed.harness.report.plots.gantt_plot import gantt_chart
+from faultbed.harness.report.plots.step_gantt import MOST_ROWS, Bar, gantts
+from faultbed.traffic.engine.flight_recorder import Entry, Flight
 
 LONG_S = 2.0
 

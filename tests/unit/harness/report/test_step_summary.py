@@ -6,9 +6,9 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from harness.cli.main import cli
-from harness.report import history
-from harness.report.step_summary import (
+from faultbed.harness.cli.main import cli
+from faultbed.harness.report import history
+from faultbed.harness.report.step_summary import (
     Case,
     JobResults,
     Step,
@@ -19,9 +19,9 @@ from harness.report.step_summary import (
     read_preflight,
     read_verdicts,
 )
-from harness.verdict import Verdict, VerdictFile, encode
-from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
-from testbed.errors import UsageError
+from faultbed.harness.verdict import Verdict, VerdictFile, encode
+from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
+from faultbed.testbed.errors import UsageError
 
 JUNIT = """<?xml version="1.0"?><testsuites><testsuite name="pytest">
 <testcase classname="tests.soft.test_lab" name="test_ok[round0]" time="1.5"/>

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.report.plots.thinning import extremes, longest
+from faultbed.harness.report.plots.thinning import extremes, longest
 
 LENGTHS = st.lists(st.floats(0, 1e6), min_size=1, max_size=300)
 

@@ -17,20 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probe_echoes import echo
 
-from harness.experiment import run_plan
-from harness.experiment.experiment_file import decode
-from harness.report.comparison.differences import of_plans
-from harness.run import loop
-from harness.run.beside_workload import forward_changes
-from testbed.errors import ConfigError, LabError
-from testbed.inventory.lab_inventory import load
-from testbed.observe.telemetry import Change
-from traffic.engine.run_results import Connection
-from traffic.probes import paths
-from traffic.probes.paths import PathQuery, PathTracker, trips
-from traffic.probes.prober import Probing
-from traffic.probes.results import ProbeTrips, lossy, one_way, windows
-from traffic.probes.rtt import Trip
+from faultbed.harness.experiment import run_plan
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.report.comparison.differences import of_plans
+from faultbed.harness.run import loop
+from faultbed.harness.run.beside_workload import forward_changes
+from faultbed.testbed.errors import ConfigError, LabError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.observe.telemetry import Change
+from faultbed.traffic.engine.run_results import Connection
+from faultbed.traffic.probes import paths
+from faultbed.traffic.probes.paths import PathQuery, PathTracker, trips
+from faultbed.traffic.probes.prober import Probing
+from faultbed.traffic.probes.results import ProbeTrips, lossy, one_way, windows
+from faultbed.traffic.probes.rtt import Trip
 
 THERE = ("host1:rxe0", "rtsw1", "ctsw1", "rtsw2", "host3:rxe0")
 OTHER = ("host1:rxe0", "rtsw1", "ctsw2", "rtsw2", "host3:rxe0")

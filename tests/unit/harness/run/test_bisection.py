@@ -16,20 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
-from harness.analysis.links.effective_bisection import Trial, bisection_of
-from harness.cli.main import cli
-from harness.cli.traffic import bisecting
-from harness.confidence import LEVEL, level_for
-from harness.experiment.fabric_file import Fabric
-from harness.run import bisection_run, ends
-from harness.run.bisection_run import Bisection, BisectionSpec, judge_tier
-from harness.run.routing import routing_scheme
-from harness.verdict import Verdict
-from testbed.errors import DirtyLab, Interrupted, LabError, UsageError
-from testbed.inventory import lab_inventory
-from testbed.tenancy import dirty
-from testbed.tenancy.dirty import Outcome
-from traffic.flows.permutations import permutation, tiers_of
+from faultbed.harness.analysis.links.effective_bisection import Trial, bisection_of
+from faultbed.harness.cli.main import cli
+from faultbed.harness.cli.traffic import bisecting
+from faultbed.harness.confidence import LEVEL, level_for
+from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.run import bisection_run, ends
+from faultbed.harness.run.bisection_run import Bisection, BisectionSpec, judge_tier
+from faultbed.harness.run.routing import routing_scheme
+from faultbed.harness.verdict import Verdict
+from faultbed.testbed.errors import DirtyLab, Interrupted, LabError, UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.tenancy import dirty
+from faultbed.testbed.tenancy.dirty import Outcome
+from faultbed.traffic.flows.permutations import permutation, tiers_of
 
 ZONES = lab_inventory.load(house.HOUSE / "inventory" / "soft-zones.yml").topology
 
@@ -130,7 +130,7 @@ def test_bisection_with_a_flow_of_which_nothing_arrived_is_inconclusive():
 def test_bisection_of_a_lab_without_rates_is_inconclusive_and_touches_nothing(monkeypatch, tmp_path):
     """Without rates, n flows share the CPU of the machine, so no number is printed."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
-    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: pytest.fail("the lab was touched"))
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.up", lambda *_: pytest.fail("the lab was touched"))
     done = CliRunner().invoke(cli, ["--lab", "soft", "bisection", "--json"], standalone_mode=False)
     output = json.loads(done.stdout)
     assert (done.return_value, output["verdict"]) == (2, "INCONCLUSIVE")
@@ -198,7 +198,7 @@ def test_bisection_interrupted_while_the_lab_is_compared_reports_its_state(monke
 
 def test_bisection_without_use_of_the_lab_reports_no_lab_state(monkeypatch, tmp_path):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
-    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: pytest.fail("the lab was touched"))
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.up", lambda *_: pytest.fail("the lab was touched"))
     done = CliRunner().invoke(cli, ["--lab", "soft", "bisection", "--json"], standalone_mode=False)
     assert json.loads(done.stdout)["lab_state"] is None
     done = CliRunner().invoke(cli, ["--lab", "soft", "bisection"], standalone_mode=False)
@@ -219,8 +219,8 @@ def test_bisection_table_states_the_level_of_its_intervals(monkeypatch, tmp_path
     lab = SimpleNamespace(kind="soft", name="soft-zones", state_dir=tmp_path)
     monkeypatch.setattr(bisecting, "hold", lambda *_, **__: contextlib.nullcontext(holding))
     monkeypatch.setattr(bisecting, "open_lab", lambda _: contextlib.nullcontext(lab))
-    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: "already up")
-    monkeypatch.setattr("testbed.backends.soft.lifecycle.reset", lambda *_, **__: None)
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.up", lambda *_: "already up")
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.reset", lambda *_, **__: None)
     result = Bisection(tiers=results, lab_state=lab_state)
     monkeypatch.setattr(bisection_run, "measure", lambda *_: result)
     done = CliRunner().invoke(cli, ["--lab", "soft-zones", "bisection", "--min", "0.5"], standalone_mode=False)

@@ -6,16 +6,16 @@ import msgspec
 import pytest
 from synthetic_run import synthetic_run
 
-from harness.analysis.observations import Observation
-from harness.analysis.observe import observe
-from harness.confidence import Interval
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import METRICS
-from harness.experiment.run_plan import Plan
-from harness.judge import judge
-from harness.record import measurements, rundir
-from harness.run.control import CHECK, as_control
-from harness.verdict import Check, ExcludedHost, Verdict, VerdictFile
+from faultbed.harness.analysis.observations import Observation
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.confidence import Interval
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.experiment.run_plan import Plan
+from faultbed.harness.judge import judge
+from faultbed.harness.record import measurements, rundir
+from faultbed.harness.run.control import CHECK, as_control
+from faultbed.harness.verdict import Check, ExcludedHost, Verdict, VerdictFile
 
 
 def verdict_of(*verdicts):

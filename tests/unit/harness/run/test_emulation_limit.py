@@ -9,18 +9,18 @@ import msgspec
 import pytest
 from synthetic_run import synthetic_run
 
-from harness import judge
-from harness.analysis.links import emulation_headroom
-from harness.analysis.observe import observe
-from harness.experiment import run_plan
-from harness.experiment.experiment_file import decode, load
-from harness.run import emulation_limit
-from harness.run.emulation_limit import Capacity, capacity_of, link_limit_bps, offered_load_bps
-from harness.run.prepare.bind_to_lab import fit
-from harness.verdict import Verdict
-from testbed.backends.soft import lab_state
-from testbed.backends.soft.lab_state import LabState
-from testbed.inventory import lab_inventory
+from faultbed.harness import judge
+from faultbed.harness.analysis.links import emulation_headroom
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.experiment import run_plan
+from faultbed.harness.experiment.experiment_file import decode, load
+from faultbed.harness.run import emulation_limit
+from faultbed.harness.run.emulation_limit import Capacity, capacity_of, link_limit_bps, offered_load_bps
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.harness.verdict import Verdict
+from faultbed.testbed.backends.soft import lab_state
+from faultbed.testbed.backends.soft.lab_state import LabState
+from faultbed.testbed.inventory import lab_inventory
 
 ZONES = lab_inventory.load(house.HOUSE / "inventory" / "soft-zones.yml")
 SOFT = lab_inventory.load(house.HOUSE / "inventory" / "soft.yml")

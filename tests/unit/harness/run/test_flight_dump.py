@@ -18,13 +18,13 @@ import pytest
 from engine_labs import Lab, RankEngine, RankLab
 from local_collective import start
 
-from harness.cli.traffic import traffic_group
-from harness.cli.traffic.traffic_group import progress_reporter
-from harness.record import rundir
-from harness.run import flight_dump
-from traffic.engine import dump_signal
-from traffic.engine.flight_recorder import Flight
-from traffic.workloads import collective
+from faultbed.harness.cli.traffic import traffic_group
+from faultbed.harness.cli.traffic.traffic_group import progress_reporter
+from faultbed.harness.record import rundir
+from faultbed.harness.run import flight_dump
+from faultbed.traffic.engine import dump_signal
+from faultbed.traffic.engine.flight_recorder import Flight
+from faultbed.traffic.workloads import collective
 
 
 @pytest.fixture(autouse=True)
@@ -113,8 +113,10 @@ class MuteLab(RankLab):
 
 
 def test_flight_dump_names_ranks_that_do_not_answer_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("traffic.engine.running_traffic.DUMP_TIMEOUT_NS", 300_000_000)
-    monkeypatch.setattr("traffic.engine.running_traffic.POSTMORTEM_TIMEOUT_S", 0.3)  # when the run is abandoned
+    monkeypatch.setattr("faultbed.traffic.engine.running_traffic.DUMP_TIMEOUT_NS", 300_000_000)
+    monkeypatch.setattr(
+        "faultbed.traffic.engine.running_traffic.POSTMORTEM_TIMEOUT_S", 0.3
+    )  # when the run is abandoned
     progress = ProgressLines()
     with run_with(progress, tmp_path, MuteLab(lambda engine: None)):
         ask()
@@ -166,8 +168,8 @@ def test_command_line_handles_sigusr1_instead_of_dying():
     """The signal's default action ends a process; a command without ranks must ignore it."""
     code = (
         "import os, signal, sys\n"
-        "from harness.cli import main as entry\n"
-        "from harness.cli.context import Session\n"
+        "from faultbed.harness.cli import main as entry\n"
+        "from faultbed.harness.cli.context import Session\n"
         "Session.table = lambda *_, **__: os.kill(os.getpid(), signal.SIGUSR1)\n"
         "sys.argv = ['faultbed', 'faults']\n"
         "entry()\n"

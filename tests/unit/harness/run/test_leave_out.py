@@ -12,24 +12,24 @@ from preflight_states import INVENTORY, PLANTED, healthy, interface
 from synthetic_run import synthetic_run
 from verdict_files import PASS, verdict
 
-from harness.analysis.observe import observe
-from harness.cli.main import cli
-from harness.record import rundir
-from harness.report import run_page as report
-from harness.report import summary
-from harness.run import loop as run_module
-from harness.run.loop import Finished
-from harness.run.prepare import exclusions, preflight
-from harness.run.prepare.exclusions import exclude_unfit, hosts_of_outliers
-from harness.verdict import ExcludedHost, VerdictFile, decode, encode
-from testbed.errors import LabError, Unreachable, UsageError
-from testbed.inventory.subset import without_hosts
-from testbed.node.gpu import health
-from testbed.preflight import collect
-from testbed.preflight.checks import CHECKS
-from testbed.tenancy.lab_lease import hold, store_of
-from testbed.tenancy.reservation import Reserved
-from traffic.flows.burnin import Burnin, Outlier, Pair
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.cli.main import cli
+from faultbed.harness.record import rundir
+from faultbed.harness.report import run_page as report
+from faultbed.harness.report import summary
+from faultbed.harness.run import loop as run_module
+from faultbed.harness.run.loop import Finished
+from faultbed.harness.run.prepare import exclusions, preflight
+from faultbed.harness.run.prepare.exclusions import exclude_unfit, hosts_of_outliers
+from faultbed.harness.verdict import ExcludedHost, VerdictFile, decode, encode
+from faultbed.testbed.errors import LabError, Unreachable, UsageError
+from faultbed.testbed.inventory.subset import without_hosts
+from faultbed.testbed.node.gpu import health
+from faultbed.testbed.preflight import collect
+from faultbed.testbed.preflight.checks import CHECKS
+from faultbed.testbed.tenancy.lab_lease import hold, store_of
+from faultbed.testbed.tenancy.reservation import Reserved
+from faultbed.traffic.flows.burnin import Burnin, Outlier, Pair
 
 EXPERIMENT = """\
 name = "x"
@@ -173,7 +173,7 @@ def looked(monkeypatch, tmp_path):
         monkeypatch.setattr(module, "read_facts", read_facts)
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(exclusions, "open_lab", FakeLab)
-    monkeypatch.setattr("harness.cli.lab.preflights.open_lab", FakeLab)
+    monkeypatch.setattr("faultbed.harness.cli.lab.preflights.open_lab", FakeLab)
     monkeypatch.setattr(run_module, "execute", execute)
     for step in ("up", "reset"):
         monkeypatch.setattr(f"testbed.backends.soft.lifecycle.{step}", lambda inventory, progress, **_: None)

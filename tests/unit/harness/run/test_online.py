@@ -19,18 +19,18 @@ from samples import samples
 from synthetic_run import MS, T0, S, soft_topology, synthetic_run
 
 from bench.fail_slow import Noise, healthy_times
-from harness.analysis.ranks.fail_slow import detect
-from harness.analysis.ranks.slow_ranks import slow_ranks
-from harness.experiment.experiment_file import decode
-from harness.experiment.stop import METRICS, Condition, Guard
-from harness.record.measurements import Iteration, Rank, RankSeries
-from harness.run import loop as run_module
-from harness.run.collect_measurements import RunData
-from harness.run.faults.live_guard import Live, StopWatcher
-from harness.run.online import Online
-from harness.run.prepare.bind_to_lab import fit
-from inject.journal import Journal
-from testbed.observe.telemetry import Recorded
+from faultbed.harness.analysis.ranks.fail_slow import detect
+from faultbed.harness.analysis.ranks.slow_ranks import slow_ranks
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.experiment.stop import METRICS, Condition, Guard
+from faultbed.harness.record.measurements import Iteration, Rank, RankSeries
+from faultbed.harness.run import loop as run_module
+from faultbed.harness.run.collect_measurements import RunData
+from faultbed.harness.run.faults.live_guard import Live, StopWatcher
+from faultbed.harness.run.online import Online
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.inject.journal import Journal
+from faultbed.testbed.observe.telemetry import Recorded
 
 RNICS = [f"host{host}:rxe{number}" for number in (0, 1) for host in (1, 2, 3, 4)]
 SLOW = Condition(metric=METRICS["slow_ranks"], bound=0)

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from synthetic_run import T0, soft_topology, synthetic_run
 
-from harness.analysis.observe import observe
-from harness.run.collect_measurements import RunData
-from harness.run.faults import drive_faults
-from inject.fault_plan import FaultSpec, plan
-from inject.prepared_fault import PreparedFault
-from testbed.errors import FaultError
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.run.collect_measurements import RunData
+from faultbed.harness.run.faults import drive_faults
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.prepared_fault import PreparedFault
+from faultbed.testbed.errors import FaultError
 
 S = 1_000_000_000
 
@@ -41,7 +41,7 @@ def test_prepared_fault_records_its_baseline_and_lookup_reads(monkeypatch):
         return {}
 
     monkeypatch.setattr(one._witnesses, "_read", read)
-    monkeypatch.setattr("inject.prepared_fault.bind", read)
+    monkeypatch.setattr("faultbed.inject.prepared_fault.bind", read)
     one.lease._channel = SimpleNamespace(
         send=lambda _: None, receive=lambda timeout_s: {"event": "error", "error": "not now", "where": "arm", "seq": 1}
     )

@@ -12,12 +12,12 @@ from error_limits import most_errors
 from finished_run import finished
 from judged_runs import served
 
-from harness.analysis.observations import Observation
-from harness.confidence import Interval, level_for
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import LINK_PREFIXES, METRICS, lookup
-from harness.run.repeats import alpha_spending
-from harness.run.repeats.pooled import (
+from faultbed.harness.analysis.observations import Observation
+from faultbed.harness.confidence import Interval, level_for
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import LINK_PREFIXES, METRICS, lookup
+from faultbed.harness.run.repeats import alpha_spending
+from faultbed.harness.run.repeats.pooled import (
     Trial,
     decode,
     encode,
@@ -27,8 +27,8 @@ from harness.run.repeats.pooled import (
     undecided,
     why_left_out,
 )
-from harness.verdict import Check, Verdict, VerdictFile
-from testbed.errors import UsageError
+from faultbed.harness.verdict import Check, Verdict, VerdictFile
+from faultbed.testbed.errors import UsageError
 
 PASS, FAIL, INCONCLUSIVE, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.ERROR
 SPREAD = 0.027
@@ -304,7 +304,7 @@ def test_pool_without_a_noisy_check_needs_every_fault_proven():
 
 def test_intervals_of_a_run_in_the_pool_share_the_risk_of_all_noisy_checks(tmp_path):
     """With several noisy checks, a single run's intervals are wider than 99 %. The pool must use the same level."""
-    from harness.cli.experiments.runs import _trial
+    from faultbed.harness.cli.experiments.runs import _trial
 
     measured = served(*np.linspace(0.5, 1.5, 40))
     names = ["ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "slo_attainment"]

@@ -11,11 +11,11 @@ from finished_run import finished as written
 from synthetic_run import synthetic_run
 from verdict_files import ERROR, FAIL, PASS, verdict
 
-from harness.cli.experiments.runs import _ends
-from harness.cli.main import cli
-from harness.run.loop import Finished
-from harness.run.repeats import repeated
-from harness.run.repeats.pooled import decode
+from faultbed.harness.cli.experiments.runs import _ends
+from faultbed.harness.cli.main import cli
+from faultbed.harness.run.loop import Finished
+from faultbed.harness.run.repeats import repeated
+from faultbed.harness.run.repeats.pooled import decode
 
 
 def test_shares_and_medians_have_their_intervals():
@@ -77,8 +77,8 @@ def executed(monkeypatch, tmp_path):
 
     executed.more = {}
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("harness.run.loop.execute", execute)
-    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda inventory, progress: "already up")
+    monkeypatch.setattr("faultbed.harness.run.loop.execute", execute)
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.up", lambda inventory, progress: "already up")
     return executed
 
 
@@ -127,7 +127,7 @@ def test_run_until_decided_ends_when_the_pooled_runs_decide(executed):
 
 
 def test_run_until_decided_ends_at_most(executed, monkeypatch):
-    monkeypatch.setattr("harness.run.repeats.pooled.undecided", lambda pool: True)
+    monkeypatch.setattr("faultbed.harness.run.repeats.pooled.undecided", lambda pool: True)
     done = CliRunner().invoke(cli, ["run", DEMO, "--until-decided", "--most", "4"], standalone_mode=False)
     assert (len(executed()), done.return_value) == (4, 0)
 

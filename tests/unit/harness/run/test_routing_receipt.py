@@ -12,28 +12,28 @@ from finished_run import EVIL, finished, parsed
 from msgspec.structs import replace
 from synthetic_run import synthetic_run
 
-from harness.analysis.observe import observe
-from harness.experiment import run_plan
-from harness.experiment.fabric_file import Fabric
-from harness.judge import judge
-from harness.report import run_page as report
-from harness.run import loop
-from harness.run.collect_measurements import RunData
-from harness.run.routing import routing_scheme
-from harness.run.routing.routing_probes import query_decisions
-from harness.run.routing.scheme_deviations import FaultTime, WorkloadTime, fault_times
-from harness.verdict import RoutingReceipt, Verdict, decode, encode
-from inject.evidence.receipt import Armed, Cleared
-from inject.fault_plan import FaultSpec, plan_all
-from inject.journal import Journal
-from inject.leases.lease import Lease
-from inject.routing.scheme_lease import Deviation, SchemeLease
-from testbed.errors import FaultError
-from testbed.model.selectors import resolve
-from testbed.observe.clock import ClockOffset
-from testbed.routing.schemes import SCHEMES, Routing, scheme_named
-from testbed.routing.switch_tables import scheme_tables
-from testbed.tenancy import interventions
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.experiment import run_plan
+from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.judge import judge
+from faultbed.harness.report import run_page as report
+from faultbed.harness.run import loop
+from faultbed.harness.run.collect_measurements import RunData
+from faultbed.harness.run.routing import routing_scheme
+from faultbed.harness.run.routing.routing_probes import query_decisions
+from faultbed.harness.run.routing.scheme_deviations import FaultTime, WorkloadTime, fault_times
+from faultbed.harness.verdict import RoutingReceipt, Verdict, decode, encode
+from faultbed.inject.evidence.receipt import Armed, Cleared
+from faultbed.inject.fault_plan import FaultSpec, plan_all
+from faultbed.inject.journal import Journal
+from faultbed.inject.leases.lease import Lease
+from faultbed.inject.routing.scheme_lease import Deviation, SchemeLease
+from faultbed.testbed.errors import FaultError
+from faultbed.testbed.model.selectors import resolve
+from faultbed.testbed.observe.clock import ClockOffset
+from faultbed.testbed.routing.schemes import SCHEMES, Routing, scheme_named
+from faultbed.testbed.routing.switch_tables import scheme_tables
+from faultbed.testbed.tenancy import interventions
 
 APPLIED = [scheme for scheme in SCHEMES if scheme != "ecmp"]
 BEFORE = {f"rtsw{rack}": {"ctsw1.tx_packets": 10, "ctsw2.tx_packets": 10} for rack in (1, 2, 3)}

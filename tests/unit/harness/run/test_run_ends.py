@@ -11,16 +11,16 @@ from local_lab import SOFT
 from local_lab import lab_at as soft_lab_at
 from shared_lab import change, lab_at
 
-from harness.run import loop
-from harness.run.collect_measurements import RunData
-from harness.run.conclude import not_recorded
-from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
-from inject.fault_plan import FaultSpec, plan
-from inject.injector import Injector
-from inject.journal import Journal, read
-from testbed.errors import DirtyLab, Interrupted, LabError
-from testbed.observe import counters, fingerprint
-from testbed.tenancy import dirty, in_progress
+from faultbed.harness.run import loop
+from faultbed.harness.run.collect_measurements import RunData
+from faultbed.harness.run.conclude import not_recorded
+from faultbed.harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal, read
+from faultbed.testbed.errors import DirtyLab, Interrupted, LabError
+from faultbed.testbed.observe import counters, fingerprint
+from faultbed.testbed.tenancy import dirty, in_progress
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "samples.parquet")
 
@@ -120,11 +120,11 @@ def soft(qemu, tmp_path, monkeypatch):
     """A lab whose fault acts on the stand-in for QEMU, which no fingerprint shows."""
     monkeypatch.setattr(counters, "read", counters.read)
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
-    monkeypatch.setattr("inject.evidence.witnesses.SETTLE_S", 0.0)
+    monkeypatch.setattr("faultbed.inject.evidence.witnesses.SETTLE_S", 0.0)
     lab = soft_lab_at(tmp_path)
     lab.reserved = ("*",)
     monkeypatch.setattr(loop, "_to_known_state", lambda *_: None)
-    monkeypatch.setattr("testbed.backends.soft.lifecycle.panics", lambda _: [])
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.panics", lambda _: [])
     return SimpleNamespace(lab=lab, qemu=qemu)
 
 
@@ -179,7 +179,7 @@ def test_run_with_a_second_ctrl_c_while_it_clears_is_marked_and_claims_nothing(s
 
     def with_faults(_decided, lab, journal, result, *_):
         armed(lab, journal, result)
-        monkeypatch.setattr("inject.prepared_fault.PreparedFault._clear", interrupted)
+        monkeypatch.setattr("faultbed.inject.prepared_fault.PreparedFault._clear", interrupted)
         with result.injector:
             raise KeyboardInterrupt
 
@@ -201,7 +201,7 @@ def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_pa
         planned = plan(FaultSpec(kind="link.down", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
         result.injector = Injector(lab, journal)
         result.injector.prepare(planned)
-        monkeypatch.setattr("inject.prepared_fault.PreparedFault._clear", interrupted)
+        monkeypatch.setattr("faultbed.inject.prepared_fault.PreparedFault._clear", interrupted)
         with result.injector:
             raise KeyboardInterrupt
 

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import house
 import pytest
 
-from harness.analysis.links import emulation_headroom
-from harness.run import bisection_run, emulation_limit
-from harness.run.emulation_limit import NotMeasured
-from harness.run.workload import run_flows
-from harness.run.workload_kinds import GRACE_S
-from testbed.errors import LabError
-from testbed.inventory import lab_inventory
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
+from faultbed.harness.analysis.links import emulation_headroom
+from faultbed.harness.run import bisection_run, emulation_limit
+from faultbed.harness.run.emulation_limit import NotMeasured
+from faultbed.harness.run.workload import run_flows
+from faultbed.harness.run.workload_kinds import GRACE_S
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec
 
 ZONES = lab_inventory.load(house.HOUSE / "inventory" / "soft-zones.yml")
 ONE = FlowSpec(src="host1:rxe0", dst="host2:rxe0", duration_s=4.0)

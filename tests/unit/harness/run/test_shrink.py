@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.cli.experiments import shrinking
-from harness.experiment import experiment_file as experiment
-from harness.run.repeats.shrink import smallest, without
-from harness.verdict import Check, Verdict, VerdictFile
-from testbed.errors import UsageError
-from testbed.inventory import lab_inventory
+from faultbed.harness.cli.experiments import shrinking
+from faultbed.harness.experiment import experiment_file as experiment
+from faultbed.harness.run.repeats.shrink import smallest, without
+from faultbed.harness.verdict import Check, Verdict, VerdictFile
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory import lab_inventory
 
 DEMO = house.DEMO.read_bytes()
 IDS = [fault.id for fault in experiment.decode(DEMO, source="demo").faults]

@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
-from harness.experiment.experiment_file import decode
-from harness.experiment.stop import METRICS, Condition, Guard, judged
-from harness.run.collect_measurements import RunData
-from harness.run.faults import drive_faults
-from harness.run.faults.live_guard import Live, StopWatcher
-from harness.run.prepare.bind_to_lab import fit
-from harness.verdict import Check, Verdict, VerdictFile
-from inject.fault_plan import FaultSpec, plan
-from inject.prepared_fault import PreparedFault
-from testbed.errors import ConfigError, FaultError, LabError
-from testbed.observe.telemetry import Change
-from traffic.engine.run_results import Standstill
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.experiment.stop import METRICS, Condition, Guard, judged
+from faultbed.harness.run.collect_measurements import RunData
+from faultbed.harness.run.faults import drive_faults
+from faultbed.harness.run.faults.live_guard import Live, StopWatcher
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.harness.verdict import Check, Verdict, VerdictFile
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.prepared_fault import PreparedFault
+from faultbed.testbed.errors import ConfigError, FaultError, LabError
+from faultbed.testbed.observe.telemetry import Change
+from faultbed.traffic.engine.run_results import Standstill
 
 S = 1_000_000_000
 FILE = """
@@ -452,7 +452,7 @@ class Hang(Fault):
     def baseline(self):
         self.inspected_ns = time.monotonic_ns()
         if self.target["stopped"]:
-            raise FaultError("host1: process 7 (traffic.node.engine) is stopped already; run `faultbed heal`")
+            raise FaultError("host1: process 7 (faultbed.traffic.node.engine) is stopped already; run `faultbed heal`")
 
     def arm(self, *, at_ns, cancel_reason):
         assert not cancel_reason()
@@ -487,7 +487,7 @@ def test_second_fault_of_a_workload_at_one_place_is_refused_with_a_time_at_which
     assert (first.calls, second.calls) == (["arm"], [])
     assert second.reason == (
         "its target is inspected 0.4 s before it begins, and host.rank-hang on host1 still changed "
-        "traffic.node.engine of host host1 then; begin it at 1.9 s or later"
+        "faultbed.traffic.node.engine of host host1 then; begin it at 1.9 s or later"
     )
     first, second = hung_twice(float(second.reason.split()[-4]))
     assert (first.calls, second.calls, second.reason) == (["arm"], ["arm"], None)

@@ -18,25 +18,25 @@ from click.testing import CliRunner
 from finished_run import EVIL, parsed
 from synthetic_run import synthetic_run
 
-from harness import judge
-from harness.analysis.observations import Observation
-from harness.analysis.observe import observe
-from harness.cli.main import cli
-from harness.confidence import resolution
-from harness.experiment.metrics import METRICS
-from harness.experiment.parameters import parse
-from harness.record import rundir, sweep_file
-from harness.report.sweeps import sweep_text
-from harness.report.sweeps.sweep_chart import COLOURS, MARKERS, axis_values, sweep_chart
-from harness.report.sweeps.sweep_page import render_html
-from harness.run.loop import Finished
-from harness.run.repeats.pooled import Trial, why_left_out
-from harness.run.sweeps.point_values import _counted_metrics, _value, point_value
-from harness.run.sweeps.sweep_points import expected_s, metrics_for, points_of
-from harness.run.sweeps.sweep_runner import Sweep, find_finished_runs
-from harness.verdict import Check, Verdict, VerdictFile, worst
-from testbed.errors import ConfigError, DirtyLab, Interrupted, LabError, UsageError
-from testbed.inventory import lab_inventory
+from faultbed.harness import judge
+from faultbed.harness.analysis.observations import Observation
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.cli.main import cli
+from faultbed.harness.confidence import resolution
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.experiment.parameters import parse
+from faultbed.harness.record import rundir, sweep_file
+from faultbed.harness.report.sweeps import sweep_text
+from faultbed.harness.report.sweeps.sweep_chart import COLOURS, MARKERS, axis_values, sweep_chart
+from faultbed.harness.report.sweeps.sweep_page import render_html
+from faultbed.harness.run.loop import Finished
+from faultbed.harness.run.repeats.pooled import Trial, why_left_out
+from faultbed.harness.run.sweeps.point_values import _counted_metrics, _value, point_value
+from faultbed.harness.run.sweeps.sweep_points import expected_s, metrics_for, points_of
+from faultbed.harness.run.sweeps.sweep_runner import Sweep, find_finished_runs
+from faultbed.harness.verdict import Check, Verdict, VerdictFile, worst
+from faultbed.testbed.errors import ConfigError, DirtyLab, Interrupted, LabError, UsageError
+from faultbed.testbed.inventory import lab_inventory
 
 DEMO = str(house.DEMO)
 SOFT = lab_inventory.load(house.HOUSE / "inventory" / "soft.yml")
@@ -93,8 +93,8 @@ def executed(monkeypatch, tmp_path):
         return written(decided, out, **act)
 
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("harness.run.loop.execute", execute)
-    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda inventory, progress: "already up")
+    monkeypatch.setattr("faultbed.harness.run.loop.execute", execute)
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.up", lambda inventory, progress: "already up")
     return done
 
 

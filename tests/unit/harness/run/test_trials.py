@@ -6,12 +6,12 @@ import msgspec
 from finished_run import finished
 from synthetic_run import soft_topology, synthetic_run
 
-from harness.analysis import noise
-from harness.analysis.observe import observe
-from harness.cli.experiments.runs import _trial
-from harness.experiment.experiment_file import decode
-from harness.run.loop import Finished
-from harness.run.prepare.bind_to_lab import fit
+from faultbed.harness.analysis import noise
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.cli.experiments.runs import _trial
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.run.loop import Finished
+from faultbed.harness.run.prepare.bind_to_lab import fit
 
 
 def test_trial_of_a_repeated_run_holds_the_noise_floor_of_its_directory(tmp_path):

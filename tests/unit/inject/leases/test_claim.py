@@ -15,21 +15,21 @@ from held import holder_pid, send_request
 from local_lab import SOFT, lab_at
 from waiting import until
 
-from inject import heal as heal_module
-from inject.fault_plan import FaultSpec, plan
-from inject.injector import Injector
-from inject.journal import Journal
-from inject.leases.channels import LocalChannel, local_python
-from inject.leases.lease import Lease
-from inject.leases.remote_claims import refuse_remote_conflicts
-from inject.node import claim as claim_module
-from inject.node.actuator import Refused
-from inject.node.claim import Claim
-from inject.node.holder import REVERT_DIR
-from testbed.backends.soft import lifecycle
-from testbed.errors import FaultError
-from testbed.node.holders import discard_all, end_holder, identity, locked, read_claim
-from testbed.observe import counters, fingerprint
+from faultbed.inject import heal as heal_module
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.inject.leases.channels import LocalChannel, local_python
+from faultbed.inject.leases.lease import Lease
+from faultbed.inject.leases.remote_claims import refuse_remote_conflicts
+from faultbed.inject.node import claim as claim_module
+from faultbed.inject.node.actuator import Refused
+from faultbed.inject.node.claim import Claim
+from faultbed.inject.node.holder import REVERT_DIR
+from faultbed.testbed.backends.soft import lifecycle
+from faultbed.testbed.errors import FaultError
+from faultbed.testbed.node.holders import discard_all, end_holder, identity, locked, read_claim
+from faultbed.testbed.observe import counters, fingerprint
 
 LINK = [{"path": ["host", "host1", "rnic", "rxe0", "link", "l"], "thing": "link l"}]
 FLAP = [[second + part, on] for second in range(40) for part, on in ((0.0, True), (0.5, False))]

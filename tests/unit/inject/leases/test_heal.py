@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import pytest
 from waiting import until
 
-from inject import heal as heal_module
-from inject.heal import PANIC_S, heal, script
-from inject.node.holder import REVERT_DIR
-from inject.node.network.steer import PRIORITY, TABLE
-from testbed.errors import RevertFailed
-from testbed.inventory.lab_inventory import load
-from testbed.remote.remote_node import Completed
-from testbed.shipped import inventories
+from faultbed.inject import heal as heal_module
+from faultbed.inject.heal import PANIC_S, heal, script
+from faultbed.inject.node.holder import REVERT_DIR
+from faultbed.inject.node.network.steer import PRIORITY, TABLE
+from faultbed.testbed.errors import RevertFailed
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.remote.remote_node import Completed
+from faultbed.testbed.shipped import inventories
 
 SOFT = load(inventories() / "soft.yml").topology
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from planned_faults import SOFT, assert_shell
 
-from inject.heal import script
-from testbed.observe.fingerprint import Fingerprint
-from testbed.tenancy import dirty
+from faultbed.inject.heal import script
+from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.tenancy import dirty
 
 
 def healed(tmp_path, kind="soft", topology=SOFT):
@@ -53,7 +53,7 @@ def test_heal_script_leaves_a_rack_port_that_may_be_in_maintenance(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "argument", "goes_on"),
-    [("soft", "somebody", True), ("rack", "somebody", False), ("rack", "traffic.node.engine", True)],
+    [("soft", "somebody", True), ("rack", "somebody", False), ("rack", "faultbed.traffic.node.engine", True)],
 )
 def test_heal_script_continues_only_our_stopped_processes(tmp_path, kind, argument, goes_on):
     """A real process is stopped: on a rack heal continues it only if it is a program of ours."""

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_faults import SOFT, packets, soft
 
-from inject.fault_plan import FaultSpec, plan, plan_all
-from testbed.errors import UsageError
+from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
+from faultbed.testbed.errors import UsageError
 
 
 def test_drop_towards_an_rnic_acts_at_the_port_that_faces_it():

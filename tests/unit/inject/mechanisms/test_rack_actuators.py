@@ -17,20 +17,20 @@ from nvml_library import install as install_nvml
 from rack_actuator_cases import CASES, HOPS, LINUX, ON_LINUX, RACK, SAMPLES, running
 from waiting import until
 
-from inject.fault_plan import FaultSpec, plan
-from inject.kinds.catalogue import CATALOGUE
-from inject.mechanisms.mechanism import Request
-from inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve
-from inject.mechanisms.rack.rack_mechanism import COUNTERS
-from inject.node import commands as commands_module
-from inject.node.actuator import Refused, make
-from inject.node.commands import CommandsActuator
-from inject.node.gpu import gpuneighbour
-from inject.node.machine.hog import busy_processes
-from testbed.errors import Unsupported, UsageError
-from testbed.inventory import lab_inventory
-from testbed.node.gpu import nvml
-from testbed.shipped import inventories
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.mechanisms.mechanism import Request
+from faultbed.inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve
+from faultbed.inject.mechanisms.rack.rack_mechanism import COUNTERS
+from faultbed.inject.node import commands as commands_module
+from faultbed.inject.node.actuator import Refused, make
+from faultbed.inject.node.commands import CommandsActuator
+from faultbed.inject.node.gpu import gpuneighbour
+from faultbed.inject.node.machine.hog import busy_processes
+from faultbed.testbed.errors import Unsupported, UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.node.gpu import nvml
+from faultbed.testbed.shipped import inventories
 
 
 def shot(kind, target, **params):
@@ -405,8 +405,8 @@ def test_patterns_match_the_same_lines_in_python_and_grep(kind, target, params):
 
 
 def test_rack_user_other_than_root_uses_sudo(tmp_path):
-    from testbed.lab import Lab
-    from testbed.remote.ssh import Address
+    from faultbed.testbed.lab import Lab
+    from faultbed.testbed.remote.ssh import Address
 
     def address(user):
         return Address(host="192.0.2.11", port=22, user=user, identity=tmp_path / "key", host_key="ssh-ed25519 AAAA")

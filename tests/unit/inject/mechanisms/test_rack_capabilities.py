@@ -11,19 +11,19 @@ import pytest
 from house import HOUSE
 from rack_state import rack_state
 
-from inject import capability
-from inject.fault_plan import FaultSpec, plan
-from inject.kinds.catalogue import CATALOGUE
-from inject.mechanisms.rack import MECHANISMS
-from inject.mechanisms.rack.rack_mechanism import typed_command
-from inject.node import probe
-from testbed.errors import Unreachable
-from testbed.inventory import lab_inventory
-from testbed.preflight.checks import run_checks, unchecked_parts
-from testbed.preflight.rack_checks import RACK_CHECKS
-from testbed.preflight.rack_formats import keeps_up
-from testbed.remote.remote_node import Completed
-from testbed.shipped import inventories
+from faultbed.inject import capability
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.mechanisms.rack import MECHANISMS
+from faultbed.inject.mechanisms.rack.rack_mechanism import typed_command
+from faultbed.inject.node import probe
+from faultbed.testbed.errors import Unreachable
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.preflight.checks import run_checks, unchecked_parts
+from faultbed.testbed.preflight.rack_checks import RACK_CHECKS
+from faultbed.testbed.preflight.rack_formats import keeps_up
+from faultbed.testbed.remote.remote_node import Completed
+from faultbed.testbed.shipped import inventories
 
 RACK = lab_inventory.load(inventories() / "rack-h100.example.yml")
 

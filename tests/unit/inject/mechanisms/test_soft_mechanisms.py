@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from inject.fault_plan import FaultSpec, plan, plan_all
-from inject.node.machine.limit import RANKS_CGROUP
-from inject.node.network.frr import FrrActuator
-from testbed.errors import UsageError
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventories
+from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
+from faultbed.inject.node.machine.limit import RANKS_CGROUP
+from faultbed.inject.node.network.frr import FrrActuator
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventories
 
 SOFT = lab_inventory.load(inventories() / "soft.yml").topology
 MINI = lab_inventory.load(inventories() / "soft-mini.yml").topology
@@ -75,7 +75,7 @@ def test_slow_receiver_limits_the_cpu_share_of_the_host():
         assert planned.request["args"]["value"] == value
         assert planned.while_on == (("host1/ranks.quota_us", int(value.split()[0])),)
         assert planned.restored == (("host1/ranks.quota_us", None),)
-    # `testbed.observe.counters` derives the counter name `ranks` from this folder and this suffix.
+    # `faultbed.testbed.observe.counters` derives the counter name `ranks` from this folder and this suffix.
     assert Path(RANKS_CGROUP).parent.name == "faultbed.slice"
     assert Path(RANKS_CGROUP).name == "faultbed-ranks.service"
 

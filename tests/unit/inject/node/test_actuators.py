@@ -18,17 +18,17 @@ import pytest
 from house import HOUSE
 from waiting import until
 
-from inject.node.actuator import Refused
-from inject.node.machine import limit, memory, service
-from inject.node.machine import process as process_module
-from inject.node.machine.cgroup import CgroupActuator
-from inject.node.machine.hog import HogActuator
-from inject.node.machine.memory import MemoryActuator
-from inject.node.machine.process import ProcessActuator
-from inject.node.machine.service import ServiceActuator
-from inject.node.network import frr, latereceives
-from inject.node.network.background import BackgroundActuator
-from inject.node.network.packet_rules import HopActuator, psn_of
+from faultbed.inject.node.actuator import Refused
+from faultbed.inject.node.machine import limit, memory, service
+from faultbed.inject.node.machine import process as process_module
+from faultbed.inject.node.machine.cgroup import CgroupActuator
+from faultbed.inject.node.machine.hog import HogActuator
+from faultbed.inject.node.machine.memory import MemoryActuator
+from faultbed.inject.node.machine.process import ProcessActuator
+from faultbed.inject.node.machine.service import ServiceActuator
+from faultbed.inject.node.network import frr, latereceives
+from faultbed.inject.node.network.background import BackgroundActuator
+from faultbed.inject.node.network.packet_rules import HopActuator, psn_of
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_hog_actuator_starts_and_ends_its_busy_processes():
 def test_hog_ends_with_the_process_that_started_it():
     """A killed holder leaves no busy process."""
     code = (
-        "import sys; from inject.node.machine import hog; one = hog.HogActuator(count=1, share=0.1); one.on();"
+        "import sys; from faultbed.inject.node.machine import hog; one = hog.HogActuator(count=1, share=0.1); one.on();"
         "print(*hog.busy_processes(), flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen(
@@ -317,7 +317,7 @@ def test_background_actuator_sends_datagrams_until_it_is_off():
         )
         assert not actuator.prepare()["applied"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("inject.node.network.background._DISCARD", listener.getsockname()[1])
+            patch.setattr("faultbed.inject.node.network.background._DISCARD", listener.getsockname()[1])
             actuator.on()
         assert actuator.read()["applied"]
         datagrams = [listener.recvmsg(2000, 100) for _ in range(20)]
@@ -354,7 +354,7 @@ def test_background_bursts_are_followed_by_silence():
         )  # fmt: skip
         actuator.prepare()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("inject.node.network.background._DISCARD", listener.getsockname()[1])
+            patch.setattr("faultbed.inject.node.network.background._DISCARD", listener.getsockname()[1])
             actuator.on()
         came = []
         for _ in range(120):
@@ -369,7 +369,7 @@ def test_background_bursts_are_followed_by_silence():
 def test_child_ends_with_its_holder():
     """A killed holder leaves no child process."""
     code = (
-        "import os,sys,time;from inject.node.child import Child;c=Child();"
+        "import os,sys,time;from faultbed.inject.node.child import Child;c=Child();"
         "c.start(lambda: [time.sleep(0.01) for _ in iter(c.is_wanted, False)]);"
         "print(c._pid,flush=True);sys.stdin.read()"
     )
@@ -390,7 +390,7 @@ def test_child_ends_with_its_holder():
 def test_child_has_the_holders_scheduling_policy_and_other_processes_do_not():
     """A holder's ordinary subprocesses are not real-time; the child that forwards packets is."""
     code = (
-        "import os,subprocess,sys,time;from inject.node.child import Child;c=Child();"
+        "import os,subprocess,sys,time;from faultbed.inject.node.child import Child;c=Child();"
         "os.sched_setscheduler(0,os.SCHED_RR|os.SCHED_RESET_ON_FORK,os.sched_param(1));"
         "c.start(lambda: [c.add() for _ in range(os.sched_getscheduler(0))]);"
         "any(c.count >= os.SCHED_RR or time.sleep(0.02) for _ in range(500));"

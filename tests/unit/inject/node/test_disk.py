@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from inject.node.actuator import Refused
-from inject.node.machine.disk import DiskActuator
+from faultbed.inject.node.actuator import Refused
+from faultbed.inject.node.machine.disk import DiskActuator
 
 SIZE = 1 << 20
 HOLDER = f"""
 import sys
-from inject.node.machine.disk import DiskActuator
+from faultbed.inject.node.machine.disk import DiskActuator
 left = [{SIZE}, 0]
 DiskActuator._free = lambda self: left.pop(0) if len(left) > 1 else left[0]
 disk = DiskActuator(folder=sys.argv[1])

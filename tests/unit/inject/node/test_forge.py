@@ -7,9 +7,9 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from inject.kinds.catalogue import CATALOGUE
-from inject.node.network.forge import KINDS, _fits, forge, request_after, with_flipped_bit
-from testbed.packets.layers import AETH, BTH
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.node.network.forge import KINDS, _fits, forge, request_after, with_flipped_bit
+from faultbed.testbed.packets.layers import AETH, BTH
 
 ETHER = Ether(src="02:fb:02:01:01:00", dst="02:fb:01:01:01:00")
 NETWORK = ETHER / IP(src="10.77.2.1", dst="10.77.1.1", ttl=62) / UDP(sport=0xD081, dport=4791, chksum=0)

@@ -22,14 +22,14 @@ from house import HOUSE
 from qmp_server import Qemu
 from waiting import until
 
-from inject.leases.channels import open_holder
-from inject.node import commands, holder
-from inject.node.actuator import Actuator
-from inject.node.commands import CommandsActuator
-from inject.node.qmp import DEADLINE_S, QmpActuator
-from inject.node.qmp import execute as qmp_execute
-from testbed.errors import Unreachable
-from testbed.observe import clock
+from faultbed.inject.leases.channels import open_holder
+from faultbed.inject.node import commands, holder
+from faultbed.inject.node.actuator import Actuator
+from faultbed.inject.node.commands import CommandsActuator
+from faultbed.inject.node.qmp import DEADLINE_S, QmpActuator
+from faultbed.inject.node.qmp import execute as qmp_execute
+from faultbed.testbed.errors import Unreachable
+from faultbed.testbed.observe import clock
 
 
 def arm(channel, qemu):

@@ -13,22 +13,22 @@ import pytest
 from own_namespace import answer_of
 from waiting import until
 
-from inject.node.actuator import Actuator
-from inject.node.gpu.synthetic_health import GpuHeatActuator
-from inject.node.machine import limit, process
-from inject.node.machine.disk import DiskActuator
-from inject.node.machine.hog import HogActuator
-from inject.node.machine.limit import LimitActuator
-from inject.node.machine.reboot import RebootActuator
-from inject.node.network import detour
-from inject.node.network.background import BackgroundActuator
-from inject.node.network.detour import DetourActuator
-from inject.node.network.tamper import TamperActuator
+from faultbed.inject.node.actuator import Actuator
+from faultbed.inject.node.gpu.synthetic_health import GpuHeatActuator
+from faultbed.inject.node.machine import limit, process
+from faultbed.inject.node.machine.disk import DiskActuator
+from faultbed.inject.node.machine.hog import HogActuator
+from faultbed.inject.node.machine.limit import LimitActuator
+from faultbed.inject.node.machine.reboot import RebootActuator
+from faultbed.inject.node.network import detour
+from faultbed.inject.node.network.background import BackgroundActuator
+from faultbed.inject.node.network.detour import DetourActuator
+from faultbed.inject.node.network.tamper import TamperActuator
 
 STEER = """
 import json, subprocess
-from inject.node.network.interface import LinkActuator
-from inject.node.network.steer import SteerActuator
+from faultbed.inject.node.network.interface import LinkActuator
+from faultbed.inject.node.network.steer import SteerActuator
 def ip(words):
     subprocess.run(["ip", *words.split()], check=True)
 for name, address in (("up1", "10.9.0.0/31"), ("port", "10.77.1.0/31")):
@@ -70,7 +70,7 @@ def test_steered_prefix_without_its_rule_or_one_of_its_routes_is_lost():
 def test_hog_of_which_one_process_was_killed_is_lost(monkeypatch):
     hogs = HogActuator(count=2, share=0.1)
     monkeypatch.setattr(
-        "inject.node.machine.hog.busy_processes", lambda: {x._pid for x in hogs._hogs if x.is_running()}
+        "faultbed.inject.node.machine.hog.busy_processes", lambda: {x._pid for x in hogs._hogs if x.is_running()}
     )
     hogs.prepare()
     hogs.on()
@@ -151,7 +151,7 @@ def test_full_disk_on_which_something_else_was_deleted_is_lost(tmp_path, monkeyp
     disk = DiskActuator(folder=str(tmp_path))
     disk._file = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR)
     for is_full in (True, False):
-        monkeypatch.setattr("testbed.node.counts.is_full", lambda _, is_full=is_full: is_full)
+        monkeypatch.setattr("faultbed.testbed.node.counts.is_full", lambda _, is_full=is_full: is_full)
         assert disk.is_lost() is not is_full
     assert disk.read()["applied"], "its file is open"
     disk.close()

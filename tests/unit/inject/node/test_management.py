@@ -7,15 +7,15 @@ import sys
 import pytest
 from house import HOUSE
 
-from inject.fault_plan import FaultSpec, plan
-from inject.node import commands, management
-from inject.node.actuator import Refused
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventories
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.node import commands, management
+from faultbed.inject.node.actuator import Refused
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventories
 
 LOOK = """\
 import json, os, socket, subprocess
-from inject.node.management import management_interfaces
+from faultbed.inject.node.management import management_interfaces
 os.environ.pop("SSH_CONNECTION", None)
 ip = lambda line: subprocess.run(["ip", *line.split()], check=True)
 ip("link set dev lo up")

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from inject.node import command
-from inject.node.command import call_on_heartbeat, run
+from faultbed.inject.node import command
+from faultbed.inject.node.command import call_on_heartbeat, run
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from own_namespace import answer_of
 
 PROGRAM = """
 import json, subprocess, time
-from inject.node.network.rnic_reset import RnicResetActuator
-from testbed.node import state
+from faultbed.inject.node.network.rnic_reset import RnicResetActuator
+from faultbed.testbed.node import state
 def ip(words):
     return subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True).stdout
 def facts():

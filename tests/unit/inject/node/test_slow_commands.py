@@ -7,7 +7,7 @@ import os
 import pytest
 from held import send_request
 
-from inject.leases.channels import LocalChannel
+from faultbed.inject.leases.channels import LocalChannel
 
 WATCHDOG_S = 1.5
 """Time without a heartbeat after which the guardian reverts. The commands in these tests take longer."""

@@ -14,7 +14,7 @@ import pytest
 @pytest.fixture
 def gpu(tmp_path):
     path = str(tmp_path / "gpu.sock")
-    process = subprocess.Popen([sys.executable, "-m", "traffic.node.softgpu", path])
+    process = subprocess.Popen([sys.executable, "-m", "faultbed.traffic.node.softgpu", path])
     deadline = time.monotonic() + 60
     client = None
     while client is None:

@@ -13,20 +13,20 @@ import pytest
 from planned_faults import assert_shell, soft
 from waiting import until
 
-from inject.node.actuator import Refused, make
-from inject.node.gpu import synthetic_health
-from inject.node.mutant import Mutant
-from testbed.errors import UsageError
-from testbed.node import counts
-from testbed.node.gpu import health
-from testbed.node.gpu.health import IDLE_C, FaultyMemory, Health
+from faultbed.inject.node.actuator import Refused, make
+from faultbed.inject.node.gpu import synthetic_health
+from faultbed.inject.node.mutant import Mutant
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.node import counts
+from faultbed.testbed.node.gpu import health
+from faultbed.testbed.node.gpu.health import IDLE_C, FaultyMemory, Health
 
 GPU = "host1/gpu0."
 GPU_PROGRAM = """
 import sys
-from testbed.node.gpu import health
+from faultbed.testbed.node.gpu import health
 health.FOLDER = sys.argv[1]
-from traffic.node import softgpu
+from faultbed.traffic.node import softgpu
 softgpu.serve(sys.argv[2])
 """
 

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 from synthetic_run import soft_topology
 
-from inject.policy.other_commands import dead_processes, faults_of_others
-from testbed.node import holders
-from testbed.tenancy import audit_log
-from testbed.tenancy.lab_lease import this_process
+from faultbed.inject.policy.other_commands import dead_processes, faults_of_others
+from faultbed.testbed.node import holders
+from faultbed.testbed.tenancy import audit_log
+from faultbed.testbed.tenancy.lab_lease import this_process
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import itertools
 import pytest
 from planned_faults import RNICS, SAMPLES, SOFT, soft
 
-from inject.evidence.receipt import Armed, judge_fired
-from inject.policy.conflicts import both_claim
-from inject.policy.overlap import may_move, own_evidence
+from faultbed.inject.evidence.receipt import Armed, judge_fired
+from faultbed.inject.policy.conflicts import both_claim
+from faultbed.inject.policy.overlap import may_move, own_evidence
 
 DONE = {"count": 1_000_000, "first_ns": 10, "last_ns": 20}
 

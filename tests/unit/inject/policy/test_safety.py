@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inject.fault_plan import FaultSpec, plan, plan_all
-from inject.injector import Injector
-from inject.journal import Journal
-from inject.policy import blast_radius, safety
-from inject.policy.conflicts import touches
-from inject.policy.safety import Forbidden
-from testbed.backends.rack import power_cycle
-from testbed.errors import FaultError, Unsupported, UsageError
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.inventory.audit import audit
-from testbed.inventory.schema import SafetyVars
-from testbed.shipped import inventories
-from testbed.tenancy import audit_log
+from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.inject.policy import blast_radius, safety
+from faultbed.inject.policy.conflicts import touches
+from faultbed.inject.policy.safety import Forbidden
+from faultbed.testbed.backends.rack import power_cycle
+from faultbed.testbed.errors import FaultError, Unsupported, UsageError
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.inventory.audit import audit
+from faultbed.testbed.inventory.schema import SafetyVars
+from faultbed.testbed.shipped import inventories
+from faultbed.testbed.tenancy import audit_log
 
 RACK = inventory_module.load(inventories() / "rack-h100.example.yml")
 SOFT = inventory_module.load(inventories() / "soft.yml")
@@ -163,8 +163,8 @@ def test_safety_soft_lab_has_only_its_configured_limits():
 
 def test_injector_counts_faults_already_prepared(tmp_path, monkeypatch):
     """Manual faults have no windows: a prepared fault counts until it is cleared."""
-    monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
-    monkeypatch.setattr("inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
+    monkeypatch.setattr("faultbed.inject.leases.lease.Lease.begin", lambda _: None)
+    monkeypatch.setattr("faultbed.inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
     limited = under(may_disrupt=["*"])
     lab = SimpleNamespace(
         inventory_model=limited, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, reserved=("*",)
@@ -196,8 +196,8 @@ def test_injector_checks_the_policy_before_any_action(tmp_path):
 
 def test_audit_log_records_failures(tmp_path, monkeypatch):
     """Recorded are a target's refusal, a fault that cannot be armed, and one whose end is unseen because of Ctrl-C."""
-    monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
-    monkeypatch.setattr("inject.prepared_fault.Witnesses", lambda *_: SimpleNamespace(before={}))
+    monkeypatch.setattr("faultbed.inject.leases.lease.Lease.begin", lambda _: None)
+    monkeypatch.setattr("faultbed.inject.prepared_fault.Witnesses", lambda *_: SimpleNamespace(before={}))
 
     def ask(_lease, request):
         if refuses:
@@ -208,7 +208,7 @@ def test_audit_log_records_failures(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return {"before": {}}
 
-    monkeypatch.setattr("inject.leases.lease.Lease.request", ask)
+    monkeypatch.setattr("faultbed.inject.leases.lease.Lease.request", ask)
     lab = SimpleNamespace(
         inventory_model=RACK, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, reserved=("*",)
     )
@@ -242,7 +242,7 @@ def test_audit_log_only_grows_and_survives_a_truncated_line(tmp_path):
 @pytest.mark.process
 def test_audit_log_loses_no_line_of_many_writers(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from testbed.tenancy import audit_log as auditlog\n"
+        "import sys; from pathlib import Path; from faultbed.testbed.tenancy import audit_log as auditlog\n"
         "for n in range(50): auditlog.append(Path(sys.argv[1]), 'arming', n=n, text='x' * 3000)"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(4)]

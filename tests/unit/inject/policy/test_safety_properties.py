@@ -16,20 +16,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from inject.fault_plan import FaultSpec, plan_all
-from inject.injector import Injector
-from inject.journal import Journal
-from inject.kinds.catalogue import CATALOGUE
-from inject.policy import blast_radius, safety
-from inject.policy.safety import Forbidden
-from inject.strategies import schedules
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.inventory import soft_presets
-from testbed.inventory.schema import SafetyVars
-from testbed.inventory.soft_presets import Preset
-from testbed.model.topology import Topology
-from testbed.shipped import inventories
-from testbed.tenancy import audit_log
+from faultbed.inject.fault_plan import FaultSpec, plan_all
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.policy import blast_radius, safety
+from faultbed.inject.policy.safety import Forbidden
+from faultbed.inject.strategies import schedules
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.inventory import soft_presets
+from faultbed.testbed.inventory.schema import SafetyVars
+from faultbed.testbed.inventory.soft_presets import Preset
+from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.shipped import inventories
+from faultbed.testbed.tenancy import audit_log
 
 RACK = inventory_module.load(inventories() / "rack-h100.example.yml")
 MANAGEMENT = {"mgmt0", "lo", "eth0"}
@@ -206,8 +206,8 @@ def test_check_spacing_includes_an_earlier_long_fault():
 
 
 def test_injector_refuses_a_fault_too_soon_after_the_last_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
-    monkeypatch.setattr("inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
+    monkeypatch.setattr("faultbed.inject.leases.lease.Lease.begin", lambda _: None)
+    monkeypatch.setattr("faultbed.inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
     inventory = rack(min_spacing_s=10)
     lab = SimpleNamespace(
         inventory_model=inventory, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, reserved=("*",)
@@ -223,7 +223,7 @@ def test_injector_refuses_a_fault_too_soon_after_the_last_one(tmp_path, monkeypa
         with pytest.raises(Forbidden, match=r"after the end of link\.down on host1:mlx5_0"):
             injector.prepare(second)
         now = injector._ended[1]
-        monkeypatch.setattr("inject.injector.time.monotonic", lambda: now + 10.5)
+        monkeypatch.setattr("faultbed.inject.injector.time.monotonic", lambda: now + 10.5)
         injector.prepare(second)
 
 
@@ -241,8 +241,8 @@ def test_injector_refuses_a_fault_too_soon_after_the_last_one(tmp_path, monkeypa
 )
 def test_injector_keeps_the_spacing_to_faults_of_other_commands(tmp_path, monkeypatch, lines, now, refused):
     """Consecutive `faultbed inject` commands have separate injectors, but must still keep the spacing."""
-    monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
-    monkeypatch.setattr("inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
+    monkeypatch.setattr("faultbed.inject.leases.lease.Lease.begin", lambda _: None)
+    monkeypatch.setattr("faultbed.inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
     state = tmp_path / "state"
     state.mkdir()
     output = [

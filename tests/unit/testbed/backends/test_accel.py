@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.backends.soft import accel
+from faultbed.testbed.backends.soft import accel
 
 KERNEL = "[    0.000000] Linux version 6.12.0"
 

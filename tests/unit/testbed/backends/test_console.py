@@ -2,7 +2,7 @@
 
 import pytest
 
-from testbed.backends.soft.serial_console import panic
+from faultbed.testbed.backends.soft.serial_console import panic
 
 # Printed by a soft-lab guest, shortened: an emulated instruction had left garbage in EFLAGS.
 DOUBLE_FAULT = """[  OK  ] Reached target multi-user.target\r

@@ -13,13 +13,13 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from harness.cli.main import cli
-from testbed.backends.rack import rack_status
-from testbed.directories import cache_dir, lab_dir
-from testbed.inventory.lab_inventory import load
-from testbed.observe.fingerprint import Fingerprint
-from testbed.shipped import inventories
-from testbed.tenancy import dirty, in_progress
+from faultbed.harness.cli.main import cli
+from faultbed.testbed.backends.rack import rack_status
+from faultbed.testbed.directories import cache_dir, lab_dir
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.shipped import inventories
+from faultbed.testbed.tenancy import dirty, in_progress
 
 RACK = inventories() / "rack-h100.example.yml"
 CACHE = str(cache_dir())

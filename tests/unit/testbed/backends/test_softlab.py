@@ -18,14 +18,14 @@ import pytest
 from house import HOUSE
 from waiting import until
 
-from testbed import shipped
-from testbed.backends.soft import accel, capacity, image, lab_state, lifecycle, snapshot_key, ssh_access, vm
-from testbed.backends.soft.ignored_signals import ignored_signals
-from testbed.backends.soft.image import Image
-from testbed.backends.soft.vm import Vm
-from testbed.backends.soft.wiring import machines
-from testbed.errors import LabError, UsageError
-from testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed import shipped
+from faultbed.testbed.backends.soft import accel, capacity, image, lab_state, lifecycle, snapshot_key, ssh_access, vm
+from faultbed.testbed.backends.soft.ignored_signals import ignored_signals
+from faultbed.testbed.backends.soft.image import Image
+from faultbed.testbed.backends.soft.vm import Vm
+from faultbed.testbed.backends.soft.wiring import machines
+from faultbed.testbed.errors import LabError, UsageError
+from faultbed.testbed.inventory import lab_inventory as inventory_module
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_image_build_of_an_interrupted_bootstrap_leaves_no_process_and_no_tree(t
         (tmp_path / tool).chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     env = {**os.environ, "PLACE": str(tmp_path), "PATH": path, "FAULTBED_CACHE": str(tmp_path / "cache")}
-    argv = [sys.executable, "-m", "testbed.backends.soft.image"]
+    argv = [sys.executable, "-m", "faultbed.testbed.backends.soft.image"]
     with subprocess.Popen(argv, cwd=HOUSE, env=env, stderr=subprocess.DEVNULL) as build:
         until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text())
         build.terminate()

@@ -14,18 +14,18 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from testbed import directories, provision, shipped
-from testbed.backends.soft import fleet, lab_state, lifecycle, vm, vm_process
-from testbed.backends.soft.image import Image
-from testbed.backends.soft.lab_state import LabState, Snapshot, VmState, read_state, sockets_of, write
-from testbed.backends.soft.vm import Vm
-from testbed.backends.soft.wiring import Machine, machines
-from testbed.backends.soft_backend import BACKEND
-from testbed.directories import private_dir, socket_dir
-from testbed.errors import LabError, UsageError
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.node import holders
-from testbed.observe.fingerprint import stored_reverts
+from faultbed.testbed import directories, provision, shipped
+from faultbed.testbed.backends.soft import fleet, lab_state, lifecycle, vm, vm_process
+from faultbed.testbed.backends.soft.image import Image
+from faultbed.testbed.backends.soft.lab_state import LabState, Snapshot, VmState, read_state, sockets_of, write
+from faultbed.testbed.backends.soft.vm import Vm
+from faultbed.testbed.backends.soft.wiring import Machine, machines
+from faultbed.testbed.backends.soft_backend import BACKEND
+from faultbed.testbed.directories import private_dir, socket_dir
+from faultbed.testbed.errors import LabError, UsageError
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.node import holders
+from faultbed.testbed.observe.fingerprint import stored_reverts
 
 MINI = shipped.inventories() / "soft-mini.yml"
 

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from testbed import shipped
-from testbed.discover import live
-from testbed.discover.affinity import gpu_beside
-from testbed.discover.answers import SCRIPT, Answers, split
-from testbed.discover.draft import Draft, Gap, draft, text
-from testbed.discover.facts import machine_of
-from testbed.errors import LabError, Unreachable, UsageError
-from testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed import shipped
+from faultbed.testbed.discover import live
+from faultbed.testbed.discover.affinity import gpu_beside
+from faultbed.testbed.discover.answers import SCRIPT, Answers, split
+from faultbed.testbed.discover.draft import Draft, Gap, draft, text
+from faultbed.testbed.discover.facts import machine_of
+from faultbed.testbed.errors import LabError, Unreachable, UsageError
+from faultbed.testbed.inventory import lab_inventory as inventory_module
 
 INVENTORIES = ["soft.yml", "soft-mini.yml", "soft-3rack.yml", "rack-h100.example.yml"]
 

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from testbed.errors import ConfigError, UsageError
-from testbed.inventory import ansible_listing
-from testbed.inventory.lab_inventory import load
-from testbed.inventory.soft_presets import PRESETS, _tree
-from testbed.shipped import inventories, inventory_named
+from faultbed.testbed.errors import ConfigError, UsageError
+from faultbed.testbed.inventory import ansible_listing
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.inventory.soft_presets import PRESETS, _tree
+from faultbed.testbed.shipped import inventories, inventory_named
 
 MINI = _tree(PRESETS["soft-mini"])
 

@@ -10,13 +10,13 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from testbed.errors import ConfigError
-from testbed.inventory import ansible_listing, json_schema, rack_preset
-from testbed.inventory import audit as inventory_audit
-from testbed.inventory.audit import audit, unreachable
-from testbed.inventory.lab_inventory import Management, load
-from testbed.inventory.schema import BmcVars, PduVars
-from testbed.shipped import inventories
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.inventory import ansible_listing, json_schema, rack_preset
+from faultbed.testbed.inventory import audit as inventory_audit
+from faultbed.testbed.inventory.audit import audit, unreachable
+from faultbed.testbed.inventory.lab_inventory import Management, load
+from faultbed.testbed.inventory.schema import BmcVars, PduVars
+from faultbed.testbed.shipped import inventories
 
 RACK = inventories() / "rack-h100.example.yml"
 LISTING = {}

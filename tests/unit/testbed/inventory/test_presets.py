@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import load
-from testbed.inventory.soft_presets import PRESETS, Preset, _tree, inventory_text
-from testbed.shipped import inventories
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.inventory.soft_presets import PRESETS, Preset, _tree, inventory_text
+from faultbed.testbed.shipped import inventories
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -8,16 +8,16 @@ import json
 import pytest
 import yaml
 
-from testbed.backends.soft import snapshot_key
-from testbed.errors import ConfigError
-from testbed.inventory import ansible_listing
-from testbed.inventory.audit import audit
-from testbed.inventory.lab_inventory import load
-from testbed.inventory.rates import MOST_RATE_BPS, Shape, plain_shapes
-from testbed.inventory.soft_presets import PRESETS, _tree
-from testbed.preflight.checks import expected_next_hops, run_checks
-from testbed.preflight.collect import parse
-from testbed.shipped import inventories
+from faultbed.testbed.backends.soft import snapshot_key
+from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.inventory import ansible_listing
+from faultbed.testbed.inventory.audit import audit
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.inventory.rates import MOST_RATE_BPS, Shape, plain_shapes
+from faultbed.testbed.inventory.soft_presets import PRESETS, _tree
+from faultbed.testbed.preflight.checks import expected_next_hops, run_checks
+from faultbed.testbed.preflight.collect import parse
+from faultbed.testbed.shipped import inventories
 
 ZONES = _tree(PRESETS["soft-zones"])
 SCALE = PRESETS["soft-zones"].rates["rate_scale"]
@@ -158,7 +158,7 @@ def test_rates_on_a_rack_check_the_taper_and_shape_nothing(changed, monkeypatch)
         again = copy.deepcopy(answer)
         for one in again["_meta"]["hostvars"].values():
             one.update(variables)
-        monkeypatch.setattr("testbed.inventory.lab_inventory.listing", lambda _path: again)
+        monkeypatch.setattr("faultbed.testbed.inventory.lab_inventory.listing", lambda _path: again)
         return load(inventories() / "rack-h100.example.yml")
 
     link = load(inventories() / "rack-h100.example.yml").topology.uplinks[0]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.node import counts
-from testbed.node.gpu import xid
-from testbed.node.netlink import attribute
-from testbed.observe import counters
+from faultbed.testbed.node import counts
+from faultbed.testbed.node.gpu import xid
+from faultbed.testbed.node.netlink import attribute
+from faultbed.testbed.observe import counters
 
 UP = 1
 

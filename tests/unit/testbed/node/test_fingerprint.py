@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from systemd_server import Systemd
 from waiting import until
 
-from inject.fault_plan import FaultSpec, plan
-from testbed import shipped
-from testbed.errors import Unreachable
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.model import fault_names
-from testbed.node import state, systemd_units
-from testbed.node.netlink import attribute
-from testbed.observe import fingerprint
-from testbed.observe.fingerprint import Fingerprint
-from testbed.tenancy import dirty
-from testbed.tenancy.reservation import WHOLE_LAB, covered
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.testbed import shipped
+from faultbed.testbed.errors import Unreachable
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.model import fault_names
+from faultbed.testbed.node import state, systemd_units
+from faultbed.testbed.node.netlink import attribute
+from faultbed.testbed.observe import fingerprint
+from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.tenancy import dirty
+from faultbed.testbed.tenancy.reservation import WHOLE_LAB, covered
 
 UP, LOWER_UP = 1, 1 << 16
 BGP, RA = 186, 9
@@ -147,12 +147,12 @@ def test_fingerprint_names_facts_that_are_gone_or_new():
 def test_fingerprint_ended_program_is_no_difference_and_a_new_one_is():
     """A manual flow that ended during a manual fault used to make the lab DIRTY, which heal could not change."""
     none, one, two = (
-        Fingerprint(nodes={"host1": {"program traffic.node.engine": f"{count} running"} if count else {}})
+        Fingerprint(nodes={"host1": {"program faultbed.traffic.node.engine": f"{count} running"} if count else {}})
         for count in range(3)
     )
     assert fingerprint.diff(one, none) == fingerprint.diff(two, one) == fingerprint.diff(one, one) == []
-    assert fingerprint.diff(none, one) == ["host1: program traffic.node.engine is new (1 running)"]
-    assert fingerprint.diff(one, two) == ["host1: program traffic.node.engine was 1 running, is 2 running"]
+    assert fingerprint.diff(none, one) == ["host1: program faultbed.traffic.node.engine is new (1 running)"]
+    assert fingerprint.diff(one, two) == ["host1: program faultbed.traffic.node.engine was 1 running, is 2 running"]
 
 
 def test_fingerprint_reads_this_machine():
@@ -167,10 +167,10 @@ def test_fingerprint_reads_this_machine():
 def test_program_of_returns_our_module_and_ignores_the_watcher():
     """Leftover programs must be visible: a script that held a GPU once delayed a later job by a minute."""
     for command, program in (
-        ("python3 -m traffic.node.engine", "traffic.node.engine"),
-        ("/usr/bin/python3 -m inject.node.holder 0.5 17", "inject.node.holder"),
+        ("python3 -m faultbed.traffic.node.engine", "faultbed.traffic.node.engine"),
+        ("/usr/bin/python3 -m faultbed.inject.node.holder 0.5 17", "faultbed.inject.node.holder"),
         ("python3 -c import time", "-c"),
-        ("python3 -m testbed.node.watch", None),
+        ("python3 -m faultbed.testbed.node.watch", None),
         ("python3 -m http.server", None),
         ("python3 /usr/lib/frr/frr-reload.py -m", None),
     ):
@@ -266,11 +266,13 @@ def test_fingerprint_has_cpu_hogs_and_stopped_programs(tmp_path):
 def test_fingerprint_resources_of_an_ended_program_are_no_difference_and_more_are():
     """Manual traffic may end before the manual fault that began during it."""
     none, some, more = (
-        Fingerprint(nodes={"h": {"rdma resources traffic.node.engine": resources} if resources else {}})
+        Fingerprint(nodes={"h": {"rdma resources faultbed.traffic.node.engine": resources} if resources else {}})
         for resources in ("", "2 mr, 4 qp", "2 mr, 5 qp")
     )
     assert fingerprint.diff(some, none) == fingerprint.diff(more, some) == []
-    assert fingerprint.diff(some, more) == ["h: rdma resources traffic.node.engine was 2 mr, 4 qp, is 2 mr, 5 qp"]
+    assert fingerprint.diff(some, more) == [
+        "h: rdma resources faultbed.traffic.node.engine was 2 mr, 4 qp, is 2 mr, 5 qp"
+    ]
     assert len(fingerprint.diff(none, some)) == 1
 
 

@@ -11,8 +11,8 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from testbed.node import counts, state
-from testbed.node.netlink import attributes, messages
+from faultbed.testbed.node import counts, state
+from faultbed.testbed.node.netlink import attributes, messages
 
 NAMES = {2: "be0", 3: "be1"}
 IP4 = st.ip_addresses(v=4).map(str)

@@ -6,10 +6,10 @@ import pynvml
 import pytest
 from nvml_library import Card, Library, install
 
-from testbed.node.gpu import nvml
-from testbed.node.watch import Watch
-from testbed.observe.counters import STATES
-from testbed.preflight.rack_formats import Gpu, gpu_wrong, gpus
+from faultbed.testbed.node.gpu import nvml
+from faultbed.testbed.node.watch import Watch
+from faultbed.testbed.observe.counters import STATES
+from faultbed.testbed.preflight.rack_formats import Gpu, gpu_wrong, gpus
 
 
 def test_nvml_healthy_gpu_is_decoded_and_closed(monkeypatch, tmp_path):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.node import rdma
-from testbed.node.netlink import attribute
+from faultbed.testbed.node import rdma
+from faultbed.testbed.node.netlink import attribute
 
 RECORDED = zlib.decompress(
     base64.b64decode(

@@ -12,8 +12,8 @@ import threading
 import pytest
 from nvml_library import Card, install
 
-from testbed.node import settings
-from testbed.node.netlink import Netlink, attribute
+from faultbed.testbed.node import settings
+from faultbed.testbed.node.netlink import Netlink, attribute
 
 NETDEV, INET, IP = 5, 1, 2
 TABLE, CHAIN, RULE, SET = 0xA01, 0xA04, 0xA07, 0xA0A
@@ -181,8 +181,8 @@ def test_resource_facts_are_of_programs_of_ours_and_of_dead_processes(monkeypatc
         dumps[f"x{request:x}"] = [attribute(kind, entries)]
     device = attribute(1, struct.pack("=I", 0)) + attribute(2, b"rxe0\0")
     monkeypatch.setattr(settings, "Netlink", lambda _: Kernel(x1401=[device], **dumps))
-    assert dict(settings.resource_facts({41: "traffic.node.engine"})) == {
-        "rdma resources traffic.node.engine": "1 mr, 2 qp",
+    assert dict(settings.resource_facts({41: "faultbed.traffic.node.engine"})) == {
+        "rdma resources faultbed.traffic.node.engine": "1 mr, 2 qp",
         f"rdma resources process {gone}, which has ended": "1 qp",
     }
 
@@ -321,7 +321,7 @@ def test_gpu_facts_are_unknown_if_the_loaded_driver_does_not_answer(monkeypatch,
 
 
 def test_gpu_facts_see_power_clocks_and_modes(monkeypatch, tmp_path):
-    monkeypatch.setattr("testbed.node.gpu.nvml._READING_EVERY_S", 0.0)
+    monkeypatch.setattr("faultbed.testbed.node.gpu.nvml._READING_EVERY_S", 0.0)
     texts = []
     for card in (Card(), Card(limit_mw=500_000), Card(sm_mhz=1410), Card(persistence=0), Card(mode=3), Card(lost=True)):
         install(monkeypatch, tmp_path, [card])
@@ -339,7 +339,7 @@ def test_gpu_clocks_that_rise_are_not_reported_as_set(monkeypatch, tmp_path):
     """Low clocks without a reason in one fingerprint only mean that the GPU had just begun to work."""
     card = Card(sm_mhz=345)
     install(monkeypatch, tmp_path, [card])
-    monkeypatch.setattr("testbed.node.gpu.nvml.time.sleep", lambda _: setattr(card, "sm_mhz", 1980))
+    monkeypatch.setattr("faultbed.testbed.node.gpu.nvml.time.sleep", lambda _: setattr(card, "sm_mhz", 1980))
     assert "clocks not set" in dict(settings.gpu_facts())["gpu 00000000:19:00.0"]
 
 

@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 from own_namespace import in_a_namespace
 
-from inject.node.network.scheme import SWEEP
-from testbed.node.routing import marking_rules
-from testbed.routing.jenkins_hash import nft_jhash
+from faultbed.inject.node.network.scheme import SWEEP
+from faultbed.testbed.node.routing import marking_rules
+from faultbed.testbed.routing.jenkins_hash import nft_jhash
 
 P2, P3 = "10.77.2.0/31", "10.77.3.0/31"
 SCHEMES = ("static", "marked", "weighted", "resilient")

@@ -8,9 +8,9 @@ import struct
 import pytest
 from own_namespace import answer_of, in_a_namespace
 
-from testbed.node.netlink import attribute
-from testbed.node.routing import marking_rules
-from testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
+from faultbed.testbed.node.netlink import attribute
+from faultbed.testbed.node.routing import marking_rules
+from faultbed.testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
 
 P2, P3 = "10.77.2.0/31", "10.77.3.0/31"
 
@@ -194,7 +194,9 @@ def test_switch_agent_sees_marks_that_a_dormant_table_or_another_hook_switches_o
 
 
 def test_switch_agent_subscription_to_nftables_is_accepted_by_the_kernel():
-    program = "from testbed.node.routing.agent import _subscribed; _subscribed(12, (7,)).close(); print('true')"
+    program = (
+        "from faultbed.testbed.node.routing.agent import _subscribed; _subscribed(12, (7,)).close(); print('true')"
+    )
     assert answer_of(program) is True
 
 

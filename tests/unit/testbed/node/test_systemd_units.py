@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from systemd_server import Systemd
 
-from testbed.node import systemd_units
+from faultbed.testbed.node import systemd_units
 
 DATA = Path(__file__).resolve().parents[3] / "data" / "systemd"
 OK = b"OK 5dfcb79d6ca34f3ab42e247b5fe6c8ab\r\n"

@@ -9,13 +9,13 @@ import sys
 import pytest
 from house import HOUSE
 
-from testbed.node import watch
+from faultbed.testbed.node import watch
 
 
 class Program:
     def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.node.watch"],
+            [sys.executable, "-m", "faultbed.testbed.node.watch"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=HOUSE,

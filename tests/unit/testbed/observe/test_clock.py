@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from synthetic_run import synthetic_run
 from waiting import until
 
-from harness.analysis.observe import observe
-from testbed.observe.clock import ClockOffset, Exchange, drifted_ns, estimate, measure_by, renewed, widened
-from traffic.engine.engine_client import Engines
+from faultbed.harness.analysis.observe import observe
+from faultbed.testbed.observe.clock import ClockOffset, Exchange, drifted_ns, estimate, measure_by, renewed, widened
+from faultbed.traffic.engine.engine_client import Engines
 
 DELAYS = st.integers(min_value=0, max_value=50_000_000)
 
@@ -59,7 +59,7 @@ class DriftingNode:
 
     def __init__(self, monkeypatch, *, ppm, there_ns, back_ns):
         self.now_ns, self.ppm, self.there_ns, self.back_ns = 10**12, ppm, there_ns, back_ns
-        monkeypatch.setattr("testbed.observe.clock.time.monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr("faultbed.testbed.observe.clock.time.monotonic_ns", lambda: self.now_ns)
 
     def node_ns(self, at_ns):
         return at_ns + int((at_ns - 10**12) * self.ppm / 1e6) - 77_000

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.node.gpu.health import Health
-from testbed.node.gpu.xid import XIDS as INJECTED
-from testbed.observe.gpu_thresholds import READINGS, XIDS, breaches, markdown, severest, xid_breaches
+from faultbed.testbed.node.gpu.health import Health
+from faultbed.testbed.node.gpu.xid import XIDS as INJECTED
+from faultbed.testbed.observe.gpu_thresholds import READINGS, XIDS, breaches, markdown, severest, xid_breaches
 
 HEALTHY = Health("gpu0").counts()
 PAGE = Path(__file__).parents[4] / "docs" / "gpu-thresholds.md"
@@ -64,5 +64,5 @@ def test_threshold_breaches_come_with_the_severest_first_and_once_for_each_readi
 
 
 def test_threshold_page_is_up_to_date():
-    """Regenerate it with `python -m testbed.observe.gpu_thresholds > docs/gpu-thresholds.md`."""
+    """Regenerate it with `python -m faultbed.testbed.observe.gpu_thresholds > docs/gpu-thresholds.md`."""
     assert PAGE.read_text() == markdown()

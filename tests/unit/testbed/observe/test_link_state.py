@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.errors import CommandFailed
-from testbed.inventory.lab_inventory import load
-from testbed.observe.link_state import down_links, read_down_links
-from testbed.shipped import inventories
+from faultbed.testbed.errors import CommandFailed
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.observe.link_state import down_links, read_down_links
+from faultbed.testbed.shipped import inventories
 
 SOFT = load(inventories() / "soft.yml")
 UPLINK = next(link for link in SOFT.topology.links if link.name == "rtsw1:ctsw1")

@@ -9,11 +9,11 @@ import pytest
 from local_watcher import Here
 from waiting import until
 
-from harness.record import telemetry_file
-from testbed.errors import CommandFailed
-from testbed.observe import telemetry
-from testbed.observe.clock import ClockOffset
-from testbed.observe.watcher import WatcherGone
+from faultbed.harness.record import telemetry_file
+from faultbed.testbed.errors import CommandFailed
+from faultbed.testbed.observe import telemetry
+from faultbed.testbed.observe.clock import ClockOffset
+from faultbed.testbed.observe.watcher import WatcherGone
 
 
 @pytest.fixture

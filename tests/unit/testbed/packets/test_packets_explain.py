@@ -12,11 +12,11 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 from scapy.utils import PcapWriter
 
-from harness.cli.main import cli
-from testbed.errors import UsageError
-from testbed.packets.capture_file import read, write_pcapng
-from testbed.packets.explain import explain
-from testbed.packets.layers import AETH, BTH, RETH
+from faultbed.harness.cli.main import cli
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.packets.capture_file import read, write_pcapng
+from faultbed.testbed.packets.explain import explain
+from faultbed.testbed.packets.layers import AETH, BTH, RETH
 
 ETHER = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
 WRITE = ETHER / IP(src="10.1.2.3", dst="10.3.2.1") / UDP(sport=50000, dport=4791) / BTH(opcode=0x0A, dqpn=17, psn=5)

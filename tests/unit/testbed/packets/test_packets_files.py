@@ -25,12 +25,12 @@ from scapy.layers.vxlan import VXLAN
 from scapy.packet import Raw
 from scapy.utils import PcapNgWriter, PcapWriter, RawPcapNgReader, RawPcapWriter
 
-from harness.packets.analysis import analyse
-from testbed.errors import UsageError
-from testbed.packets.bth import opcode_name
-from testbed.packets.capture_file import read, write_pcapng
-from testbed.packets.columns import decode
-from testbed.packets.layers import AETH, BTH, DETH, IETH, RETH, AtomicAckETH, AtomicETH, ImmDt
+from faultbed.harness.packets.analysis import analyse
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.packets.bth import opcode_name
+from faultbed.testbed.packets.capture_file import read, write_pcapng
+from faultbed.testbed.packets.columns import decode
+from faultbed.testbed.packets.layers import AETH, BTH, DETH, IETH, RETH, AtomicAckETH, AtomicETH, ImmDt
 
 # Without addresses, scapy would ask the network for them.
 ETHER = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.errors import UsageError
-from testbed.inventory.schema import BusbwVars
-from testbed.preflight.busbw import compare, read
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.schema import BusbwVars
+from faultbed.testbed.preflight.busbw import compare, read
 
 HEAD = """\
 # nThread 1 nGpus 1 minBytes 1073741824 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1

@@ -7,15 +7,15 @@ import json
 import pytest
 from rack_state import rack_state
 
-from testbed.inventory import lab_inventory
-from testbed.node import counts
-from testbed.node.gpu import health
-from testbed.node.watch import Watch
-from testbed.preflight.checks import run_checks, unchecked_parts
-from testbed.preflight.collect import Facts
-from testbed.preflight.gpu_health_check import CHECK
-from testbed.preflight.rack_formats import gpus
-from testbed.shipped import inventories
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.node import counts
+from faultbed.testbed.node.gpu import health
+from faultbed.testbed.node.watch import Watch
+from faultbed.testbed.preflight.checks import run_checks, unchecked_parts
+from faultbed.testbed.preflight.collect import Facts
+from faultbed.testbed.preflight.gpu_health_check import CHECK
+from faultbed.testbed.preflight.rack_formats import gpus
+from faultbed.testbed.shipped import inventories
 
 RACK = lab_inventory.load(inventories() / "rack-h100.example.yml")
 SOFT = lab_inventory.load(inventories() / "soft.yml")

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from preflight_states import INVENTORY, PLANTED, healthy, interface
 
-from harness.run.prepare.preflight import broken
-from testbed import shipped
-from testbed.errors import LabError
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.preflight import collect
-from testbed.preflight.checks import CHECKS, expected_next_hops, run_checks, unchecked_parts
-from testbed.preflight.collect import Interface, parse, read_facts, script
-from traffic.flows import burnin
-from traffic.flows.burnin import Pair, _better, outliers, pairs_of
+from faultbed.harness.run.prepare.preflight import broken
+from faultbed.testbed import shipped
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.preflight import collect
+from faultbed.testbed.preflight.checks import CHECKS, expected_next_hops, run_checks, unchecked_parts
+from faultbed.testbed.preflight.collect import Interface, parse, read_facts, script
+from faultbed.traffic.flows import burnin
+from faultbed.traffic.flows.burnin import Pair, _better, outliers, pairs_of
 
 
 def test_preflight_healthy_lab_has_no_finding():
@@ -112,7 +112,7 @@ net.ipv4.ip_forward = 1
 @@cpu.max
 /sys/fs/cgroup/faultbed.slice/faultbed-gpu0.service/cpu.max:max 100000
 @@unit
-faultbed-gpu0.service loaded active running /usr/bin/python3 -m traffic.node.softgpu
+faultbed-gpu0.service loaded active running /usr/bin/python3 -m faultbed.traffic.node.softgpu
 @@revert
 flap-1.json
 @@sends
@@ -381,8 +381,8 @@ def test_burnin_keeps_the_better_of_two_measurements():
 
 
 def test_preflight_result_is_json():
-    from harness.run.prepare.preflight import Preflight, names
-    from traffic.flows.burnin import Burnin
+    from faultbed.harness.run.prepare.preflight import Preflight, names
+    from faultbed.traffic.flows.burnin import Burnin
 
     findings = run_checks(INVENTORY, healthy() | {"host1": dataclasses.replace(healthy()["host1"], rdma={})})
     done = Burnin(pairs=(pair(),), outliers=tuple(outliers([pair(goodput_bps=None)], worse_than=4)), rounds=1)

@@ -13,16 +13,16 @@ from preflight_states import healthy
 from rack_state import CHRONY, FIRST, LAST, MLNX_QOS, MLXLINK, PCIE, RACK, gpu_report, rack_state
 from samples import samples
 
-from testbed import shipped
-from testbed.errors import LabError
-from testbed.inventory import ansible_listing
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.inventory.schema import GoldenVars
-from testbed.preflight import fec
-from testbed.preflight.checks import CHECKS, run_checks, unchecked_parts
-from testbed.preflight.collect import Facts, parse, read_facts, script
-from testbed.preflight.rack_checks import RACK_CHECKS
-from testbed.preflight.rack_formats import (
+from faultbed.testbed import shipped
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.inventory import ansible_listing
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.inventory.schema import GoldenVars
+from faultbed.testbed.preflight import fec
+from faultbed.testbed.preflight.checks import CHECKS, run_checks, unchecked_parts
+from faultbed.testbed.preflight.collect import Facts, parse, read_facts, script
+from faultbed.testbed.preflight.rack_checks import RACK_CHECKS
+from faultbed.testbed.preflight.rack_formats import (
     chrony_offset_s,
     gpu_wrong,
     gpus,
@@ -35,7 +35,7 @@ from testbed.preflight.rack_formats import (
     qos_unreported,
     qos_wrong,
 )
-from testbed.remote.remote_node import Completed
+from faultbed.testbed.remote.remote_node import Completed
 
 
 def test_mlxlink_healthy_link_has_no_finding():

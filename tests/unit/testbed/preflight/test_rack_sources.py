@@ -17,20 +17,20 @@ from dataclasses import replace
 import pytest
 from house import HOUSE
 
-from inject.fault_plan import FaultSpec, plan
-from inject.mechanisms.mechanism import Request
-from inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve
-from inject.mechanisms.rack.rack_mechanism import retransmissions
-from inject.node.actuator import Refused, make
-from inject.node.network import interface
-from testbed.backends.rack import power_cycle
-from testbed.errors import Unsupported
-from testbed.inventory import lab_inventory
-from testbed.inventory.schema import BmcVars, SafetyVars
-from testbed.node.asic_ports import port_counts
-from testbed.preflight import collect
-from testbed.preflight.rack_formats import link_wrong
-from testbed.shipped import inventories, playbooks
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.mechanisms.mechanism import Request
+from faultbed.inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve
+from faultbed.inject.mechanisms.rack.rack_mechanism import retransmissions
+from faultbed.inject.node.actuator import Refused, make
+from faultbed.inject.node.network import interface
+from faultbed.testbed.backends.rack import power_cycle
+from faultbed.testbed.errors import Unsupported
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.inventory.schema import BmcVars, SafetyVars
+from faultbed.testbed.node.asic_ports import port_counts
+from faultbed.testbed.preflight import collect
+from faultbed.testbed.preflight.rack_formats import link_wrong
+from faultbed.testbed.shipped import inventories, playbooks
 
 RACK = lab_inventory.load(inventories() / "rack-h100.example.yml")
 
@@ -307,7 +307,7 @@ def test_bgp_kill_is_refused_if_the_restart_cannot_be_disabled(tools):
 
 
 def test_bgp_kill_leaves_pid_1_the_time_that_a_container_needs():
-    from inject.leases.channels import START_S, unit_command
+    from faultbed.inject.leases.channels import START_S, unit_command
 
     words = unit_command(planned("switch.bgp-kill", "rtsw1"), ["python3"], instance="x")
     assert f"TimeoutStopSec={START_S + 60:g}" in words

@@ -20,17 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from inject.fault_plan import FaultSpec, plan
-from inject.mechanisms.late_binding import bind, connected_qps
-from inject.mechanisms.mechanism import LateBinding
-from inject.node.command import match_lines
-from testbed.backends.rack import power_cycle
-from testbed.discover import answers, facts
-from testbed.errors import FaultError, LabError, UsageError
-from testbed.inventory import lab_inventory
-from testbed.preflight import busbw, collect, fec
-from testbed.preflight.rack_formats import complaint, keeps_up, key_values, link_unreported, link_wrong, qos
-from testbed.shipped import inventories, playbooks
+from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.mechanisms.late_binding import bind, connected_qps
+from faultbed.inject.mechanisms.mechanism import LateBinding
+from faultbed.inject.node.command import match_lines
+from faultbed.testbed.backends.rack import power_cycle
+from faultbed.testbed.discover import answers, facts
+from faultbed.testbed.errors import FaultError, LabError, UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.preflight import busbw, collect, fec
+from faultbed.testbed.preflight.rack_formats import complaint, keeps_up, key_values, link_unreported, link_wrong, qos
+from faultbed.testbed.shipped import inventories, playbooks
 
 FOLDER = DATA / "recorded"
 END_OF_RUN = "\n# Out of bounds values : 0 OK\n"

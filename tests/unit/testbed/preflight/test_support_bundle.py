@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rack_state import CHRONY, MLNX_QOS, MLXLINK
 
-from testbed.errors import Unreachable
-from testbed.inventory import lab_inventory
-from testbed.preflight.rack_formats import chrony_offset_s, key_values, qos
-from testbed.preflight.support_bundle import Scrubber, commands, gather, write
-from testbed.remote.remote_node import Completed
-from testbed.shipped import inventories
+from faultbed.testbed.errors import Unreachable
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.preflight.rack_formats import chrony_offset_s, key_values, qos
+from faultbed.testbed.preflight.support_bundle import Scrubber, commands, gather, write
+from faultbed.testbed.remote.remote_node import Completed
+from faultbed.testbed.shipped import inventories
 
 RACK = lab_inventory.load(inventories() / "rack-h100.example.yml")
 TELLING = """\

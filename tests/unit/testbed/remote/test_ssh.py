@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import Unreachable
-from testbed.remote.ssh import Address, SshConnection
+from faultbed.testbed.errors import Unreachable
+from faultbed.testbed.remote.ssh import Address, SshConnection
 
 
 def test_connection_to_a_machine_that_cannot_answer_is_not_opened():

@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from testbed.errors import Unsupported
-from testbed.inventory import lab_inventory
-from testbed.routing.bgp_preferences import switch_configurations
-from testbed.routing.schemes import SCHEMES, Routing
-from testbed.routing.switch_tables import scheme_tables
-from testbed.shipped import inventory_named
+from faultbed.testbed.errors import Unsupported
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.routing.bgp_preferences import switch_configurations
+from faultbed.testbed.routing.schemes import SCHEMES, Routing
+from faultbed.testbed.routing.switch_tables import scheme_tables
+from faultbed.testbed.shipped import inventory_named
 
 LABS = ("soft", "soft-3rack", "soft-zones", "rack-h100.example")
 PLANNED = ("static-parity", "pinned")

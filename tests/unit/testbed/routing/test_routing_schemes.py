@@ -12,24 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from harness.analysis.links.routing_prediction import ALL_RANKS, flows_of, job_traffic, predict
-from harness.cli.main import cli
-from harness.experiment import experiment_file
-from harness.run.prepare.bind_to_lab import fit
-from testbed.errors import UsageError
-from testbed.inventory import lab_inventory
-from testbed.model.topology import Link, Port, Switch, Topology
-from testbed.routing.jenkins_hash import jhash, nft_jhash
-from testbed.routing.offered_load import Fabric, max_over_mean, offered_load, tier_mmr, uplink_mmr
-from testbed.routing.replacements import replacements
-from testbed.routing.schemes import SCHEMES, Choice, Flow, Routing, bucket_counts, scheme_named
-from testbed.routing.valley_free import ValleyFreePaths
-from testbed.shipped import inventory_named
-from traffic.schedules import build
-from traffic.schedules.cost import shape_for
-from traffic.schedules.traffic_matrix import pair_bytes
-from traffic.workloads.job import JobPhase, JobSpec
-from traffic.workloads.job import fit as fit_job
+from faultbed.harness.analysis.links.routing_prediction import ALL_RANKS, flows_of, job_traffic, predict
+from faultbed.harness.cli.main import cli
+from faultbed.harness.experiment import experiment_file
+from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.model.topology import Link, Port, Switch, Topology
+from faultbed.testbed.routing.jenkins_hash import jhash, nft_jhash
+from faultbed.testbed.routing.offered_load import Fabric, max_over_mean, offered_load, tier_mmr, uplink_mmr
+from faultbed.testbed.routing.replacements import replacements
+from faultbed.testbed.routing.schemes import SCHEMES, Choice, Flow, Routing, bucket_counts, scheme_named
+from faultbed.testbed.routing.valley_free import ValleyFreePaths
+from faultbed.testbed.shipped import inventory_named
+from faultbed.traffic.schedules import build
+from faultbed.traffic.schedules.cost import shape_for
+from faultbed.traffic.schedules.traffic_matrix import pair_bytes
+from faultbed.traffic.workloads.job import JobPhase, JobSpec
+from faultbed.traffic.workloads.job import fit as fit_job
 
 LAB = lab_inventory.load(inventory_named("soft-3rack")).topology
 JOB = tuple(f"host{number}:rxe0" for number in (1, 2, 3, 4))

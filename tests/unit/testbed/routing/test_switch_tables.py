@@ -2,12 +2,12 @@
 
 import pytest
 
-from testbed.errors import Unsupported, UsageError
-from testbed.inventory import lab_inventory
-from testbed.routing.jenkins_hash import nft_jhash
-from testbed.routing.schemes import SCHEMES, Routing
-from testbed.routing.switch_tables import scheme_tables
-from testbed.shipped import inventory_named
+from faultbed.testbed.errors import Unsupported, UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.routing.jenkins_hash import nft_jhash
+from faultbed.testbed.routing.schemes import SCHEMES, Routing
+from faultbed.testbed.routing.switch_tables import scheme_tables
+from faultbed.testbed.shipped import inventory_named
 
 THREE_RACKS = lab_inventory.load(inventory_named("soft-3rack")).topology
 ZONES = lab_inventory.load(inventory_named("soft-zones")).topology

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.errors import DirtyLab, LabError
-from testbed.observe import fingerprint
-from testbed.observe.fingerprint import Fingerprint
-from testbed.tenancy import dirty
+from faultbed.testbed.errors import DirtyLab, LabError
+from faultbed.testbed.observe import fingerprint
+from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.tenancy import dirty
 
 BEFORE = Fingerprint(nodes={"rtsw1": {"link ctsw1": "UP"}})
 AFTER = Fingerprint(nodes={"rtsw1": {"link ctsw1": "down"}})

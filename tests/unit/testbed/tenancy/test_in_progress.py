@@ -14,11 +14,11 @@ import pytest
 from house import HOUSE
 from shared_lab import CLEAN, Command, change, lab_at
 
-from harness.pytest_plugin.session_lab import SessionLab
-from testbed.errors import DirtyLab, LabError, Unreachable
-from testbed.observe import fingerprint
-from testbed.observe.fingerprint import Fingerprint
-from testbed.tenancy import dirty, durable, in_progress
+from faultbed.harness.pytest_plugin.session_lab import SessionLab
+from faultbed.testbed.errors import DirtyLab, LabError, Unreachable
+from faultbed.testbed.observe import fingerprint
+from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.tenancy import dirty, durable, in_progress
 
 
 @pytest.fixture
@@ -395,7 +395,7 @@ def test_marks_of_two_processes_with_one_id_have_two_files(tmp_path):
     """Two containers may share the state folder, and each numbers its marks from the beginning."""
     code = (
         "import os, pathlib, sys; os.getpid = lambda: 7\n"
-        "from testbed.observe import fingerprint\nfrom testbed.tenancy import in_progress\n"
+        "from faultbed.testbed.observe import fingerprint\nfrom faultbed.testbed.tenancy import in_progress\n"
         "in_progress.write(pathlib.Path(sys.argv[1]), why='x', before=fingerprint.Fingerprint(nodes={}), lease_s=0.0)"
     )
     for _ in range(2):

@@ -11,17 +11,17 @@ import pytest
 from house import HOUSE, SUPPORT
 from local_lab import SOFT
 
-from testbed.observe import fingerprint
-from testbed.observe.fingerprint import Fingerprint
-from testbed.tenancy.lab_lease import hold
+from faultbed.testbed.observe import fingerprint
+from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.tenancy.lab_lease import hold
 
 QUIET = Fingerprint(nodes={"host1": {"link be0": "UP"}, "host2": {"link be0": "UP"}})
-TRAFFIC = {"program traffic.node.engine": "1 running", "rdma resources python3": "3 mr, 2 qp"}
+TRAFFIC = {"program faultbed.traffic.node.engine": "1 running", "rdma resources python3": "3 mr, 2 qp"}
 
 IN_ANOTHER_SHELL = """
 import sys
 from local_lab import SOFT
-from testbed.tenancy.lab_lease import hold
+from faultbed.testbed.tenancy.lab_lease import hold
 with hold(SOFT, ["host1"], why="traffic flow", mode="shared"):
     print("held", flush=True)
     sys.stdin.readline()
@@ -54,7 +54,7 @@ def test_traffic_without_a_live_owner_is_a_leftover(left):
 
 def test_leftovers_beside_traffic_of_other_users_are_reported(left):
     """Traffic does not explain a port that is down, a CPU hog or a holder."""
-    actual = {"link be0": "DOWN", "program inject.node.holder": "1 running", "hogs": "2", **TRAFFIC}
+    actual = {"link be0": "DOWN", "program faultbed.inject.node.holder": "1 running", "hogs": "2", **TRAFFIC}
     assert [line.split(" ")[1] for line in left({"host1": actual}, ("*",))] == ["hogs", "link", "program"]
 
 

@@ -15,17 +15,17 @@ import pytest
 from click.testing import CliRunner
 from house import HOUSE
 
-from harness.cli.experiments import faults
-from harness.cli.main import cli
-from testbed import provision
-from testbed.backends import rack_backend
-from testbed.backends.lab_backend import Access
-from testbed.directories import lab_dir
-from testbed.errors import DirtyLab, HalfProvisioned, LabError, RevertFailed
-from testbed.observe.fingerprint import Fingerprint
-from testbed.shipped import inventories
-from testbed.tenancy import dirty, in_progress, lab_lease
-from testbed.tenancy.reservation_store import local_store
+from faultbed.harness.cli.experiments import faults
+from faultbed.harness.cli.main import cli
+from faultbed.testbed import provision
+from faultbed.testbed.backends import rack_backend
+from faultbed.testbed.backends.lab_backend import Access
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import DirtyLab, HalfProvisioned, LabError, RevertFailed
+from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.shipped import inventories
+from faultbed.testbed.tenancy import dirty, in_progress, lab_lease
+from faultbed.testbed.tenancy.reservation_store import local_store
 
 BEFORE = Fingerprint(nodes={"host1": {"link be0": "UP"}})
 
@@ -65,7 +65,7 @@ def test_mark_whose_folder_cannot_be_synced_is_removed(tmp_path, monkeypatch):
 KILLED = """
 import sys, time
 from pathlib import Path
-from testbed.tenancy import dirty
+from faultbed.testbed.tenancy import dirty
 with dirty.changing(Path(sys.argv[1]), sys.argv[2]):
     print("changing", flush=True)
     time.sleep(60)

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 from house import HOUSE
 
-from testbed import shipped
-from testbed.directories import lab_dir
-from testbed.errors import LabError, UsageError
-from testbed.inventory import lab_inventory as inventory_module
-from testbed.tenancy import dirty, reservation_store
-from testbed.tenancy import lab_lease as lease_module
-from testbed.tenancy.lab_lease import LabLease, hold, hold_if_recorded, is_dead, reserve_by_hand, this_process
-from testbed.tenancy.reservation import (
+from faultbed.testbed import shipped
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import LabError, UsageError
+from faultbed.testbed.inventory import lab_inventory as inventory_module
+from faultbed.testbed.tenancy import dirty, reservation_store
+from faultbed.testbed.tenancy import lab_lease as lease_module
+from faultbed.testbed.tenancy.lab_lease import LabLease, hold, hold_if_recorded, is_dead, reserve_by_hand, this_process
+from faultbed.testbed.tenancy.reservation import (
     WHOLE_LAB,
     Entry,
     ReservationLost,
@@ -31,7 +31,7 @@ from testbed.tenancy.reservation import (
     release,
     reserve,
 )
-from testbed.tenancy.reservation_store import Reading, ReservationStore, local_store
+from faultbed.testbed.tenancy.reservation_store import Reading, ReservationStore, local_store
 
 INVENTORY = inventory_module.load(shipped.inventories() / "soft.yml")
 
@@ -127,8 +127,8 @@ def test_claim_of_a_racks_last_uplink_is_refused(monkeypatch, tmp_path):
 
 
 def test_store_on_a_disk_that_hangs_is_an_error_that_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("testbed.tenancy.reservation_store.SHELL_S", 0.01)
-    monkeypatch.setattr("testbed.tenancy.reservation_store._READ", "sleep 5")
+    monkeypatch.setattr("faultbed.testbed.tenancy.reservation_store.SHELL_S", 0.01)
+    monkeypatch.setattr("faultbed.testbed.tenancy.reservation_store._READ", "sleep 5")
     with pytest.raises(LabError, match=r"has not answered for 0\.01 s"):
         local_store(tmp_path, lab="soft").read()
 
@@ -201,8 +201,8 @@ _HAMMER = """
 import sys
 import time
 from pathlib import Path
-from testbed.tenancy.reservation import Entry, Reserved, release, reserve
-from testbed.tenancy.reservation_store import local_store
+from faultbed.testbed.tenancy.reservation import Entry, Reserved, release, reserve
+from faultbed.testbed.tenancy.reservation_store import local_store
 store, got, number = local_store(Path(sys.argv[1]), lab="x"), 0, 0
 while got < int(sys.argv[3]):
     number += 1
@@ -318,8 +318,9 @@ def test_command_whose_disk_fills_up_reports_its_result_and_not_its_lease(home, 
 @pytest.mark.process
 def test_lease_of_a_dead_process_on_this_machine_is_free(home):
     code = (
-        "import os, sys; from testbed import shipped; from testbed.inventory.lab_inventory import load\n"
-        "from testbed.tenancy.lab_lease import hold\n"
+        "import os, sys\nfrom faultbed.testbed import shipped\n"
+        "from faultbed.testbed.inventory.lab_inventory import load\n"
+        "from faultbed.testbed.tenancy.lab_lease import hold\n"
         "hold(load(shipped.inventories() / 'soft.yml'), why='killed', mode='exclusive').__enter__()\n"
         "os._exit(9)"
     )

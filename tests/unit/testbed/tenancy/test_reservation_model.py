@@ -17,10 +17,10 @@ import reservation_world
 from reservation_world import JumpHost, World
 from samples import some_of
 
-from testbed.errors import LabError
-from testbed.tenancy import lab_lease, reservation
-from testbed.tenancy.reservation import Entry
-from testbed.tenancy.reservation_store import _WRITE, local_store
+from faultbed.testbed.errors import LabError
+from faultbed.testbed.tenancy import lab_lease, reservation
+from faultbed.testbed.tenancy.reservation import Entry
+from faultbed.testbed.tenancy.reservation_store import _WRITE, local_store
 
 STEPS = 60
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_fabric import CLOCK, VERBS, Fabric
 
-from traffic.flows import flow_run
-from traffic.node.flows.content import Content, Verifier, nearest
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.node.flows.content import Content, Verifier, nearest
 
 MS = 1_000_000
 
@@ -258,7 +258,7 @@ def test_latencies_of_a_flow_have_the_message_that_never_came_back(monkeypatch):
 
     fabric = Stuck(random.Random(7), delay_ns=1000)
     flow_on(monkeypatch, fabric, verb="write", latency=True, depth=1, duration_s=0.3)
-    monkeypatch.setattr(sys.modules["traffic.node.flows.flow"], "DRAIN_NS", 200 * MS)
+    monkeypatch.setattr(sys.modules["faultbed.traffic.node.flows.flow"], "DRAIN_NS", 200 * MS)
     fabric.tasks["rx"].begin(0)
     fabric.run(["tx"])
     (done,) = (fields for _, event, fields in fabric.events if event == "done")

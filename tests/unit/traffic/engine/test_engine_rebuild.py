@@ -12,15 +12,15 @@ import pytest
 from memory_fabric import CLOCK, Fabric, RcQp, Rnic, modules
 from samples import samples
 
-from traffic import schedules
-from traffic.engine.connections import ConnectionManager
-from traffic.engine.run_results import Endpoint
-from traffic.engine.task_specs import ConnectionSpec
-from traffic.flows import flow_run
-from traffic.schedules import cost
-from traffic.workloads import collective
-from traffic.workloads.collective import CollectiveSpec
-from traffic.workloads.ranks import rank_plan
+from faultbed.traffic import schedules
+from faultbed.traffic.engine.connections import ConnectionManager
+from faultbed.traffic.engine.run_results import Endpoint
+from faultbed.traffic.engine.task_specs import ConnectionSpec
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.schedules import cost
+from faultbed.traffic.workloads import collective
+from faultbed.traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.workloads.ranks import rank_plan
 
 SEEDS = samples(60)
 PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for number in (1, 2, 3, 4)]

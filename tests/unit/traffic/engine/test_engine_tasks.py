@@ -15,20 +15,20 @@ import pytest
 from engine_flows import flow_on
 from memory_fabric import CLOCK, Fabric, Rnic, modules
 
-from inject.node.network import latereceives
-from traffic import schedules, traces
-from traffic.engine.run_results import Endpoint
-from traffic.flows import flow_run
-from traffic.node.flows import late, rnr
-from traffic.schedules import cost
-from traffic.traces import Operation, Trace
-from traffic.workloads import collective, inference, ranking, replay, replay_batches
-from traffic.workloads.collective import CollectiveSpec
-from traffic.workloads.inference import InferenceSpec
-from traffic.workloads.job import JobPhase, JobSpec, job_programs
-from traffic.workloads.ranking import RankingSpec
-from traffic.workloads.ranks import rank_plan
-from traffic.workloads.replay_batches import ReplaySpec
+from faultbed.inject.node.network import latereceives
+from faultbed.traffic import schedules, traces
+from faultbed.traffic.engine.run_results import Endpoint
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.node.flows import late, rnr
+from faultbed.traffic.schedules import cost
+from faultbed.traffic.traces import Operation, Trace
+from faultbed.traffic.workloads import collective, inference, ranking, replay, replay_batches
+from faultbed.traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.workloads.inference import InferenceSpec
+from faultbed.traffic.workloads.job import JobPhase, JobSpec, job_programs
+from faultbed.traffic.workloads.ranking import RankingSpec
+from faultbed.traffic.workloads.ranks import rank_plan
+from faultbed.traffic.workloads.replay_batches import ReplaySpec
 
 MS = 1_000_000
 PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for number in (1, 2, 3, 4)]
@@ -400,8 +400,8 @@ def test_rnr_count_reads_the_counter_names_of_each_driver(tmp_path, monkeypatch)
 def engine(monkeypatch):
     """Return an engine without verbs, and the messages that it writes to the controller."""
     modules(monkeypatch)
-    monkeypatch.delitem(sys.modules, "traffic.node.engine", raising=False)
-    module = importlib.import_module("traffic.node.engine")
+    monkeypatch.delitem(sys.modules, "faultbed.traffic.node.engine", raising=False)
+    module = importlib.import_module("faultbed.traffic.node.engine")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     made, made.written = module.Engine(), []
     monkeypatch.setattr(module, "os", SimpleNamespace(write=lambda _fd, data: made.written.append(data) or len(data)))

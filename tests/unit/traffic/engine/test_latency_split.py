@@ -12,15 +12,15 @@ from local_traffic import LocalLab
 from memory_fabric import CLOCK, Fabric, Rnic, modules
 from synthetic_run import synthetic_run
 
-from harness.analysis.observe import observe
-from traffic import schedules
-from traffic.engine import latency_split
-from traffic.engine.run_results import Endpoint, Iteration
-from traffic.node.ranks import parts_clock as on_node
-from traffic.schedules import cost
-from traffic.workloads import collective
-from traffic.workloads.collective import CollectiveSpec
-from traffic.workloads.ranks import rank_plan
+from faultbed.harness.analysis.observe import observe
+from faultbed.traffic import schedules
+from faultbed.traffic.engine import latency_split
+from faultbed.traffic.engine.run_results import Endpoint, Iteration
+from faultbed.traffic.node.ranks import parts_clock as on_node
+from faultbed.traffic.schedules import cost
+from faultbed.traffic.workloads import collective
+from faultbed.traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.workloads.ranks import rank_plan
 
 PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for number in (1, 2)]
 SPEC = CollectiveSpec(collective="all-to-all", algorithm="full-mesh", size_bytes=1 << 16, segment_bytes=1024)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traffic.engine import traffic_metrics
-from traffic.engine.run_results import Iteration, Sample
+from faultbed.traffic.engine import traffic_metrics
+from faultbed.traffic.engine.run_results import Iteration, Sample
 
 
 def iteration(index=0, *, compute_ns=0, comm_ns=1000, wait_ns=0):

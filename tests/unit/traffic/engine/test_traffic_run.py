@@ -12,8 +12,8 @@ import pytest
 from engine_labs import Engine, Lab, node_ns
 from waiting import until
 
-from testbed.errors import LabError
-from traffic.engine.task_specs import QpParams
+from faultbed.testbed.errors import LabError
+from faultbed.traffic.engine.task_specs import QpParams
 
 
 def test_flow_without_errors_completes_with_counts():
@@ -132,7 +132,7 @@ def test_wait_times_out_and_leaves_nothing_running():
 
 def test_wait_error_warns_that_the_aborted_run_may_still_be_ending(monkeypatch):
     """The run's thread waits for an engine that answers slowly, as over SSH."""
-    monkeypatch.setattr("traffic.engine.running_traffic.ABORT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("faultbed.traffic.engine.running_traffic.ABORT_TIMEOUT_S", 0.3)
     release = threading.Event()
     lab = Lab(lambda engine: engine.emit("sample", task="tx", start_ns=node_ns(), sizes=[4096, 0]))
     with lab.start(lambda event: event["event"] == "sample" and release.wait(20)) as running:
@@ -146,7 +146,7 @@ def test_wait_error_warns_that_the_aborted_run_may_still_be_ending(monkeypatch):
 
 
 def test_run_that_cannot_connect_does_not_start(monkeypatch):
-    monkeypatch.setattr("traffic.engine.running_traffic.SETUP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("faultbed.traffic.engine.running_traffic.SETUP_TIMEOUT_S", 0.5)
     lab = Lab(lambda engine: None, dead_from=0)
     with pytest.raises(LabError, match=r"did not start: .*host1:rxe0 -> host3:rxe0"):
         lab.start()

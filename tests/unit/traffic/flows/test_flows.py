@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.errors import UsageError
-from traffic.engine import traffic_metrics
-from traffic.flows import matrix
-from traffic.node.flows.grants import Grants
-from traffic.node.flows.pacer import CATCH_UP_NS, Pacer
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.engine import traffic_metrics
+from faultbed.traffic.flows import matrix
+from faultbed.traffic.node.flows.grants import Grants
+from faultbed.traffic.node.flows.pacer import CATCH_UP_NS, Pacer
 
 MS = 1_000_000
 

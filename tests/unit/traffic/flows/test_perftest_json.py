@@ -7,10 +7,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from harness.cli.main import cli
-from traffic.engine.run_results import Window
-from traffic.flows import perftest_json
-from traffic.flows.flow_run import FlowResult, FlowSpec, Latency
+from faultbed.harness.cli.main import cli
+from faultbed.traffic.engine.run_results import Window
+from faultbed.traffic.flows import perftest_json
+from faultbed.traffic.flows.flow_run import FlowResult, FlowSpec, Latency
 
 INFO = [
     "test",

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from engine_labs import NothingStarts
 
-from testbed.errors import UsageError
-from testbed.inventory import lab_inventory
-from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
-from traffic.workloads import collective
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.traffic.engine.task_specs import QpParams
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.workloads import collective
 
 TOPOLOGY = lab_inventory.load(Path("inventory/soft.yml")).topology
 

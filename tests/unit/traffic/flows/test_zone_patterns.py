@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import load
-from testbed.shipped import inventories
-from traffic.flows.matrix import pairs, pairs_in
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.shipped import inventories
+from faultbed.traffic.flows.matrix import pairs, pairs_in
 
 ZONES = load(inventories() / "soft-zones.yml").topology
 SOFT = load(inventories() / "soft.yml").topology

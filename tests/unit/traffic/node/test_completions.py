@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from memory_fabric import Rnic, modules
 from samples import samples
 
-from testbed.errors import UsageError
-from traffic.flows import flow_run, flow_spec
-from traffic.node import completions
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.flows import flow_run, flow_spec
+from faultbed.traffic.node import completions
 
 KINDS = {
     ("rc", "send", False): ("flow", "Flow"),
@@ -69,12 +69,12 @@ def test_flow_deeper_than_the_completion_queue_is_refused_with_the_limit():
 def test_engine_rejects_a_qp_that_exceeds_the_rnics_completion_queue(monkeypatch):
     """Two flows on one RNIC, each of which would fit alone."""
     modules(monkeypatch)
-    verbs = sys.modules["traffic.node.verbs"]
+    verbs = sys.modules["faultbed.traffic.node.verbs"]
     assert isinstance(verbs, types.ModuleType)
-    monkeypatch.delitem(sys.modules, "traffic.node.engine", raising=False)
-    from traffic.node import engine as engine_module
+    monkeypatch.delitem(sys.modules, "faultbed.traffic.node.engine", raising=False)
+    from faultbed.traffic.node import engine as engine_module
 
-    monkeypatch.setitem(sys.modules, "traffic.node.engine", engine_module)
+    monkeypatch.setitem(sys.modules, "faultbed.traffic.node.engine", engine_module)
     made, lines = [], []
     rnic = SimpleNamespace(name="rxe0", address="10.0.0.1", cq_entries=100)
 

@@ -16,17 +16,17 @@ import time
 
 import pytest
 
-from testbed import shipped
-from testbed.errors import UsageError
-from testbed.inventory import lab_inventory
-from testbed.node.gpu.cuda import CudaWork, NoCuda
-from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
-from traffic.node import cudagpu
-from traffic.node.gpu_client import GpuClient
-from traffic.node.gpu_memory import CudaMemory
-from traffic.workloads.collective import CollectiveSpec
-from traffic.workloads.ranks import gpus_of, place
+from faultbed.testbed import shipped
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.node.gpu.cuda import CudaWork, NoCuda
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.traffic.node import cudagpu
+from faultbed.traffic.node.gpu_client import GpuClient
+from faultbed.traffic.node.gpu_memory import CudaMemory
+from faultbed.traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.workloads.ranks import gpus_of, place
 
 
 class Driver:

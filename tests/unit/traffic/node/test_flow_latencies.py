@@ -1,6 +1,6 @@
 """Message times are sampled over the whole run of a flow, however many messages it has."""
 
-from traffic.node.flows.latencies import Latencies
+from faultbed.traffic.node.flows.latencies import Latencies
 
 
 def test_latencies_cover_the_whole_run_when_memory_is_full():

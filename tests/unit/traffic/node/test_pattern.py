@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from traffic.node.ranks import elements, pattern
-from traffic.node.ranks.pattern import Pattern
-from traffic.node.ranks.rank_memory import Memory
+from faultbed.traffic.node.ranks import elements, pattern
+from faultbed.traffic.node.ranks.pattern import Pattern
+from faultbed.traffic.node.ranks.rank_memory import Memory
 
 TYPES = st.sampled_from(sorted(elements.STORED))
 
@@ -219,6 +219,6 @@ def test_count_wrong_sees_averages_that_are_not_rounded(dtype, monkeypatch):
             pattern.fill(part, memory.pattern.period(rank, 5))
             memory.reduce(memory.array, part)
         if break_it:
-            monkeypatch.setattr("traffic.node.ranks.rank_memory.average", cut_off)
+            monkeypatch.setattr("faultbed.traffic.node.ranks.rank_memory.average", cut_off)
         memory.divide()
         assert (memory.count_wrong(5) > 500) == break_it

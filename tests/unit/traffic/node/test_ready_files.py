@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from traffic.node.front_end.storage_client import StorageClient
-from traffic.node.gpu_client import GpuClient
-from traffic.node.ready_files import handle_ready
+from faultbed.traffic.node.front_end.storage_client import StorageClient
+from faultbed.traffic.node.gpu_client import GpuClient
+from faultbed.traffic.node.ready_files import handle_ready
 
 
 @pytest.mark.parametrize("kind", ["gpu", "storage"])

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventories
-from traffic.engine.run_results import Connection
-from traffic.probes.ecmp_entropy import data_and_ack_paths, data_paths, datagram_sport, sport_of, udp_sport
-from traffic.probes.paths import _reversed
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventories
+from faultbed.traffic.engine.run_results import Connection
+from faultbed.traffic.probes.ecmp_entropy import data_and_ack_paths, data_paths, datagram_sport, sport_of, udp_sport
+from faultbed.traffic.probes.paths import _reversed
 
 MADE = {"src": "host1:rxe0", "dst": "host3:rxe0", "src_ip": "10.77.1.1", "dst_ip": "10.77.2.1", "lqpn": 65, "rqpn": 65,
         "sq_psn": 1, "rq_psn": 1, "generation": 0}  # fmt: skip

@@ -15,15 +15,15 @@ from memory_fabric import Fabric, Rnic, modules
 from probe_echoes import US, echo, round_trips
 from rich.console import Console
 
-from harness.cli.context import Session
-from harness.cli.traffic import probing
-from harness.verdict import ExitCode
-from testbed.errors import UsageError
-from traffic.flows import flow_run
-from traffic.probes import tomography
-from traffic.probes.prober import ProbeResult, ProbeSpec
-from traffic.probes.rtt import SLOW, Trip, echoes, locate, times_of
-from traffic.probes.tomography import Probes, Suspect
+from faultbed.harness.cli.context import Session
+from faultbed.harness.cli.traffic import probing
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.flows import flow_run
+from faultbed.traffic.probes import tomography
+from faultbed.traffic.probes.prober import ProbeResult, ProbeSpec
+from faultbed.traffic.probes.rtt import SLOW, Trip, echoes, locate, times_of
+from faultbed.traffic.probes.tomography import Probes, Suspect
 
 NS = st.integers(min_value=0, max_value=10**9)
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from probed_fabric import SOFT, TOR
 
-from testbed.errors import UsageError
-from testbed.inventory import lab_inventory
-from testbed.shipped import inventories
-from traffic.probes import prober, results
-from traffic.probes.prober import ProbeSpec
-from traffic.probes.tomography import BACKGROUND, Probes, links_of, locate
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.shipped import inventories
+from faultbed.traffic.probes import prober, results
+from faultbed.traffic.probes.prober import ProbeSpec
+from faultbed.traffic.probes.tomography import BACKGROUND, Probes, links_of, locate
 
 MINI = lab_inventory.load(inventories() / "soft-mini.yml").topology
 RACK = {host.name: host.rack for host in SOFT.hosts}

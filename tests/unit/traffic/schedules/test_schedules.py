@@ -11,10 +11,21 @@ from hypothesis import strategies as st
 from lanes import Lanes, inputs_of, memories
 from samples import samples, some_of
 
-from testbed.errors import UsageError
-from traffic import schedules
-from traffic.schedules import ALGORITHMS, ALL, Layout, Shape, build, cost, expanded, programs, results, schedule_check
-from traffic.schedules.rooted import _trees
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic import schedules
+from faultbed.traffic.schedules import (
+    ALGORITHMS,
+    ALL,
+    Layout,
+    Shape,
+    build,
+    cost,
+    expanded,
+    programs,
+    results,
+    schedule_check,
+)
+from faultbed.traffic.schedules.rooted import _trees
 
 EVERY = pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS, ids=[f"{c}-{a}" for c, a in ALGORITHMS])
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_traces import by_rank, drawn_trace, operations
 
-from testbed.errors import ConfigError, UsageError
-from traffic import traces
-from traffic.traces import Operation, Trace, chakra, param
-from traffic.traces import chakra_messages as wire
+from faultbed.testbed.errors import ConfigError, UsageError
+from faultbed.traffic import traces
+from faultbed.traffic.traces import Operation, Trace, chakra, param
+from faultbed.traffic.traces import chakra_messages as wire
 
 ALL = (0, 1, 2, 3)
 

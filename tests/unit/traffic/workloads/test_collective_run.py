@@ -11,15 +11,15 @@ import pytest
 from engine_labs import RANK_OF, RankLab
 from local_collective import start
 
-from testbed.errors import UsageError
-from traffic import schedules
-from traffic.engine import flight_recorder
-from traffic.engine.engine_client import Engines
-from traffic.engine.run_results import Endpoint
-from traffic.schedules import cost
-from traffic.workloads import collective
-from traffic.workloads.collective import CollectiveSpec
-from traffic.workloads.ranks import rank_plan
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic import schedules
+from faultbed.traffic.engine import flight_recorder
+from faultbed.traffic.engine.engine_client import Engines
+from faultbed.traffic.engine.run_results import Endpoint
+from faultbed.traffic.schedules import cost
+from faultbed.traffic.workloads import collective
+from faultbed.traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.workloads.ranks import rank_plan
 
 
 def test_collective_completes_on_all_ranks():

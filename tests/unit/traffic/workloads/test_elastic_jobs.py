@@ -16,15 +16,15 @@ import pytest
 from local_traffic import LocalLab
 from waiting import until, wait_s
 
-from testbed.errors import LabError, UsageError
-from testbed.node.gpu import health
-from testbed.observe.clock import ClockOffset
-from traffic.engine import engine_client
-from traffic.workloads.elastic import driver, loss, rejoin
-from traffic.workloads.elastic.machine import Policy
-from traffic.workloads.elastic.resilience import Resilience
-from traffic.workloads.job import JobPhase, JobSpec
-from traffic.workloads.storage_service import Storage
+from faultbed.testbed.errors import LabError, UsageError
+from faultbed.testbed.node.gpu import health
+from faultbed.testbed.observe.clock import ClockOffset
+from faultbed.traffic.engine import engine_client
+from faultbed.traffic.workloads.elastic import driver, loss, rejoin
+from faultbed.traffic.workloads.elastic.machine import Policy
+from faultbed.traffic.workloads.elastic.resilience import Resilience
+from faultbed.traffic.workloads.job import JobPhase, JobSpec
+from faultbed.traffic.workloads.storage_service import Storage
 
 EVERY = 20
 S = 1_000_000_000
@@ -163,9 +163,9 @@ def test_job_whose_process_is_killed_restarts_on_the_same_host(lab, uninterrupte
 
 GPU_PROGRAM = """
 import sys
-from testbed.node.gpu import health
+from faultbed.testbed.node.gpu import health
 health.FOLDER = sys.argv[1]
-from traffic.node import softgpu
+from faultbed.traffic.node import softgpu
 softgpu.serve(sys.argv[2])
 """
 

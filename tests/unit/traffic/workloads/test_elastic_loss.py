@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from local_traffic import LocalLab
 
-from testbed.errors import LabError
-from traffic.engine.engine_client import Engines, endpoint
-from traffic.workloads.elastic import loss, rejoin
-from traffic.workloads.elastic.loss import SILENT_AFTER_ERROR_NS, SILENT_NS, SILENT_STARTING_NS
+from faultbed.testbed.errors import LabError
+from faultbed.traffic.engine.engine_client import Engines, endpoint
+from faultbed.traffic.workloads.elastic import loss, rejoin
+from faultbed.traffic.workloads.elastic.loss import SILENT_AFTER_ERROR_NS, SILENT_NS, SILENT_STARTING_NS
 
 NOW_NS = 100 * SILENT_STARTING_NS
 

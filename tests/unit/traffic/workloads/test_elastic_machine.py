@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import load
-from testbed.shipped import inventories
-from traffic.node.ranks import pattern
-from traffic.node.ranks.elements import STORED
-from traffic.node.ranks.rank_state import FACTOR, State, expected
-from traffic.workloads.elastic import machine
-from traffic.workloads.elastic.machine import ENDS, Diagnosed, Lost, Policy, Progress, Restored, host_of
-from traffic.workloads.elastic.placement import choose_spare, reschedule, shrunk_grid
-from traffic.workloads.elastic.resilience import Resilience, check, check_on_lab
-from traffic.workloads.elastic.state_history import StateHistory
-from traffic.workloads.job import JobPhase, JobSpec
-from traffic.workloads.storage_service import Storage
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.shipped import inventories
+from faultbed.traffic.node.ranks import pattern
+from faultbed.traffic.node.ranks.elements import STORED
+from faultbed.traffic.node.ranks.rank_state import FACTOR, State, expected
+from faultbed.traffic.workloads.elastic import machine
+from faultbed.traffic.workloads.elastic.machine import ENDS, Diagnosed, Lost, Policy, Progress, Restored, host_of
+from faultbed.traffic.workloads.elastic.placement import choose_spare, reschedule, shrunk_grid
+from faultbed.traffic.workloads.elastic.resilience import Resilience, check, check_on_lab
+from faultbed.traffic.workloads.elastic.state_history import StateHistory
+from faultbed.traffic.workloads.job import JobPhase, JobSpec
+from faultbed.traffic.workloads.storage_service import Storage
 
 THREE_RACKS = load(inventories() / "soft-3rack.yml").topology
 RANKS = tuple(f"host{number}:rxe0" for number in (1, 2, 3, 4))

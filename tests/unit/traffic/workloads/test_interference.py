@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from local_traffic import LocalLab
 
-from testbed.errors import UsageError
-from traffic.workloads import interference, job
-from traffic.workloads.job import GroupTime, JobPhase, JobSpec
-from traffic.workloads.ranks import place
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.workloads import interference, job
+from faultbed.traffic.workloads.job import GroupTime, JobPhase, JobSpec
+from faultbed.traffic.workloads.ranks import place
 
 PHASE = JobPhase(along="tp", collective="all-reduce", size_bytes=1 << 14, algorithm="ring")
 SIXTEEN = JobSpec(

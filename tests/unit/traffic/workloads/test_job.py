@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from lanes import Lanes, inputs_of
 from samples import samples
 
-from testbed.errors import UsageError
-from testbed.inventory import lab_inventory
-from traffic import schedules
-from traffic.engine.run_results import Endpoint
-from traffic.schedules import cost
-from traffic.workloads import collective, job
-from traffic.workloads.collective import CollectiveSpec
-from traffic.workloads.job import JobPhase, JobSpec
-from traffic.workloads.ranks import group_size, host_group_size
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory import lab_inventory
+from faultbed.traffic import schedules
+from faultbed.traffic.engine.run_results import Endpoint
+from faultbed.traffic.schedules import cost
+from faultbed.traffic.workloads import collective, job
+from faultbed.traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.workloads.job import JobPhase, JobSpec
+from faultbed.traffic.workloads.ranks import group_size, host_group_size
 
 TOPOLOGY = lab_inventory.load(Path("inventory/soft.yml")).topology
 NETWORK = cost.NETWORKS["soft"]

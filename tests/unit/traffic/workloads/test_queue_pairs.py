@@ -9,13 +9,13 @@ import pytest
 from local_traffic import LocalLab
 from memory_fabric import modules
 
-from testbed.errors import UsageError
-from testbed.inventory.lab_inventory import load
-from testbed.shipped import inventories
-from traffic import schedules
-from traffic.workloads import collective, ranks
-from traffic.workloads.collective import CollectiveSpec
-from traffic.workloads.ranks import writes_of
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.shipped import inventories
+from faultbed.traffic import schedules
+from faultbed.traffic.workloads import collective, ranks
+from faultbed.traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.workloads.ranks import writes_of
 
 HOSTS = ("host1", "host2", "host3", "host5")
 SPEC = CollectiveSpec(

@@ -1,7 +1,7 @@
 """Jobs with real engines that lose hosts at random never hang, and never pass with a wrong state.
 
 A loss has a moment (after some iterations, or in a phase of a restart), a host (of a rank, a spare or the storage) and
-an event. The verdict comes from the product (`harness.judge`).
+an event. The verdict comes from the product (`faultbed.harness.judge`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import pytest
 from local_traffic import LocalLab
 from waiting import until
 
-from harness import judge
-from harness.analysis.observe import observe
-from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import METRICS
-from harness.experiment.run_plan import Plan
-from harness.record.measurements import Measurements
-from harness.record.workload_series import ranks_of, resilience_of, series_of
-from harness.verdict import Verdict
-from traffic.node.ranks.rank_state import expected
-from traffic.workloads import job
-from traffic.workloads.elastic import driver, loss
-from traffic.workloads.elastic.machine import Policy
-from traffic.workloads.elastic.resilience import Resilience
-from traffic.workloads.job import JobPhase, JobSpec
-from traffic.workloads.storage_service import Storage
+from faultbed.harness import judge
+from faultbed.harness.analysis.observe import observe
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.experiment.run_plan import Plan
+from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.workload_series import ranks_of, resilience_of, series_of
+from faultbed.harness.verdict import Verdict
+from faultbed.traffic.node.ranks.rank_state import expected
+from faultbed.traffic.workloads import job
+from faultbed.traffic.workloads.elastic import driver, loss
+from faultbed.traffic.workloads.elastic.machine import Policy
+from faultbed.traffic.workloads.elastic.resilience import Resilience
+from faultbed.traffic.workloads.job import JobPhase, JobSpec
+from faultbed.traffic.workloads.storage_service import Storage
 
 S = 1_000_000_000
 PATIENCE_S = 240.0

@@ -18,19 +18,19 @@ from made_traces import by_rank, drawn_trace, operations
 from samples import samples
 from trace_lab import TraceLab
 
-from harness.cli.context import Session
-from harness.cli.main import cli
-from harness.cli.traffic.replays import _show_result
-from testbed.errors import UsageError
-from traffic import traces
-from traffic.engine.run_results import Iteration
-from traffic.node.ranks.gate import Gate
-from traffic.schedules import cost
-from traffic.workloads import collective, recording, replay, replay_batches
-from traffic.workloads.collective import CollectiveSpec
-from traffic.workloads.job import JobPhase, JobSpec
-from traffic.workloads.replay_batches import ReplaySpec
-from traffic.workloads.replay_result import ReplayResult
+from faultbed.harness.cli.context import Session
+from faultbed.harness.cli.main import cli
+from faultbed.harness.cli.traffic.replays import _show_result
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic import traces
+from faultbed.traffic.engine.run_results import Iteration
+from faultbed.traffic.node.ranks.gate import Gate
+from faultbed.traffic.schedules import cost
+from faultbed.traffic.workloads import collective, recording, replay, replay_batches
+from faultbed.traffic.workloads.collective import CollectiveSpec
+from faultbed.traffic.workloads.job import JobPhase, JobSpec
+from faultbed.traffic.workloads.replay_batches import ReplaySpec
+from faultbed.traffic.workloads.replay_result import ReplayResult
 
 NETWORK = cost.NETWORKS["soft"]
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from engine_labs import RANK_OF, NothingStarts, RankEngine, RankLab
 
-from testbed.errors import UsageError
-from traffic.schedules import cost
-from traffic.workloads import inference, ranking, replay_batches
-from traffic.workloads.inference import InferenceSpec
-from traffic.workloads.ranking import RankingSpec
-from traffic.workloads.replay_batches import ReplaySpec
-from traffic.workloads.service_level import kept_of
+from faultbed.testbed.errors import UsageError
+from faultbed.traffic.schedules import cost
+from faultbed.traffic.workloads import inference, ranking, replay_batches
+from faultbed.traffic.workloads.inference import InferenceSpec
+from faultbed.traffic.workloads.ranking import RankingSpec
+from faultbed.traffic.workloads.replay_batches import ReplaySpec
+from faultbed.traffic.workloads.service_level import kept_of
 
 NETWORK = cost.NETWORKS["soft"]
 MS = 1_000_000

@@ -19,17 +19,17 @@ import pytest
 from local_traffic import LocalLab
 from waiting import until
 
-from inject.node.actuator import Refused
-from inject.node.machine.burst import BurstActuator, listening
-from testbed.errors import CommandFailed, LabError, UsageError
-from traffic.engine.flight_recorder import standing
-from traffic.engine.run_results import Checkpoint, Iteration
-from traffic.node.checkpoints import Checkpoints, name_of
-from traffic.node.front_end.storage_client import StorageClient
-from traffic.node.ranks.feed import Feed
-from traffic.node.storage import blocks, checksum
-from traffic.workloads import storage_service
-from traffic.workloads.storage_service import Storage
+from faultbed.inject.node.actuator import Refused
+from faultbed.inject.node.machine.burst import BurstActuator, listening
+from faultbed.testbed.errors import CommandFailed, LabError, UsageError
+from faultbed.traffic.engine.flight_recorder import standing
+from faultbed.traffic.engine.run_results import Checkpoint, Iteration
+from faultbed.traffic.node.checkpoints import Checkpoints, name_of
+from faultbed.traffic.node.front_end.storage_client import StorageClient
+from faultbed.traffic.node.ranks.feed import Feed
+from faultbed.traffic.node.storage import blocks, checksum
+from faultbed.traffic.workloads import storage_service
+from faultbed.traffic.workloads.storage_service import Storage
 
 STATE = b"state of a rank"
 OURS = f"of-test-{os.getpid()}"
@@ -39,7 +39,8 @@ OURS = f"of-test-{os.getpid()}"
 @pytest.fixture
 def server(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "traffic.node.storage", "127.0.0.1", "--keep", str(tmp_path / "job"), "2", OURS],
+        [sys.executable, "-m", "faultbed.traffic.node.storage",
+         "127.0.0.1", "--keep", str(tmp_path / "job"), "2", OURS],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     process.port = json.loads(process.stdout.readline())["port"]
@@ -128,7 +129,7 @@ def test_burst_loads_the_running_storage_server(server):
 
 def test_burst_without_storage_is_refused():
     with pytest.raises(Refused, match="target the host of the job's storage"):
-        BurstActuator(argument="traffic.node.nothing", writers=1, size_bytes=1, period_s=1.0).prepare()
+        BurstActuator(argument="faultbed.traffic.node.nothing", writers=1, size_bytes=1, period_s=1.0).prepare()
 
 
 def test_storage_that_ends_is_reported_by_name(server, loop):
@@ -374,7 +375,7 @@ def test_next_server_removes_checkpoints_of_a_killed_server_only(server, loop, t
     stored_by(server, loop, 0, 0, b"s")
 
     def other(name):
-        argv = [sys.executable, "-m", "traffic.node.storage", "127.0.0.1", "--keep", str(tmp_path / name), "2"]
+        argv = [sys.executable, "-m", "faultbed.traffic.node.storage", "127.0.0.1", "--keep", str(tmp_path / name), "2"]
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         process.stdout.readline()
         return process
@@ -496,7 +497,7 @@ def test_unreadable_checkpoint_is_reported_and_the_previous_one_is_restored(tmp_
 
 
 def test_checkpoints_are_removed_also_when_the_server_fails(tmp_path):
-    argv = [sys.executable, "-m", "traffic.node.storage", "127.0.0.1", "--keep", str(tmp_path / "job"), "2"]
+    argv = [sys.executable, "-m", "faultbed.traffic.node.storage", "127.0.0.1", "--keep", str(tmp_path / "job"), "2"]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.readline()
     assert (tmp_path / "job").is_dir()

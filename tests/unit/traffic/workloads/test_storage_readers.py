@@ -10,11 +10,11 @@ import pytest
 from local_traffic import LocalLab
 from waiting import until, wait_s
 
-from testbed.errors import FaultbedError, UsageError
-from traffic.engine.run_results import Window
-from traffic.workloads import job, storage_readers, storage_service
-from traffic.workloads.job import JobPhase, JobSpec
-from traffic.workloads.storage_service import Storage
+from faultbed.testbed.errors import FaultbedError, UsageError
+from faultbed.traffic.engine.run_results import Window
+from faultbed.traffic.workloads import job, storage_readers, storage_service
+from faultbed.traffic.workloads.job import JobPhase, JobSpec
+from faultbed.traffic.workloads.storage_service import Storage
 
 MS = 1_000_000
 STORAGE = Storage(
