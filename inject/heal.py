@@ -170,7 +170,7 @@ for n in /run/netns/*; do
   case " $switches " in *" ${{n##*/}} "*) echo "failed: namespace ${{n##*/}} could not be entered" ;; esac
 done
 """
-_IS_OURS = "tr '\\0' '\\n' < /proc/$p/cmdline | grep -qxE '(traffic|inject|testbed)([.][a-z_]+)+'"
+_IS_OURS = "tr '\\0' '\\n' < /proc/$p/cmdline | grep -qxE 'faultbed[.](traffic|inject|testbed)([.][a-z_]+)+'"
 """Shell command that succeeds if process $p is ours: it has one of our modules as an argument."""
 
 

@@ -136,7 +136,7 @@ def make(name: str, args: dict[str, Any]) -> Actuator:
             f"unknown actuator {name!r}: node code and controller have different versions; run `faultbed up` again"
         )
     module, kind = _ACTUATORS[name]
-    actuator: Actuator = getattr(importlib.import_module(f"inject.node.{module}"), kind)(**args)
+    actuator: Actuator = getattr(importlib.import_module(f"faultbed.inject.node.{module}"), kind)(**args)
     return actuator
 
 

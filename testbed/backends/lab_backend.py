@@ -158,5 +158,5 @@ class LabBackend(Protocol):
 
 def backend_of(kind: LabKind) -> LabBackend:
     """Return the back end of a kind of lab."""
-    backend: LabBackend = importlib.import_module(f"testbed.backends.{kind}_backend").BACKEND
+    backend: LabBackend = importlib.import_module(f"faultbed.testbed.backends.{kind}_backend").BACKEND
     return backend

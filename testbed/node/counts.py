@@ -91,7 +91,7 @@ _HOG = "faultbed-hog"
 
 _SLICE = "/sys/fs/cgroup/faultbed.slice"
 
-_ENGINE = b"traffic.node.engine"
+_ENGINE = b"faultbed.traffic.node.engine"
 """An argument of the command line of a host's traffic process."""
 
 

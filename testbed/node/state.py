@@ -51,7 +51,7 @@ SYSCTLS = (
     "net.ipv4.tcp_congestion_control",
 )
 DAEMONS = ("zebra", "bgpd", "mgmtd", "watchfrr")
-_OURS = ("traffic.", "inject.", "testbed.")
+_OURS = "faultbed."
 _NAMED = "faultbed-"
 """Prefix of the names of faults' processes (`faultbed.inject.node.machine.hog`)."""
 _UNITS, _UNITS_S = "faultbed-*", 30.0

@@ -125,10 +125,10 @@ def modules(monkeypatch):
         if parent:
             setattr(sys.modules[parent], last, made)
     for name in USERS:
-        monkeypatch.delitem(sys.modules, f"traffic.node.{name}", raising=False)
-    made = {name: importlib.import_module(f"traffic.node.{name}") for name in USERS}
+        monkeypatch.delitem(sys.modules, f"faultbed.traffic.node.{name}", raising=False)
+    made = {name: importlib.import_module(f"faultbed.traffic.node.{name}") for name in USERS}
     for name in USERS:  # and so do those that were there, or none
-        monkeypatch.setitem(sys.modules, f"traffic.node.{name}", made[name])
+        monkeypatch.setitem(sys.modules, f"faultbed.traffic.node.{name}", made[name])
     for name, module in list(sys.modules.items()):
         if name.startswith("faultbed.traffic.node.") and getattr(module, "time", None) is time:
             monkeypatch.setattr(module, "time", CLOCK)

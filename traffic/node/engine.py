@@ -222,7 +222,7 @@ class Engine:
         module, sender, receiver = FLOW_TASKS[flow_kind]
         name = {"tx": sender, "rx": receiver}[end]
         # Only this module is imported, because each import takes time on an emulated CPU.
-        task: Task = getattr(importlib.import_module(f"traffic.node.flows.{module}"), name)(*arguments)
+        task: Task = getattr(importlib.import_module(f"faultbed.traffic.node.flows.{module}"), name)(*arguments)
         return task
 
     def do_qp(self, request: dict[str, Any]) -> None:

@@ -370,7 +370,7 @@ def test_cli_bisection_and_others_load_neither_run_nor_inject():
         "experiments.sweeping",
         "experiments.profile_commands",
     )
-    code = f"import sys, {', '.join(f'harness.cli.{name}' for name in users)}; print(*sys.modules)"
+    code = f"import sys, {', '.join(f'faultbed.harness.cli.{name}' for name in users)}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "faultbed.harness.cli.traffic.bisecting" in loaded
     assert not {"faultbed.harness.cli.experiments.runs", "faultbed.harness.cli.experiments.faults"} & set(loaded)

@@ -176,7 +176,7 @@ def looked(monkeypatch, tmp_path):
     monkeypatch.setattr("faultbed.harness.cli.lab.preflights.open_lab", FakeLab)
     monkeypatch.setattr(run_module, "execute", execute)
     for step in ("up", "reset"):
-        monkeypatch.setattr(f"testbed.backends.soft.lifecycle.{step}", lambda inventory, progress, **_: None)
+        monkeypatch.setattr(f"faultbed.testbed.backends.soft.lifecycle.{step}", lambda inventory, progress, **_: None)
     return reported
 
 

@@ -177,7 +177,7 @@ PROCESSES = {
     10: ("faultbed-hog", "R", ""),
     11: ("bgpd", "T", "/usr/lib/frr/bgpd"),
     12: ("bgpd", "S", "/usr/lib/frr/bgpd"),
-    13: ("python3.13", "T", "python3\0-m\0traffic.node.engine\0"),
+    13: ("python3.13", "T", "python3\0-m\0faultbed.traffic.node.engine\0"),
     14: ("python3", "T", "python3\0somebodys.py\0"),
     15: ("bash", "T", "bash"),
 }
