@@ -39,7 +39,7 @@ FIRST_LOSS, LAST_LOSS = 6, 26
 """Range of iterations after which an engine is killed: late enough that a checkpoint is complete, early enough that the
 job catches up before it ends."""
 PATIENCE_S = 180.0
-_KILL = ("pkill", "-KILL", "-f", "traffic[.]node[.]engine")
+_KILL = ("pkill", "-KILL", "-f", "faultbed[.]traffic[.]node[.]engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ __all__ = ["LabPrewarm"]
 
 _TIMEOUT_S = 1800.0
 _CLEAN_UP_S = 120.0
+_FAULTBED = (sys.executable, "-m", "faultbed")
 
 
 class LabPrewarm:
@@ -24,7 +25,7 @@ class LabPrewarm:
     def __init__(self, inventory: Inventory) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `wait` or `stop`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "faultbed", "--lab", str(inventory.path), "up"],
+            [*_FAULTBED, "--lab", str(inventory.path), "up"],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,

@@ -46,7 +46,7 @@ _LEARNT = {"bgp", "zebra"}
 """Protocols of routes that a node learns from others."""
 _MAY_END = ("program ", "rdma resources ")
 """Subjects that may become fewer without being a difference."""
-_OF_TRAFFIC = ("program traffic.", "rdma resources ")
+_OF_TRAFFIC = ("program faultbed.traffic.", "rdma resources ")
 """Subjects that another command's traffic adds."""
 
 
