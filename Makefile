@@ -21,7 +21,7 @@ setup:
 
 demo: setup-image ## a real fabric comes up, carries a collective, survives three faults, and is judged
 	@$(RUN)faultbed up
-	@$(RUN)faultbed run tests/experiments/demo.toml
+	@$(RUN)faultbed run demo
 
 setup-image:
 	@./bootstrap --image
@@ -61,7 +61,7 @@ nightly: setup ## unit tests with all samples and slow ones, those of soft labs 
 	$(call on_lab,soft-tapered,tests/soft/test_fabric_routing.py -k costs); keep $$?; \
 	$(call on_lab,soft-zones,tests/soft/test_zones.py); keep $$?; \
 	$(RUN)python -m pytest tests/common tests/soft -m "" --faultbed-repeat 3 --faultbed-repeat-slow 1 --faultbed-reset-each; keep $$?; \
-	$(RUN)faultbed run tests/experiments/demo.toml --seed 1 --out $(RUNS) && exit $$worst
+	$(RUN)faultbed run demo --seed 1 --out $(RUNS) && exit $$worst
 
 soak: setup ## leases and receipts, again and again
 	@$(RUN)python -m pytest tests/soft/test_lease.py tests/soft/test_receipts.py -m "" --faultbed-repeat 20

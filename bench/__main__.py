@@ -34,8 +34,9 @@ from bench import traffic as bench_traffic
 from bench.rows import MISSED, OPEN, REACHED, Row, mark, ratio
 from bench.throughput import perftest as traffic_bench
 from bench.throughput import taper as bench_taper
-from faultbed.harness.cli.context import Session, lab_option, styled
+from faultbed.harness.cli.context import Session, styled
 from faultbed.harness.cli.ending import end_with
+from faultbed.harness.cli.options.names import lab_option
 from faultbed.inject.fault_plan import FaultSpec
 from faultbed.inject.fault_plan import plan as plan_fault
 from faultbed.testbed.backends.lab_backend import backend_of

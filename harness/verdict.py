@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from faultbed.harness.exit_code import ExitCode
 from faultbed.harness.findings import Attribution
 from faultbed.harness.json_text import json_text
 from faultbed.inject.evidence.receipt import Receipt
@@ -65,17 +66,6 @@ class Verdict(enum.StrEnum):
     def is_conclusive(self) -> bool:
         """Whether it shows something: the numbers behind an INCONCLUSIVE or an ERROR show nothing."""
         return self in (Verdict.PASS, Verdict.FAIL)
-
-
-class ExitCode(enum.IntEnum):
-    """Exit codes of the command line."""
-
-    PASS = 0
-    FAIL = 1
-    INCONCLUSIVE = 2
-    ERROR = 3
-    USAGE = 4
-    DIRTY = 5
 
 
 _RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}

@@ -15,6 +15,7 @@ __all__ = [
     "import_root",
     "inventories",
     "inventory_named",
+    "inventory_word",
     "playbooks",
     "sources",
 ]
@@ -78,6 +79,11 @@ def inventory_named(text: str) -> Path:
         UsageError: `text` is a plain word, and there is neither a file nor an inventory of that name.
     """
     return _named(text, inventories(), ".yml", "inventory")
+
+
+def inventory_word(path: Path) -> str:
+    """Return what a command needs to find this inventory again: the name of one of faultbed's own, or the path."""
+    return path.stem if path.resolve().parent == inventories().resolve() else str(path)
 
 
 def experiment_named(text: str) -> Path:

@@ -25,7 +25,7 @@ from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.tenancy import dirty
 from faultbed.testbed.tenancy.lab_lease import hold
 
-__all__ = ["COLOURS", "Session", "json_option", "lab_option", "pass_session", "styled"]
+__all__ = ["COLOURS", "Session", "json_option", "pass_session", "styled"]
 
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.ERROR: "magenta"}
 """Colours of the verdicts on a terminal."""
@@ -150,14 +150,6 @@ def _plain(value: Any) -> Any:
 
 pass_session = click.make_pass_decorator(Session)
 
-lab_option = click.option(
-    "--lab",
-    type=click.Path(path_type=Path),
-    envvar="FAULTBED_LAB",
-    metavar="INVENTORY",
-    help="The lab: an Ansible inventory, or one that comes with faultbed (soft, soft-mini, soft-3rack, soft-tapered, "
-    "soft-zones, soft-zones-8); default: soft.",
-)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for programs instead of text for people."
 )

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
-from faultbed.harness.verdict import ExitCode
+from faultbed.harness.exit_code import ExitCode
 from faultbed.testbed.errors import FaultbedError, Interrupted
 
 __all__ = ["end_with"]

@@ -12,6 +12,7 @@ from faultbed.harness.fuzz.case import SEED, Case, describe, describe_fault, to_
 from faultbed.harness.fuzz.outcome import Failure, Outcome, outcome_of
 from faultbed.harness.record import rundir
 from faultbed.harness.run import loop
+from faultbed.testbed import shipped
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.directories import lab_dir
 from faultbed.testbed.errors import DirtyLab, FaultbedError, UsageError
@@ -92,7 +93,7 @@ def keep(failure: Failure, folder: Path, inventory: Inventory) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "experiment.toml").write_text(to_toml(failure.smallest, comments=comments))
         script = folder / "repro.sh"
-        script.write_bytes(rundir.repro_script(seed=SEED, lab=str(inventory.path)))
+        script.write_bytes(rundir.repro_script(seed=SEED, lab=shipped.inventory_word(inventory.path)))
         script.chmod(0o755)
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror or error}; choose another --out") from error

@@ -73,13 +73,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of faultbed."""
     group = parser.getgroup("faultbed", "faultbed: a RoCE lab with faults")
     group.addoption(
-        "--lab",
-        metavar="INVENTORY",
-        default=os.environ.get("FAULTBED_LAB"),
-        help="inventory of the lab, or the name of one that comes with faultbed (default: soft, or FAULTBED_LAB); "
-        "write --lab=FILE with the equals sign, or pytest looks for its configuration near that file",
-    )
-    group.addoption(
         "--faultbed-repeat", metavar="N", type=int, default=1, help="run every test that takes the lab N times"
     )
     group.addoption(
@@ -107,6 +100,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
     )
     parser.addini("faultbed_quarantine", "file of known flaky tests, relative to the root folder", default="")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None, None]:
+    """Add `--lab` after the options of all other plugins and of the project's first conftest files.
+
+    pytest has one option of a name. Added last, a second `--lab` is this plugin's to report; added first, the other
+    one would end with a ValueError and a traceback.
+
+    Raises:
+        pytest.UsageError: another plugin or a conftest has an option `--lab`.
+    """
+    yield
+    try:
+        parser.getgroup("faultbed").addoption(
+            "--lab",
+            metavar="INVENTORY",
+            default=os.environ.get("FAULTBED_LAB"),
+            help="inventory of the lab, or the name of one that comes with faultbed (default: soft, or FAULTBED_LAB); "
+            "write --lab=FILE with the equals sign, or pytest looks for its configuration near that file",
+        )
+    except ValueError as error:
+        message = (
+            "--lab: another pytest plugin or a conftest.py has an option of this name; rename that one, or switch this "
+            "plugin off with `-p no:faultbed`"
+        )
+        raise pytest.UsageError(message) from error
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -36,6 +36,7 @@ from faultbed.harness.run.routing.scheme_deviations import WorkloadTime, fault_t
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.inject.injector import Injector, Mutation, longest_lease_s
 from faultbed.inject.journal import Journal
+from faultbed.testbed import shipped
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.directories import lab_dir
 from faultbed.testbed.errors import FaultbedError, LabError
@@ -135,7 +136,7 @@ def _make_run_dir(resolved: ResolvedRun, inventory: Inventory, out: Path, *, con
         experiment=resolved.source,
         name=resolved.experiment.name,
         seed=resolved.plan.seed,
-        lab=str(inventory.path),
+        lab=shipped.inventory_word(inventory.path),
         started=datetime.now(UTC),
         without=[exclusion.host for exclusion in resolved.left_out],
         control=control,

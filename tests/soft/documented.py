@@ -48,7 +48,7 @@ NO_LAB = {
         says="have no rates", codes=(2,), why="links of the default lab have no rates: its machine would be measured"
     ),
     "faultbed fuzz --plan": Expected(says="nothing was touched"),
-    "faultbed run tests/experiments/demo.toml --plan": Expected(says="nothing is done yet"),
+    "faultbed run demo --plan": Expected(says="nothing is done yet"),
     (
         "faultbed sweep docs/sweeps/loss.toml --over workload.size=4KiB,1MiB --over 'faults[0].set.share=0.001,0.004' "
         "--out runs/loss --plan"
@@ -73,7 +73,7 @@ NO_LAB = {
     f"{_RACK} preflight --list": Expected(says="NVML"),
     f"{_RACK} audit": Expected(says="who"),
     f"{_RACK} inject link.oneway host1:mlx5_0 --for 5s --plan": Expected(says="not yet run on hardware"),
-    f"{_RACK} run tests/experiments/rack-gpu.toml --without host4": Expected(
+    f"{_RACK} run rack-gpu --without host4": Expected(
         says="gpu.throttle on host2:gpu0", more="--plan", why="without a plan it needs the machines of a rack"
     ),
     f"{_BOX} inventory check": Expected(says="nothing wrong"),
@@ -114,7 +114,7 @@ ON_LAB = {
 }
 """Seconds each."""
 
-_DEMO = "faultbed run tests/experiments/demo.toml"
+_DEMO = "faultbed run demo"
 _SWEEP = "faultbed sweep docs/sweeps"
 _ONE_RUN = "--only link.flap --places 1"
 
@@ -152,7 +152,7 @@ LONG = {
         resets=True,
         why="ten runs are half an hour; three may differ too much to decide",
     ),
-    "faultbed shrink tests/experiments/demo.toml": Expected(
+    "faultbed shrink demo": Expected(
         says="does not fail", codes=(2,), resets=True, why="the demo passes: there is nothing to make smaller"
     ),
     "faultbed fuzz --for 8m": Expected(
@@ -228,8 +228,8 @@ NOT_RUN = {
     "python -m pytest tests/soft/test_receipts.py tests/soft/test_noop.py tests/soft/test_lease.py": _SESSION,
     "python -m pytest tests/experiments --lab=soft": _SESSION,
     _DEMO: "two minutes and a half; `make nightly` has it by this command",
-    "faultbed run tests/experiments/node-loss.toml": _SESSION,
-    "faultbed shrink tests/experiments/demo.toml --seed 7": "7 is the file's own seed: the same runs as without it",
+    "faultbed run node-loss": _SESSION,
+    "faultbed shrink demo --seed 7": "7 is the file's own seed: the same runs as without it",
     "faultbed campaign --seed 13 --places 2": "as without a seed, at other places, on three racks",
     "faultbed --lab soft-3rack up": "seven more VMs beside those of the session",
     (
@@ -284,7 +284,7 @@ NOT_RUN = {
     f"{_RACK} preflight": _MACHINES,
     f"{_RACK} preflight host1 host2": _MACHINES,
     f"{_RACK} preflight --leave-out": _MACHINES,
-    f"{_RACK} run tests/experiments/rack-gpu.toml --leave-out": _MACHINES,
+    f"{_RACK} run rack-gpu --leave-out": _MACHINES,
     f"{_RACK} preflight --busbw all_reduce.txt": "the file is what nccl-tests printed on a rack",
     "make rack-smoke": _MACHINES,
     "faultbed power-cycle host1": "of a rack that is DIRTY",

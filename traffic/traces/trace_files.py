@@ -8,9 +8,11 @@ import json
 import re
 import zlib
 from pathlib import Path
+from types import ModuleType
 
 from faultbed.testbed.errors import ConfigError, UsageError
-from faultbed.traffic.traces import chakra, param
+from faultbed.testbed.extras import extra
+from faultbed.traffic.traces import param
 from faultbed.traffic.traces.join import joined
 from faultbed.traffic.traces.trace import Trace, group_of
 
@@ -53,7 +55,7 @@ def load(path: Path, *, form: str | None = None, ranks: int | None = None, group
     else:
         ranks_by_group = _ranks_by_group(groups) if groups is not None else {}
         parts = [
-            chakra.read(str(file), contents[rank], rank=rank, world=len(files), groups=ranks_by_group)
+            _chakra().read(str(file), contents[rank], rank=rank, world=len(files), groups=ranks_by_group)
             for rank, file in sorted(files.items())
         ]
     return joined(str(path), form, parts)
@@ -85,6 +87,13 @@ def digest(path: Path, *, groups: Path | None = None) -> str:
     if path.is_file() and groups is None:
         return digests[0][0]
     return hashlib.sha256("".join(f"{file_digest}  {name}\n" for file_digest, name in digests).encode()).hexdigest()
+
+
+def _chakra() -> ModuleType:
+    with extra("chakra", "a Chakra trace"):
+        from faultbed.traffic.traces import chakra  # noqa: PLC0415 - protobuf is an optional package
+
+        return chakra
 
 
 def _ending(file: Path) -> str:
@@ -142,7 +151,9 @@ def save(trace: Trace, folder: Path, *, form: str) -> tuple[Path, ...]:
         raise UsageError(f'no trace format "{form}"; choose one of {", ".join(FORMATS)}')
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: exists and is not an empty folder; name another one")
-    content_for, name_format = (param.content_for, "{}.json") if form == "param" else (chakra.content_for, "rank.{}.et")
+    content_for, name_format = (
+        (param.content_for, "{}.json") if form == "param" else (_chakra().content_for, "rank.{}.et")
+    )
     contents = [content_for(trace, rank) for rank in range(trace.ranks)]
     folder.mkdir(parents=True, exist_ok=True)
     paths = tuple(folder / name_format.format(rank) for rank in range(trace.ranks))

@@ -22,6 +22,7 @@ from faultbed.harness.quantities import parse_duration_ns
 from faultbed.harness.verdict import ExitCode, Verdict
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import UsageError
+from faultbed.testbed.extras import extra
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.tenancy.lab_lease import hold
 
@@ -135,10 +136,11 @@ def _search(
     inventory: Inventory, kinds: Collection[str], workloads: Collection[str], *, most: int, seed: int, out: Path
 ) -> Search:
     """Return a search that runs nothing yet."""
-    from hypothesis import configuration  # noqa: PLC0415
+    with extra("fuzz", "`faultbed fuzz`"):
+        from hypothesis import configuration  # noqa: PLC0415
 
-    from faultbed.harness.fuzz import draw  # noqa: PLC0415
-    from faultbed.harness.fuzz.search import Search  # noqa: PLC0415
+        from faultbed.harness.fuzz import draw  # noqa: PLC0415
+        from faultbed.harness.fuzz.search import Search  # noqa: PLC0415
 
     configuration.set_hypothesis_home_dir(out / ".hypothesis")
     drawn_from = [faultbed.__version__, inventory.path.read_text(), *sorted(kinds), *sorted(workloads), most]

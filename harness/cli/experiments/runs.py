@@ -13,6 +13,7 @@ from faultbed.harness.analysis.observe import observe
 from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from faultbed.harness.cli.experiments.histories import PAIR, show_comparison
 from faultbed.harness.cli.experiments.offending import drained_hosts
+from faultbed.harness.cli.options.names import experiment_argument
 from faultbed.harness.cli.options.numbers import SEED
 from faultbed.harness.confidence import Interval
 from faultbed.harness.experiment import experiment_file as experiment_module
@@ -43,7 +44,7 @@ _MOST = 10
 
 
 @click.command()
-@click.argument("experiment", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@experiment_argument
 @click.option("--seed", type=SEED, help="Seed of all random choices, instead of the file's.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print every step and every revert, and do nothing.")
 @click.option(

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from faultbed.harness.check_places import Place, places
 from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.options.names import experiment_argument
 from faultbed.harness.cli.options.numbers import SEED
 from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment.experiment_file import Experiment
@@ -90,7 +91,7 @@ class _Search:
 
 
 @click.command()
-@click.argument("experiment", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@experiment_argument
 @click.option("--seed", type=SEED, help="Seed of the run that failed.")
 @click.option("--most", default=40, show_default=True, type=click.IntRange(min=1), help="Runs, at most.")
 @click.option(

@@ -10,6 +10,7 @@ import msgspec
 from rich.text import Text
 
 from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
+from faultbed.harness.cli.options.names import experiment_argument
 from faultbed.harness.cli.options.numbers import SEED
 from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment.parameters import parse
@@ -28,7 +29,7 @@ __all__ = ["COMMANDS"]
 
 
 @click.command()
-@click.argument("experiment", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@experiment_argument
 @click.option(
     "--over",
     "overs",

@@ -28,7 +28,7 @@ from faultbed.harness.cli.lab.routing_plan import routing_plan
 from faultbed.harness.cli.options.parsed import parsed
 from faultbed.harness.cli.options.qp import ranks_per_rnic_option
 from faultbed.harness.cli.options.weights import weight_option, weights_of
-from faultbed.harness.cli.traffic.traffic_group import ALGORITHM_NAMES, read_size
+from faultbed.harness.cli.traffic.flows_and_collectives import ALGORITHM_NAMES, read_size
 from faultbed.harness.experiment.job_words import parse_grid, parse_phase
 from faultbed.harness.experiment.toml_text import inline
 from faultbed.testbed.errors import UsageError

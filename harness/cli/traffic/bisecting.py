@@ -7,7 +7,7 @@ import msgspec
 
 from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from faultbed.harness.cli.options.numbers import FiniteRange, parse_duration
-from faultbed.harness.cli.traffic.traffic_group import read_size
+from faultbed.harness.cli.traffic.flows_and_collectives import read_size
 from faultbed.harness.confidence import LEVEL
 from faultbed.harness.experiment.fabric_file import Fabric
 from faultbed.harness.run import bisection_run

@@ -22,7 +22,7 @@ from faultbed.harness.cli.options.recording_options import (
     write_record,
     write_rows,
 )
-from faultbed.harness.cli.traffic.traffic_group import exit_code, run_ranks, traffic
+from faultbed.harness.cli.traffic.flows_and_collectives import exit_code, run_ranks
 from faultbed.harness.experiment.job_words import parse_grid, parse_phase, storage_of
 from faultbed.harness.record import workload_series
 from faultbed.harness.verdict import ExitCode
@@ -36,12 +36,12 @@ from faultbed.traffic.workloads.job import JobResult, JobSpec
 from faultbed.traffic.workloads.ranks import ITEM_BYTES
 from faultbed.traffic.workloads.storage_service import MODES, Storage, StorageTimes
 
-__all__ = ["job"]
+__all__ = ["COMMANDS", "job"]
 
 T = TypeVar("T")
 
 
-@traffic.command()
+@click.command()
 @click.option("--grid", required=True, metavar="DIM=N,...", help="Dimensions of the ranks, fastest first: tp=2,dp=2.")
 @click.option(
     "--phase",
@@ -235,3 +235,6 @@ def _print_groups(session: Session, spec: JobSpec, result: JobResult, disturbed:
     ]
     columns = ("along", "collective", "algorithm", "size(B)", "ranks", "time(us)", "busbw(GB/s)")
     session.table((*columns, *(("alone(us)", "interference") if ratios else ())), rows)
+
+
+COMMANDS = (job,)

@@ -13,7 +13,7 @@ from rich.text import Text
 from faultbed.harness.cli.context import Session, json_option, pass_session, styled
 from faultbed.harness.cli.options.numbers import FiniteRange
 from faultbed.harness.cli.options.qp import queue_pair_options
-from faultbed.harness.cli.traffic.traffic_group import exit_code, progress_reporter, traffic
+from faultbed.harness.cli.traffic.flows_and_collectives import exit_code, progress_reporter
 from faultbed.harness.quantities import format_bytes, format_duration
 from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.errors import UsageError
@@ -26,13 +26,13 @@ from faultbed.traffic.workloads import replay
 from faultbed.traffic.workloads.replay_batches import Batch, ReplaySpec, batches, check
 from faultbed.traffic.workloads.replay_result import ReplayResult
 
-__all__ = ["replay_command"]
+__all__ = ["COMMANDS"]
 
 COLUMNS = ("record", "collective", "algorithm", "size(B)", "ranks", "time(us)", "busbw(GB/s)", "recorded(us)")
 PLAN_COLUMNS = ("record", "collective", "algorithm", "size(B)", "ranks", "waits")
 
 
-@traffic.command("replay")
+@click.command("replay")
 @click.argument("path", metavar="TRACE", type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(traces.FORMATS), help="Default: by the names of the files.")
 @click.option("--groups", type=click.Path(path_type=Path), help="Ranks of process groups (JSON), for Chakra traces.")
@@ -223,3 +223,6 @@ def _show_result(session: Session, result: ReplayResult) -> None:
         f"{len(result.operations)} operations, {often}, in {format_duration(result.time_ns)}; "
         f"{result.wrong_elements} wrong elements, {len(result.qp_errors)} QP errors, {len(result.rebuilds)} rebuilds"
     )
+
+
+COMMANDS = (replay_command,)

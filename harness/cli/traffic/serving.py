@@ -13,7 +13,7 @@ from faultbed.harness.cli.options import rows_file
 from faultbed.harness.cli.options.numbers import FiniteRange
 from faultbed.harness.cli.options.qp import queue_pair_options
 from faultbed.harness.cli.options.recording_options import out_option, write_rows
-from faultbed.harness.cli.traffic.traffic_group import exit_code, hosts_of, progress_reporter, read_size, traffic
+from faultbed.harness.cli.traffic.flows_and_collectives import exit_code, hosts_of, progress_reporter, read_size
 from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.lab import Lab
 from faultbed.traffic.engine.running_traffic import OnEvent
@@ -21,7 +21,7 @@ from faultbed.traffic.workloads import inference, ranking
 from faultbed.traffic.workloads.inference import InferenceResult, InferenceSpec
 from faultbed.traffic.workloads.ranking import RankingSpec
 
-__all__ = ["inference_command", "ranking_command"]
+__all__ = ["COMMANDS"]
 
 T = TypeVar("T")
 RANK = click.option(
@@ -32,7 +32,7 @@ RANK = click.option(
 )
 
 
-@traffic.command("inference")
+@click.command("inference")
 @click.option("--prefill-ranks", default=0, type=click.IntRange(0), help="Number of ranks that only prefill.")
 @click.option("--prefill", default="4MiB", show_default=True, help="Bytes all-reduced by the prefill of a request.")
 @click.option("--kv", default="1MiB", show_default=True, help="KV cache from a prefill rank to a decode rank.")
@@ -119,7 +119,7 @@ def _show_result(session: Session, result: InferenceResult) -> None:
         session.out.print(f"times to first token are by two hosts' clocks, which differ by up to {error_ms:.2f} ms")
 
 
-@traffic.command("ranking")
+@click.command("ranking")
 @click.option("--embedding", default="1MiB", show_default=True, help="Size of the rows that each rank gets.")
 @click.option(
     "--skew",
@@ -191,3 +191,6 @@ def _run(session: Session, ranks: Sequence[str], title: str, run: Callable[[Lab,
     ):
         progress(f"connecting the ranks of the {title} job")
         return run(lab, progress_reporter(lab, progress))
+
+
+COMMANDS = (inference_command, ranking_command)

@@ -1,10 +1,31 @@
-"""The group `traffic` with the commands of all modules that add one to it."""
+"""The group `traffic`."""
 
 from __future__ import annotations
 
-from faultbed.harness.cli.traffic import jobs, replays, serving  # noqa: F401 (each adds its commands to the group)
-from faultbed.harness.cli.traffic.traffic_group import traffic
+import click
+
+from faultbed.harness.cli.command_group import Commands
 
 __all__ = ["COMMANDS"]
+
+
+@click.group(
+    cls=Commands,
+    sections={
+        "Commands": {
+            "faultbed.harness.cli.traffic.flows_and_collectives": "flow collective",
+            "faultbed.harness.cli.traffic.jobs": "job",
+            "faultbed.harness.cli.traffic.replays": "replay",
+            "faultbed.harness.cli.traffic.serving": "inference ranking",
+        }
+    },
+)
+def traffic() -> None:
+    """Run traffic without faults, and measure it like perftest and nccl-tests.
+
+    `kill -USR1 PID` while ranks run writes their flight recorders to a file in this directory and prints its name. The
+    ranks continue.
+    """
+
 
 COMMANDS = (traffic,)

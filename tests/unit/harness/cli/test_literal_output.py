@@ -12,7 +12,7 @@ from house import HOUSE
 from faultbed.harness.cli.context import Session, styled
 from faultbed.harness.cli.lab import labs
 from faultbed.harness.cli.main import cli
-from faultbed.harness.cli.traffic import traffic_group
+from faultbed.harness.cli.traffic import flows_and_collectives
 from faultbed.testbed.directories import lab_dir
 from faultbed.testbed.tenancy import audit_log
 
@@ -41,7 +41,7 @@ def session(place):
 
 @pytest.mark.parametrize(
     "columns",
-    [traffic_group.FLOW_COLUMNS, traffic_group.COLUMNS, ("TTFT P50/P99[ms]", "dense[ms]"), DATA],
+    [flows_and_collectives.FLOW_COLUMNS, flows_and_collectives.COLUMNS, ("TTFT P50/P99[ms]", "dense[ms]"), DATA],
     ids=["flow", "collective", "times", "data"],
 )
 def test_table_prints_title_headers_and_cells_literally(session, capsys, columns):
@@ -57,7 +57,7 @@ def test_table_prints_title_headers_and_cells_literally(session, capsys, columns
 def test_output_prints_a_line_literally(session, place, capsys, data):
     session.out.print(data)
     labs._show_dirty(session, (data,))
-    traffic_group.exit_code(session, "failed", data)
+    flows_and_collectives.exit_code(session, "failed", data)
     output = capsys.readouterr()
     assert ANSI.sub("", output.out).splitlines() == [
         data,

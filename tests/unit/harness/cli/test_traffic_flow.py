@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from faultbed.harness.cli.traffic.traffic_group import _collective_row, _exit_code_of_flows
+from faultbed.harness.cli.traffic.flows_and_collectives import _collective_row, _exit_code_of_flows
 from faultbed.harness.verdict import ExitCode
 from faultbed.traffic.flows.flow_run import FlowSpec
 from faultbed.traffic.workloads.collective import CollectiveSpec

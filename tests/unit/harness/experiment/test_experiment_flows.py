@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
-from faultbed.harness.cli.traffic.traffic_group import flow as flow_command
-from faultbed.harness.cli.traffic.traffic_group import flow_specs
+from faultbed.harness.cli.traffic.flows_and_collectives import flow as flow_command
+from faultbed.harness.cli.traffic.flows_and_collectives import flow_specs
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.experiment.workload_file import KEYS, Flow, workload_of
 from faultbed.harness.run import workload_kinds

@@ -18,8 +18,8 @@ import pytest
 from engine_labs import Lab, RankEngine, RankLab
 from local_collective import start
 
-from faultbed.harness.cli.traffic import traffic_group
-from faultbed.harness.cli.traffic.traffic_group import progress_reporter
+from faultbed.harness.cli.traffic import flows_and_collectives
+from faultbed.harness.cli.traffic.flows_and_collectives import progress_reporter
 from faultbed.harness.record import rundir
 from faultbed.harness.run import flight_dump
 from faultbed.traffic.engine import dump_signal
@@ -154,7 +154,7 @@ def test_flight_dump_of_a_command_is_written_to_its_working_directory(tmp_path, 
 
 
 def test_progress_shows_no_amount_before_the_first_sample(monkeypatch):
-    monkeypatch.setattr(traffic_group, "REPORT_EVERY_S", -1.0)
+    monkeypatch.setattr(flows_and_collectives, "REPORT_EVERY_S", -1.0)
     lines = []
     report = progress_reporter(SimpleNamespace(heartbeat=lambda: None), lines.append)
     report({"event": "ready"})

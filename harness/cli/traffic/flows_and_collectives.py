@@ -12,7 +12,6 @@ import click
 from rich.text import Text
 
 from faultbed.harness.analysis.links.queue_wait import describe_wait, longest_wait
-from faultbed.harness.cli.command_group import Commands
 from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.harness.cli.options import rows_file
 from faultbed.harness.cli.options.numbers import FiniteRange
@@ -47,7 +46,7 @@ from faultbed.traffic.workloads import recording
 from faultbed.traffic.workloads.collective import AUTO, REDOPS, CollectiveResult, CollectiveSpec
 from faultbed.traffic.workloads.ranks import ITEM_BYTES, WARMUP
 
-__all__ = ["check_names", "exit_code", "flow_specs", "hosts_of", "read_size", "run_ranks", "traffic"]
+__all__ = ["COMMANDS", "check_names", "exit_code", "flow_specs", "hosts_of", "read_size", "run_ranks"]
 
 T = TypeVar("T")
 
@@ -84,16 +83,7 @@ COLUMNS = (
 REPORT_EVERY_S = 2.0
 
 
-@click.group(cls=Commands)
-def traffic() -> None:
-    """Run traffic without faults, and measure it like perftest and nccl-tests.
-
-    `kill -USR1 PID` while ranks run writes their flight recorders to a file in this directory and prints its name. The
-    ranks continue.
-    """
-
-
-@traffic.command()
+@click.command()
 @click.argument("src", required=False)
 @click.argument("dst", required=False)
 @click.option(
@@ -249,7 +239,7 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
     )
 
 
-@traffic.command()
+@click.command()
 @click.argument("name", default="all-reduce", type=click.Choice(COLLECTIVES))
 @click.option("--algorithm", default=AUTO, show_default=True, help=f"One of {', '.join(ALGORITHM_NAMES)}.")
 @click.option(
@@ -498,3 +488,6 @@ def exit_code(session: Session, outcome: Outcome, where: str | None) -> int:
     if outcome == "recovered":
         session.err.print(Text.assemble(("recovered", "yellow"), ": QPs had to be rebuilt on the way"))
     return ExitCode.PASS
+
+
+COMMANDS = (flow, collective)
