@@ -7,8 +7,11 @@ from memory_fabric import CLOCK, Rnic, modules
 from faultbed.traffic.flows import flow_run
 
 
-def flow_on(monkeypatch, fabric, **change):
-    """Return both connected ends of a flow on a fabric; their `done` events are added to its events."""
+def flow_on(monkeypatch, fabric, *, gpu=None, on_task=lambda _task: None, **change):
+    """Return both connected ends of a flow on a fabric; their `done` events are added to its events.
+
+    Their buffers are on `gpu` if it is given. `on_task` gets each end before it is connected.
+    """
     node = modules(monkeypatch)
     engine_spec = flow_run.engine_spec(
         flow_run.FlowSpec(**{"src": "host1", "dst": "host2", "message_bytes": 512, **change})
@@ -19,7 +22,8 @@ def flow_on(monkeypatch, fabric, **change):
     if change.get("transport"):
         kinds = node.numbered.NumberedSender, node.numbered.NumberedReceiver
     for name, kind in zip(("tx", "rx"), kinds, strict=True):
-        fabric.tasks[name] = kind(name, Rnic("rxe0"), engine_spec, fabric.emit_for(name))
+        fabric.tasks[name] = kind(name, Rnic("rxe0"), {**engine_spec, "gpu": gpu}, fabric.emit_for(name))
+        on_task(fabric.tasks[name])
     fabric.connect([fabric.connection(node, number, "tx", "rx") for number in range(engine_spec["qps"])])
 
 

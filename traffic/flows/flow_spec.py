@@ -72,11 +72,11 @@ class FlowSpec:
     retries (7: forever, until `op_deadline_s`).
 
     With `check` every byte of every message is verified: of send, write-imm and read over rc, of write and send over
-    uc, and of send over ud, in host memory. Wrong bytes make the flow a failure. Messages that do not arrive over uc or
-    ud count as lost, not as wrong. The check costs CPU time at both ends for every message. Over uc and ud, sends then
-    carry an immediate, and a sender of writes waits for the receiver's check (`faultbed.traffic.node.flows.numbered`).
-    A write over rc cannot be checked: it has no immediate, so the receiver does not know when it has arrived, and the
-    next write may overwrite it.
+    uc, and of send over ud; in GPU memory by the host and on the GPU. Wrong bytes make the flow a failure. Messages
+    that do not arrive over uc or ud count as lost, not as wrong. The check costs CPU time at both ends for every
+    message. Over uc and ud, sends then carry an immediate, and a sender of writes waits for the receiver's check
+    (`faultbed.traffic.node.flows.numbered`). A write over rc cannot be checked: it has no immediate, so the receiver
+    does not know when it has arrived, and the next write may overwrite it.
 
     `memory` is host, or cuda: the memory of the GPU at the same position in its host as the RNIC, at both ends (rack
     labs only; not yet run on hardware).
@@ -209,7 +209,7 @@ def _check_qps(spec: FlowSpec) -> None:
 def _check_memory(spec: FlowSpec) -> None:
     if spec.memory not in MEMORIES:
         raise UsageError(f'no memory "{spec.memory}"; choose one of {", ".join(MEMORIES)}')
-    if spec.memory == "cuda" and (spec.transport != "rc" or spec.admit or spec.verb in ("send", "write-imm")):
+    if spec.memory == "cuda" and (spec.transport != "rc" or spec.admit or spec.verb == "send"):
         raise UsageError("GPU memory supports writes, reads and atomics over rc, without admission")
 
 
@@ -239,11 +239,9 @@ def _check_late(spec: FlowSpec) -> None:
 def _check_check(spec: FlowSpec) -> None:
     if not spec.check:
         return
-    if spec.verb not in CHECKED[spec.transport] or spec.memory != "host" or spec.echo:
+    if spec.verb not in CHECKED[spec.transport] or spec.echo:
         of = ", ".join(f"{transport} ({', '.join(verbs)})" for transport, verbs in CHECKED.items())
-        raise UsageError(
-            f"bytes can be checked for {of}, in host memory: the receiver must know when a message has arrived"
-        )
+        raise UsageError(f"bytes can be checked for {of}: the receiver must know when a message has arrived")
     if spec.late_receives_ms or spec.chain > 1:
         raise UsageError("a checked flow cannot have late receives or chains longer than 1")
     needed = spec.qps * 2 * shape(spec)[0] * spec.message_bytes

@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["CudaDevice", "CudaWork", "NoCuda"]
+__all__ = ["CudaDevice", "CudaKernel", "CudaWork", "NoCuda"]
 
 _LIBRARY = "libcuda.so.1"
 _PROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
@@ -101,6 +101,29 @@ class CudaDevice:
             raise NoCuda(f"{name}: {(words.value or b'error').decode()} ({code})")
 
 
+class CudaKernel:
+    """The kernel `name` of a module in PTX, compiled by the driver for the GPU whose context is current."""
+
+    def __init__(self, gpu: CudaDevice, image: bytes, name: bytes) -> None:
+        self._gpu = gpu
+        self._module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        gpu.call("cuModuleLoadData", ctypes.byref(self._module), image)
+        try:
+            gpu.call("cuModuleGetFunction", ctypes.byref(self._kernel), self._module, name)
+        except NoCuda:
+            self.close()
+            raise
+
+    def launch(self, blocks: int, threads: int, *values: Any) -> None:
+        """Queue the kernel. `values` are its arguments, as ctypes objects of their types in PTX."""
+        arguments = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(x), ctypes.c_void_p) for x in values))
+        self._gpu.call("cuLaunchKernel", self._kernel, blocks, 1, 1, threads, 1, 1, 0, None, arguments, None)
+
+    def close(self) -> None:
+        """Unload the module."""
+        self._gpu.call("cuModuleUnload", self._module)
+
+
 class CudaWork:
     """Work for a GPU: `units` of multiply-adds on all its processors."""
 
@@ -108,31 +131,26 @@ class CudaWork:
         self._gpu = CudaDevice(pcie=pcie, number=number, library=library)
         self._blocks = _BLOCKS * self._gpu.attribute(_PROCESSORS)
         self._gpu.make_current()
-        self._out, self._module, self._kernel = ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_void_p()
+        self._out = ctypes.c_uint64()
         try:
-            self._gpu.call("cuModuleLoadData", ctypes.byref(self._module), _WORK)
-            self._gpu.call("cuModuleGetFunction", ctypes.byref(self._kernel), self._module, b"faultbed_work")
+            self._kernel = CudaKernel(self._gpu, _WORK, b"faultbed_work")
             size = ctypes.c_size_t(4 * self._blocks * _THREADS)
             self._gpu.call("cuMemAlloc_v2", ctypes.byref(self._out), size)
         except NoCuda:
             self._gpu.release()
             raise
         self._rounds = ctypes.c_uint32(_ROUNDS)
-        values = (ctypes.byref(self._out), ctypes.byref(self._rounds))
-        self._arguments = (ctypes.c_void_p * len(values))(*(ctypes.cast(value, ctypes.c_void_p) for value in values))
 
     def compute(self, units: int) -> None:
         """Compute, and return when the GPU is done."""
         for _ in range(units):
-            self._gpu.call(
-                "cuLaunchKernel", self._kernel, self._blocks, 1, 1, _THREADS, 1, 1, 0, None, self._arguments, None
-            )
+            self._kernel.launch(self._blocks, _THREADS, self._out, self._rounds)
         self._gpu.call("cuCtxSynchronize")
 
     def close(self) -> None:
         """Free memory, module and context."""
         self._gpu.call("cuMemFree_v2", self._out)
-        self._gpu.call("cuModuleUnload", self._module)
+        self._kernel.close()
         self._gpu.release()
 
 

@@ -34,6 +34,10 @@ class HostBuffer:
         """Write `data` at `offset`."""
         self._memory[offset : offset + len(data)] = data
 
+    def recount(self, offset: int, expected: bytes) -> int | None:
+        """Return None: only the host accesses this memory, and it has counted already."""
+        return None
+
     def close(self) -> None:
         """Deregister the memory, then free it."""
         self.mr.close()
@@ -57,14 +61,16 @@ class CudaBuffer:
             raise
 
     def read(self, size: int, offset: int = 0) -> bytes:
-        """Return the first `size` bytes. Another offset is not implemented."""
-        if offset:
-            raise NotImplementedError("GPU memory can only be read from offset 0")
-        return self._memory.read(size)
+        """Return `size` bytes from `offset` on."""
+        return self._memory.read(size, offset)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Raise, as the host cannot write GPU memory yet."""
-        raise NotImplementedError("the host cannot write GPU memory")
+        """Write `data` at `offset`."""
+        self._memory.write(offset, data)
+
+    def recount(self, offset: int, expected: bytes) -> int | None:
+        """Return how many bytes from `offset` on differ from the expected ones, counted on the GPU."""
+        return self._memory.count_differing(offset, expected)
 
     def close(self) -> None:
         """Deregister the memory, then free it."""

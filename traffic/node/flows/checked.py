@@ -10,6 +10,7 @@ verified are lost. The first message on a new QP may therefore have any number n
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 
 from faultbed.traffic.node.flows.content import Content, Verifier
@@ -87,7 +88,7 @@ class CheckedReceiver(FlowReceiver):
             offset, receive = self.requests[conn.number][-1]
         else:
             offset, receive = self._offset(conn, imm % self.slots()), super().next_receive(conn, imm)
-        verifier.verify(self.buffer.read(self.size, offset))
+        verifier.verify(self.buffer.read(self.size, offset), functools.partial(self.buffer.recount, offset))
         return receive
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
@@ -114,6 +115,7 @@ class CheckedReceiver(FlowReceiver):
                 totals=[],
                 checked_bytes=sum(verifier.checked for verifier in self.verifiers.values()),
                 wrong_bytes=sum(verifier.wrong for verifier in self.verifiers.values()),
+                recounted_bytes=sum(verifier.recounted for verifier in self.verifiers.values()),
             )
 
 
@@ -124,7 +126,7 @@ class CheckedSender(FlowSender):
         super().__init__(name, rnic, spec, emit)
         self.content = Content(self.size)
         self.posted_messages: dict[int, int] = {}  # by connection, in the order of their slots in memory
-        self.checked = self.wrong = 0
+        self.checked = self.wrong = self.recounted = 0
         if self.verb == "write-imm":
             self.window = spec["depth"]
 
@@ -156,10 +158,14 @@ class CheckedSender(FlowSender):
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         if self.verb == "read":
             verifier = Verifier(self.content, 0)
-            verifier.verify(self.buffer.read(self.size, self._offset(conn, wr_id)))
+            offset = self._offset(conn, wr_id)
+            verifier.verify(self.buffer.read(self.size, offset), functools.partial(self.buffer.recount, offset))
             self.checked += verifier.checked
             self.wrong += verifier.wrong
+            self.recounted += verifier.recounted
         super().on_send(conn, wr_id, now_ns)
 
     def extra_results(self) -> dict[str, Any]:
-        return {"checked_bytes": self.checked, "wrong_bytes": self.wrong} if self.verb == "read" else {}
+        if self.verb != "read":
+            return {}
+        return {"checked_bytes": self.checked, "wrong_bytes": self.wrong, "recounted_bytes": self.recounted}

@@ -1,6 +1,6 @@
 """The GPU that a flow or a rank uses, and the calls to the CUDA driver.
 
-The driver is a stand-in that records calls; a real one has not been run.
+The driver is a stand-in that records calls, or one with memory. tests/lab/test_gpu.py checks a real one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ import socket
 import threading
 import time
 
+import cuda_library
+import gpu_fabric
 import pytest
 
 from faultbed.testbed import shipped
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.node.gpu import cuda
 from faultbed.testbed.node.gpu.cuda import CudaWork, NoCuda
 from faultbed.traffic.flows import flow_run
 from faultbed.traffic.flows.flow_run import FlowSpec
 from faultbed.traffic.node import cudagpu
+from faultbed.traffic.node.flows.content import Content, Verifier
 from faultbed.traffic.node.gpu_client import GpuClient
 from faultbed.traffic.node.gpu_memory import CudaMemory
 from faultbed.traffic.workloads.collective import CollectiveSpec
@@ -75,6 +79,42 @@ def test_cuda_refused_call_is_an_error_and_frees_the_memory():
     assert driver.calls.count("cuMemFree_v2") == 1
     with pytest.raises(NoCuda, match="exports no dma-buf"):
         CudaMemory(1, pcie=None, number=1, library=Driver(dma_buf=0))
+
+
+def test_cuda_memory_is_compared_on_the_gpu_and_by_the_host():
+    driver = cuda_library.Library()
+    memory = CudaMemory(100_000, pcie=None, number=0, library=driver, export=False)
+    assert memory.fd == -1
+    data = bytes(range(1, 252)) * 400
+    memory.write(3, data[3:])
+    assert memory.read(3) == bytes(3), "it was set to zero"
+    assert memory.read(1000, 3) == data[3:1003]
+    assert memory.count_differing(3, data[3:]) == 0
+    assert memory.count_differing(0, data) == 3
+    assert memory.count_differing(4, data[3:203]) == 200
+    for offset, size in ((-1, 1), (memory.size, 1), (memory.size - 1, 2)):
+        with pytest.raises(ValueError, match="are not within 2097152 bytes of GPU memory"):
+            memory.read(size, offset)
+    memory.close()
+    assert not driver.blocks, "everything is freed"
+
+
+@pytest.mark.parametrize("verb", ["write-imm", "read"])
+@pytest.mark.parametrize("is_spoilt", [False, True])
+def test_cuda_memory_of_a_checked_flow_is_verified_by_host_and_gpu(verb, is_spoilt, monkeypatch):
+    driver = cuda_library.Library()
+    monkeypatch.setattr(cuda, "_load", lambda: driver)
+    done = gpu_fabric.run_flow(monkeypatch, "0000:19:00.0", verb=verb, is_spoilt=is_spoilt, messages=24)
+    assert (done["checked_bytes"], done["recounted_bytes"]) == (24 * gpu_fabric.SIZE, 24 * gpu_fabric.SIZE)
+    assert done["wrong_bytes"] == is_spoilt
+    assert driver.calls.count("cuLaunchKernel") == 24
+
+
+def test_verifier_counts_what_only_the_gpu_sees():
+    """The host reads what an RNIC has written, while the GPU still has an older value."""
+    verifier = Verifier(Content(64), 0)
+    verifier.verify(verifier.content.of(0, 0), lambda _expected: 3)
+    assert (verifier.checked, verifier.recounted, verifier.wrong) == (64, 64, 3)
 
 
 def test_cuda_reports_a_host_without_a_driver():
@@ -176,6 +216,8 @@ def test_flow_ends_use_the_gpu_beside_their_rnic():
     assert sender.spec["gpu"] == {"number": 3, "pcie": one.gpus[3].pcie}
     assert receiver.spec["gpu"] == {"number": 0, "pcie": two.gpus[0].pcie}
     assert flow_run._tasks(lab, dataclasses.replace(spec, memory="host"), "")[0].spec["gpu"] is None
+    checked = dataclasses.replace(spec, verb="write-imm", check=True, messages=None, duration_s=1.0)
+    assert [task.kind for task in flow_run._tasks(lab, checked, "")] == ["checked_tx", "checked_rx"]
 
 
 @pytest.mark.parametrize(
