@@ -38,6 +38,8 @@ class Card:
     pcie_max: tuple = (5, 16)
     pids: list = field(default_factory=list)
     held_ns: dict = field(default_factory=lambda: {74: 5_000_000, 269: 2_000, 270: 1_000, 271: 0})
+    power_mw: dict = field(default_factory=lambda: {185: 71_000, 186: 70_500})
+    energy_mj: int | None = 1_000_000
     lost: bool = False
 
 
@@ -127,6 +129,9 @@ class Library:
             if one.fieldId in (limits := self._card(handle).tlimits):
                 one.nvmlReturn, one.valueType, one.value.siVal = _OK, 5, limits[one.fieldId]
                 continue
+            if one.fieldId in (power_mw := self._card(handle).power_mw):
+                one.nvmlReturn, one.valueType, one.value.uiVal = _OK, 1, power_mw[one.fieldId]
+                continue
             held_ns = self._card(handle).held_ns.get(one.fieldId)
             one.nvmlReturn = _NOT_SUPPORTED if held_ns is None else _OK
             one.valueType, one.value.ullVal = 3, held_ns or 0
@@ -167,6 +172,7 @@ for _name, _function in {
     "GetPersistenceMode": _number("persistence"),
     "GetComputeMode": _number("mode"),
     "GetPcieReplayCounter": _number("replays"),
+    "GetTotalEnergyConsumption": _number("energy_mj"),
     "GetPowerManagementLimit": _number("limit_mw"),
     "GetCurrPcieLinkGeneration": _number("pcie", 0),
     "GetCurrPcieLinkWidth": _number("pcie", 1),

@@ -18,11 +18,21 @@ import time
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from types import ModuleType
     from typing import Any
 
-__all__ = ["TOP_SHARE", "NoNvml", "clocks_set", "compute_mode", "computing", "counts", "look", "settings"]
+__all__ = [
+    "TOP_SHARE",
+    "NoNvml",
+    "clocks_set",
+    "compute_mode",
+    "computing",
+    "counts",
+    "look",
+    "power_samples",
+    "settings",
+]
 
 _DRIVER = "/proc/driver/nvidia/version"
 """Exists while the driver's kernel module is loaded; checking it first costs nothing on a host without a GPU."""
@@ -33,6 +43,8 @@ TOP_SHARE = 0.95
 _HELD_NS = {"power_capped_us": (74,), "thermal_slowdown_us": (269, 270), "power_brake_us": (271,)}
 """NVML_FI_DEV_CLOCKS_EVENT_REASON_{SW_POWER_CAP, SW_THERM_SLOWDOWN, HW_THERM_SLOWDOWN, HW_POWER_BRAKE_SLOWDOWN}: how
 long each has limited the clocks, in ns since the driver was loaded."""
+_AVERAGE_MW, _INSTANT_MW = 185, 186
+"""NVML_FI_DEV_POWER_{AVERAGE, INSTANT} in mW: over a second, and the newest measurement (nvml.h)."""
 _SM, _CORRECTED, _UNCORRECTED = 1, 0, 1  # NVML_CLOCK_SM, NVML_MEMORY_ERROR_TYPE_*
 _VOLATILE, _AGGREGATE = 0, 1  # NVML_VOLATILE_ECC: since the driver was loaded; NVML_AGGREGATE_ECC: since it was made
 _CORE, _SHUTDOWN, _SLOWDOWN = 0, 0, 1  # NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_*
@@ -151,6 +163,40 @@ def computing(pcie: str) -> set[int]:
     """
     with _session() as nvml:
         return set(_required(nvml, _pids, nvml, _at(nvml, pcie)))
+
+
+def power_samples(pcie: str, every_s: float) -> Generator[dict[str, int | None]]:
+    """Yield the power of the GPU at a PCIe address every `every_s`, until the caller closes the generator.
+
+    Keys: `t_ns` (CLOCK_MONOTONIC), `instant_mw`, `average_mw` (over a second), `energy_mj` (since the driver was
+    loaded), `sm_mhz`, `reasons` (bits of nvmlClocksEventReasons) and `temp_c`. NVML stays open meanwhile, so the driver
+    cannot remove the GPU (`gpu.lost`).
+
+    Raises:
+        NoNvml: there is no such GPU, or NVML gives no answer.
+    """
+    with _session() as nvml:
+        gpu = _at(nvml, pcie)
+        due_s = time.monotonic()
+        while True:
+            yield _power(nvml, gpu)
+            due_s = max(due_s + every_s, time.monotonic())
+            time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def _power(nvml: ModuleType, gpu: Any) -> dict[str, int | None]:
+    t_ns = time.monotonic_ns()
+    values = _value(nvml, nvml.nvmlDeviceGetFieldValues, gpu, [_INSTANT_MW, _AVERAGE_MW]) or (None, None)
+    instant_mw, average_mw = (_number(value) for value in values)
+    return {
+        "t_ns": t_ns,
+        "instant_mw": instant_mw,
+        "average_mw": average_mw,
+        "energy_mj": _value(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, gpu),
+        "sm_mhz": _value(nvml, nvml.nvmlDeviceGetClockInfo, gpu, _SM),
+        "reasons": _value(nvml, _reasons, nvml, gpu),
+        "temp_c": _value(nvml, nvml.nvmlDeviceGetTemperature, gpu, _CORE),
+    }
 
 
 @contextlib.contextmanager

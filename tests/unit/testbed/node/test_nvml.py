@@ -155,6 +155,28 @@ def test_nvml_version_mismatch_is_reported(monkeypatch, tmp_path):
     assert list(nvml.counts(None)) == []
 
 
+def test_nvml_power_is_sampled_and_nvml_closed(monkeypatch, tmp_path):
+    library = install(
+        monkeypatch, tmp_path, [Card(), Card(bus="00000000:2B:00.0", power_mw={186: 412_345}, celsius=None)]
+    )
+    samples = nvml.power_samples("0000:2b:00.0", 0.001)
+    first, second = next(samples), next(samples)
+    assert second["t_ns"] > first.pop("t_ns")
+    assert first == {
+        "instant_mw": 412_345,
+        "average_mw": None,
+        "energy_mj": 1_000_000,
+        "sm_mhz": 1980,
+        "reasons": 0,
+        "temp_c": None,
+    }
+    assert library.opened == 1
+    samples.close()
+    assert library.opened == 0
+    with pytest.raises(nvml.NoNvml):
+        next(nvml.power_samples("0000:ff:00.0", 0.02))
+
+
 @pytest.mark.parametrize(
     ("mode", "name"), [(0, "Default"), (2, "Prohibited"), (3, "Exclusive_Process"), (9, "number 9")]
 )
@@ -179,6 +201,7 @@ def test_nvml_is_closed_after_every_failure(monkeypatch, tmp_path):
 
 def test_nvml_constants_match_nvidia_ml_py():
     """The constants are copied so that a machine without a GPU need not import 8,000 lines."""
+    assert (pynvml.NVML_FI_DEV_POWER_AVERAGE, pynvml.NVML_FI_DEV_POWER_INSTANT) == (nvml._AVERAGE_MW, nvml._INSTANT_MW)
     assert pynvml.nvmlClocksEventReasonApplicationsClocksSetting == nvml._APPLICATIONS
     assert pynvml.nvmlClocksEventReasonSwPowerCap == nvml._POWER
     reasons = {name.removeprefix("NVML_FI_DEV_CLOCKS_EVENT_REASON_"): getattr(pynvml, name) for name in dir(pynvml)}
