@@ -2,30 +2,33 @@
 
     python -m pytest tests/lab/test_gpu.py
 
-It needs no lab, and sets nothing: clocks, limits and modes are read, GPU time is taken. Elsewhere it is skipped, with
-that reason. Not yet run on hardware.
+It needs no lab, and sets nothing: clocks, limits and modes are read, GPU time and memory are taken. Elsewhere it is
+skipped, with that reason. Not yet run on hardware.
 """
 
+import functools
 import json
 import os
-import selectors
+import random
+import socket
+import stat
 import subprocess
+import sys
 
+import gpu_fabric
 import pytest
+from gpu_contract import PROMISES
+from gpu_rank import WARM, Rank
 from waiting import until
 
 from faultbed.inject.node.actuator import make
 from faultbed.inject.node.machine.hog import busy_processes
 from faultbed.testbed.node.gpu import nvml
+from faultbed.testbed.node.gpu.cuda import NoCuda
 from faultbed.testbed.preflight.rack_formats import gpus
-from faultbed.traffic.node.gpu_client import GpuClient
+from faultbed.traffic.node.gpu_memory import CudaMemory
 
 pytestmark = pytest.mark.gpu
-
-PATIENCE_S = 60.0
-"""For an answer of the GPU: a driver that has to wake it up first needs seconds."""
-WARM = 200
-"""Units after which the clocks are up: half a second of work."""
 
 if not os.path.exists(nvml._DRIVER):  # noqa: PTH110 (as the reader asks)
     pytest.skip("needs a machine with an NVIDIA GPU: no NVIDIA driver is loaded here", allow_module_level=True)
@@ -116,41 +119,15 @@ def read_link(path):
         return None
 
 
-class Rank:
-    """A rank's work on a GPU, as a traffic engine has it: in a process of its own, as no process may be forked after it
-    has begun with CUDA (CUDA C programming guide, "Initialization")."""
-
-    def __init__(self, pcie):
-        self.selector = selectors.DefaultSelector()
-        self.client = GpuClient({"pcie": pcie, "number": 0}, self.selector)
-
-    def took_s(self, units):
-        """How long the GPU took for them."""
-        durations_ns = []
-        self.client.compute(units, durations_ns.append)
-        while not durations_ns:
-            ready = self.selector.select(PATIENCE_S)
-            assert ready, f"{units} units are not done after {PATIENCE_S} s"
-            for key, _ in ready:
-                key.data()
-        assert durations_ns[0] is not None, self.client.error
-        return durations_ns[0] / 1e9
-
-    @property
-    def pid(self):
-        return self.client.process.pid
-
-
 @pytest.fixture
 def rank(pcie):
     """One whose GPU's clocks are up."""
     one = Rank(pcie)
-    with one.selector:
-        try:
-            one.took_s(WARM)
-            yield one
-        finally:
-            one.client.close()
+    try:
+        one.took_s(WARM)
+        yield one
+    finally:
+        one.close()
 
 
 def test_work_unit_takes_gpu_time_in_proportion(rank):
@@ -178,3 +155,74 @@ def test_gpu_neighbours_compute_are_counted_and_end(rank, pcie):
     assert not busy_processes()
     assert neighbours.read()["applied"] is False
     assert min(rank.took_s(200) for _ in range(3)) / alone_s < 1.5, "alone again"
+
+
+def connect(pcie):
+    """Start the compute process of a GPU, as an engine does, and return the client's end."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(60)
+    with theirs:
+        words = [sys.executable, "-m", "faultbed.traffic.node.cudagpu", str(theirs.fileno()), "0", pcie]
+        subprocess.Popen(words, pass_fds=(theirs.fileno(),))
+    return ours
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the process ends by itself once its client is gone
+def test_gpu_process_keeps_the_contract_of_a_soft_gpu(pcie, promise):
+    promise(functools.partial(connect, pcie))
+
+
+@pytest.fixture
+def memory(pcie):
+    """Memory that is not exported: an RNIC is not needed to check its elements."""
+    one = CudaMemory(64 << 20, pcie=pcie, number=0, export=False)
+    yield one
+    one.close()
+
+
+def test_gpu_memory_holds_every_byte_by_host_and_by_gpu(memory):
+    data = random.Random(7).randbytes(memory.size)
+    memory.write(0, data)
+    assert memory.read(memory.size) == data
+    assert memory.count_differing(0, data) == 0
+    for offset in (0, 1, 4097, memory.size - 1):
+        memory.write(offset, bytes([data[offset] ^ 1]))
+    assert memory.count_differing(0, data) == 4
+    back = memory.read(memory.size)
+    assert [at for at in range(0, memory.size, 1 << 20) if back[at : at + (1 << 20)] != data[at : at + (1 << 20)]] == [
+        0,
+        memory.size - (1 << 20),
+    ]
+    assert memory.count_differing(5, data[5:4097]) == 0
+    with pytest.raises(ValueError, match="are not within"):
+        memory.read(2, memory.size - 1)
+
+
+def test_gpu_memory_is_exported_as_a_dma_buf(pcie):
+    """What a machine without an RNIC shows: the driver exports the memory, in its whole size, and frees it."""
+    try:
+        memory = CudaMemory(3 << 20, pcie=pcie, number=0)
+    except NoCuda as why:
+        pytest.skip(f"needs a driver that exports dma-buf: {why}")
+    try:
+        info = os.fstat(memory.fd)
+        print("dma-buf:", os.readlink(f"/proc/self/fd/{memory.fd}"), oct(info.st_mode))  # noqa: PTH115
+        with open(f"/proc/self/fdinfo/{memory.fd}", encoding="ascii") as lines:  # noqa: PTH123
+            print(lines.read())
+        assert not stat.S_ISDIR(info.st_mode)
+        assert os.lseek(memory.fd, 0, os.SEEK_END) == memory.size == 4 << 20
+    finally:
+        memory.close()
+
+
+@pytest.mark.parametrize("verb", ["write-imm", "read"])
+@pytest.mark.parametrize("is_spoilt", [False, True])
+def test_engine_checks_every_byte_in_gpu_memory(verb, is_spoilt, pcie, monkeypatch):
+    """The engine's flow runs as on a rack, but for its RNICs; one flipped byte is counted by host and GPU."""
+    try:
+        done = gpu_fabric.run_flow(monkeypatch, pcie, verb=verb, is_spoilt=is_spoilt, messages=64)
+    except NoCuda as why:
+        pytest.skip(f"needs a driver that exports dma-buf: {why}")
+    assert (done["checked_bytes"], done["recounted_bytes"]) == (64 * gpu_fabric.SIZE, 64 * gpu_fabric.SIZE)
+    assert done["wrong_bytes"] == is_spoilt

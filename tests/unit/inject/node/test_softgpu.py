@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
 import time
 
 import pytest
+from gpu_contract import PROMISES, request
 
 
 @pytest.fixture
@@ -38,24 +38,9 @@ def connect(path):
     return client
 
 
-def request(client, line):
-    client.sendall(line.encode() + b"\n")
-    return json.loads(client.makefile().readline())
-
-
-def test_softgpu_work_takes_time_and_bad_requests_get_an_error(gpu):
-    with connect(gpu) as client:
-        assert request(client, '{"units": 3}')["ns"] > 0
-        assert "not a request" in request(client, "nonsense")["error"]
-        assert "whole number" in request(client, '{"units": -1}')["error"]
-        assert request(client, '{"units": 0}')["units"] == 0
-
-
-def test_softgpu_survives_a_client_that_disconnects_in_the_middle(gpu):
-    with connect(gpu) as client:
-        client.sendall(b'{"units": 500}\n{"units": 500}\n')
-    with connect(gpu) as client:
-        assert request(client, '{"units": 1}')["units"] == 1
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+def test_softgpu_keeps_the_contract_of_a_gpu(gpu, promise):
+    promise(lambda: connect(gpu))
 
 
 def test_softgpu_serves_clients_in_turn(gpu):
