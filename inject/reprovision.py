@@ -1,8 +1,7 @@
 """Provision a host of a soft lab again after a reboot, as soon as it answers.
 
-    python -m faultbed.inject.reprovision INVENTORY HOST --print-boot      sync the disk, and print the id of the
-    present boot python -m faultbed.inject.reprovision INVENTORY HOST --unless BOOT     provision the host, unless it
-    is still in that boot
+    python -m faultbed.inject.reprovision INVENTORY HOST --print-boot     sync the disk, and print the present boot's id
+    python -m faultbed.inject.reprovision INVENTORY HOST --unless BOOT    provision, unless the host is in that boot
 
 After a boot, a soft host has only its identity and the node code on its disk. Provisioning makes its RDMA devices,
 addresses, routes, queues and soft GPUs. The holder of a reboot, its guardian or `heal` starts this program. It may run

@@ -17,8 +17,7 @@ How each cause is recognised:
     congestion     CE marks, located by the same signatures; or, in a run with probes, a link or switch that makes
                    round trips long (a queue, a delay, a limited rate: the same symptom)
     slow-rank      the detector of slow ranks (`faultbed.harness.analysis.ranks.slow_ranks`) named it, or one GPU alone
-    was
-                   throttled
+                   was throttled
     gpu-error      a GPU's driver wrote errors (XID events) to the kernel log
     lost-rank      a flight recorder ends before the others (`faultbed.harness.attribution.stalls`)
     hung-rank      the engine of one host did not run for a while in which the others did

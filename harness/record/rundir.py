@@ -9,8 +9,8 @@ samples.parquet     goodput samples, long form (faultbed.harness.record.samples_
 telemetry.parquet   counters of every node over time (faultbed.harness.record.telemetry_file)
 changes.parquet     links, routes and next hops as they changed (the same)
 environment.json    versions and settings of the controller, QEMU and the guests
-noise-floor.json    how much fault-free runs on the lab differ, if that was known to the judge
-(faultbed.harness.analysis.noise) verdict.json        the verdict (faultbed.harness.verdict)
+noise-floor.json    how much fault-free runs on the lab differ, if the judge knew it (faultbed.harness.analysis.noise)
+verdict.json        the verdict (faultbed.harness.verdict)
 report.html         a page with all results
 repro.sh            a script that repeats the run
 flights.json        the flight recorder of each rank, if the job failed (faultbed.traffic.engine.flight_recorder)

@@ -5,9 +5,8 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"clock"}                          {"event":"clock","monotonic_ns":N}
     {"do":"counters","nodes":{NODE:NETNS}}  {"event":"counters","at_ns":N,"nodes":{NODE:{NAME:VALUE}}}
     {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}}}
-    {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (faultbed.testbed.node.gpu.nvml),
-    or soft {"do":"kernel_log","boot":ID,"after":N}  {"event":"kernel_log","boot":ID,"after":N,"messages":["LEVEL
-    TEXT",..]}
+    {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (testbed/node/gpu/nvml.py), or soft
+    {"do":"kernel_log","boot":ID,"after":N}  {"event":"kernel_log","boot":ID,"after":N,"messages":["LEVEL TEXT",..]}
                                     since record N of that boot, or of this boot if ID is another one; without ID from
                                     now on; and from then on at once {"event":"kernel", with the same fields}
     {"do":"egress","flows":{NODE:[NETNS,[..]]}}  {"event":"egress","ports":{NODE:[PORT or null,..]}} (next_hops.py)
