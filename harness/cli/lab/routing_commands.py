@@ -14,7 +14,7 @@ import click
 import numpy as np
 from click.core import ParameterSource
 
-from faultbed.harness.analysis.links.routing_prediction import (
+from faultbed.harness.model.routing_prediction import (
     ALL_RANKS,
     JobTraffic,
     Spread,
