@@ -106,12 +106,13 @@ def max_min_rates(loads: Loads, capacity: Floats) -> Floats:
         share = np.full(links, math.inf)
         np.divide(left, demand, out=share, where=demand > 0)
         starts = np.flatnonzero(np.diff(unit, prepend=-1))
-        least = np.minimum.reduceat(share[link], starts)  # the smallest share of each live unit
+        of_entry = share[link]
+        least = np.minimum.reduceat(of_entry, starts)  # the smallest share of each live unit
         spans = np.diff(starts, append=unit.size)
         least_of_entry = np.repeat(least, spans)
-        worst = np.full(links, math.inf)
-        np.minimum.at(worst, link, least_of_entry)
-        is_bottleneck = share <= worst * _EQUAL
+        # A link is a bottleneck if no unit on it has a smaller share elsewhere.
+        is_bottleneck = demand > 0
+        is_bottleneck[link[of_entry > least_of_entry * _EQUAL]] = False
         fixed = np.logical_or.reduceat(is_bottleneck[link], starts)
         rates[unit[starts[fixed]]] = least[fixed]
         entry_fixed = np.repeat(fixed, spans)
