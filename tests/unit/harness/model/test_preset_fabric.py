@@ -84,6 +84,16 @@ def scalar_rates(topology, scheme, ends, ports):
     return rates, [[arrays.directions[link] for link, _ in path] for path in paths]
 
 
+def choice(walk, tier):
+    """Return the number of the uplink that a switch of a tier chose; 0 if the flow does not cross the tier."""
+    from_kind, to_kind = tier.split(":")
+    for link, sender in walk:
+        far = link.split(":")[1]
+        if sender[0] == from_kind and far[0] == to_kind and link.startswith(sender):
+            return int(far.split(".")[1])
+    return 0
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("scheme", ["pinned", "ecmp"])
 def test_arrays_rates_equal_the_scalar_functions(seed, scheme):
@@ -98,9 +108,8 @@ def test_arrays_rates_equal_the_scalar_functions(seed, scheme):
     if scheme == "pinned":
         hops = fabric.pinned_hops(src, dst)
     else:  # the arrays take the choices that the hash made
-        up = [next((int(link.split(":")[1].split(".")[1]) for link, by in walk if by[0] == "r" and ":c" in link), 0) for walk in walks]  # fmt: skip
-        above = [next((int(link.split(":")[1].split(".")[1]) for link, by in walk if by[0] == "c" and ":a" in link), 0) for walk in walks]  # fmt: skip
-        hops = fabric.hops(src, dst, up=np.array(up), above=np.array(above))
+        up, above = (np.array([choice(walk, tier) for walk in walks]) for tier in ("r:c", "c:a"))
+        hops = fabric.hops(src, dst, up=up, above=above)
     assert (hops >= 0).sum(axis=1).tolist() == [len(walk) for walk in walks]
     assert max_min_rates(loads_of_paths(hops), fabric.capacity) == pytest.approx(rates, rel=1e-9)
 

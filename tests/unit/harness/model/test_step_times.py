@@ -47,7 +47,7 @@ def test_iteration_with_links_only_at_ranks_equals_alpha_beta(collective, algori
 
 def test_iteration_ring_on_one_shared_link_takes_as_long_as_all_its_bytes():
     _, programs = programs_of("all-reduce", "ring", 4)
-    paths = {pair: (((0, 1.0),),) for pair in schedules.peers_of(programs)}
+    paths = dict.fromkeys(schedules.peers_of(programs), (((0, 1.0),),))
     modelled = iteration_cost(programs, paths, np.array([1e6]), PARAMETERS, item_bytes=4)
     assert modelled.features.transfer_s == pytest.approx(2 * 3 * SIZE / 1e6)
     assert modelled.link_bytes.tolist() == [2 * 3 * SIZE]

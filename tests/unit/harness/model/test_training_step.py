@@ -74,7 +74,7 @@ def test_llama3_calibrated_on_8192_predicts_16384_within_5_percent(overlaps):
 
 
 def test_step_too_many_gpus_or_hosts_that_do_not_fit_are_refused():
-    with pytest.raises(UsageError, match="4096 GPUs .* but small has 256"):
+    with pytest.raises(UsageError, match=r"4096 GPUs .* but small has 256"):
         step(layout=Layout(pp=4, dp=128, micro_batches=1))
     with pytest.raises(UsageError, match="no whole number"):
         step(layout=Layout(tp=6, pp=1, dp=2, micro_batches=1))
