@@ -26,6 +26,7 @@ from bench import calibration as bench_calibration
 from bench import fail_slow as bench_fail_slow
 from bench import fault_free as bench_fault_free
 from bench import faults as bench_faults
+from bench import model as bench_model
 from bench import packets as bench_packets
 from bench import pages as bench_pages
 from bench import restarts as bench_restarts
@@ -59,6 +60,7 @@ PARTS = (
     "soft-errors",
     "calibration",
     "schedule",
+    "model",
     "lab",
     "flow",
     "rate",
@@ -115,6 +117,7 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
         "soft-errors": lambda: _show(session, list(bench_fail_slow.measure())),
         "calibration": lambda: _calibration(session),
         "schedule": lambda: _show(session, list(_schedule()), columns=("what", "slowest", "which", "goal", "")),
+        "model": lambda: _show(session, list(bench_model.measure()), columns=("what", "modelled", "", "goal", "")),
     }
     for part, show in without_lab.items():
         if part in chosen:

@@ -59,6 +59,10 @@ def _section(kind: FaultKind) -> list[str]:
     ]
     if kind.on_rack:
         lines.append(f"- on a rack lab (not yet run on hardware): {kind.on_rack}")
+    predicted = (
+        "its effect depends on the parameters and the target" if kind.effect else "no effect is declared: it is refused"
+    )
+    lines.append(f"- `faultbed predict`: {predicted}")
     if kind.params:
         values = [
             (param.name, f"{param.range} {param.unit}".strip(), _default(param), param.summary) for param in kind.params

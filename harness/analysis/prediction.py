@@ -3,6 +3,10 @@
 **Collective.** The alpha-beta time of the schedule (`faultbed.traffic.schedules.cost`), compared with the median of
 the run's collectives.
 
+**Iteration.** The time of a fault-free iteration by the model (`faultbed.harness.model`), on the paths that the queue
+pairs had, with the lab's calibration if there is one. It is compared with the median of the run's iterations, or of
+those of its fault-free twin if the run had faults.
+
 **Uplinks.** Maximum over mean of the queue pairs on the uplinks of an RTSW if each took one at random (simulated),
 compared with the paths reported by the switches' kernels.
 
@@ -35,6 +39,10 @@ from faultbed.harness.analysis.intervals import operation_times
 from faultbed.harness.analysis.links.queue_wait import RXE_PACKETS
 from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.analysis.resolutions import Firing
+from faultbed.harness.model.calibration import Calibration, outside
+from faultbed.harness.model.calibration_samples import iteration_seconds, run_features, traffic_of
+from faultbed.harness.model.experiment_prediction import default_parameters
+from faultbed.harness.model.fault_effects import goodput_share
 from faultbed.harness.quantities import format_duration
 from faultbed.harness.record.measurements import FaultRun, Measurements
 from faultbed.inject.evidence.receipt import Receipt
@@ -47,7 +55,7 @@ from faultbed.traffic.engine.task_specs import QpParams
 from faultbed.traffic.schedules import build, cost
 from faultbed.traffic.workloads.collective import AUTO
 
-__all__ = ["Prediction", "goodput_share", "goodput_under_loss", "losses", "max_over_mean", "predictions", "qp_error_ns"]
+__all__ = ["Prediction", "goodput_under_loss", "losses", "max_over_mean", "predictions", "qp_error_ns"]
 
 DRAWS = 4000
 _SLACK = 4
@@ -67,10 +75,13 @@ class Prediction:
     holds: bool | None
 
 
-def predictions(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
-    """Return all predictions that apply to a run."""
+def predictions(
+    run: Measurements, observed: Observed, calibration: Calibration | None = None
+) -> tuple[Prediction, ...]:
+    """Return all predictions that apply to a run; `calibration` is that of its lab, None: the lab has none."""
     return (
         *_collective(run),
+        *_iteration(run, calibration),
         *_uplinks(run),
         *_qp_errors(run, observed),
         *_losses(run),
@@ -97,11 +108,6 @@ def losses(share: float, seed: int, least: int, most: int) -> tuple[int, int]:
         return least, most
     selection = by_share(share, seed)
     return max(0, selection.taken_of(least) - _BETWEEN_COUNTERS), selection.taken_of(most) + _BETWEEN_COUNTERS
-
-
-def goodput_share(share: float, in_flight: int) -> float:
-    """Return the upper bound of relative goodput under go-back-N, with `in_flight` packets per queue pair."""
-    return (1 - share) / (1 - share + in_flight * share)
 
 
 def _losing(run: Measurements) -> Iterator[tuple[FaultRun, Receipt, float]]:
@@ -221,6 +227,39 @@ def _collective(run: Measurements) -> tuple[Prediction, ...]:
             model="alpha-beta, without congestion and without other work on the machine",
             predicted=format_duration(predicted_ns),
             measured=f"{format_duration(measured_ns)}, {measured_ns / predicted_ns:.1f} times that",
+            holds=None,
+        ),
+    )
+
+
+def _iteration(run: Measurements, calibration: Calibration | None) -> tuple[Prediction, ...]:
+    seconds = iteration_seconds((run.twin or ()) if run.faults else run.series)
+    traffic = None if seconds is None else traffic_of(run)
+    if seconds is None or traffic is None:
+        return ()
+    parameters = default_parameters(run.lab_kind) if calibration is None else calibration.parameters
+    try:
+        predicted_s = run_features(run, traffic, parameters).seconds(parameters)
+    except UsageError:  # the run did not record its paths
+        return ()
+    reasons: tuple[str, ...] = ()
+    if calibration is not None:
+        reasons = outside(
+            calibration,
+            ranks=len(traffic.ranks),
+            size_bytes=traffic.size_bytes,
+            qps=traffic.qps,
+            compute_units=traffic.compute_units,
+        )
+    origin = "not calibrated" if calibration is None else f"calibrated by {calibration.runs} runs"
+    band = "" if calibration is None or reasons else f" ±{calibration.band:.0%}"
+    which = "of the fault-free twin" if run.faults else "of this run"
+    return (
+        Prediction(
+            what="time of an iteration without faults (modelled)",
+            model="; ".join(("max-min rates on the recorded paths, a latency each step", origin, *reasons)),
+            predicted=f"{format_duration(predicted_s * 1e9)}{band}",
+            measured=f"{format_duration(seconds * 1e9)} {which}, {seconds / predicted_s:.2f} times that",
             holds=None,
         ),
     )

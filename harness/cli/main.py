@@ -57,6 +57,11 @@ SECTIONS: Sections = {
         "faultbed.harness.cli.experiments.fuzzing": "fuzz",
         "faultbed.harness.cli.experiments.attribution": "campaign",
     },
+    "Model (no lab is touched)": {
+        "faultbed.harness.cli.model.predicting": "predict",
+        "faultbed.harness.cli.model.calibrating": "calibrate",
+        "faultbed.harness.cli.model.congesting": "congestion",
+    },
     "Results": {
         "faultbed.harness.cli.experiments.runs": "report",
         "faultbed.harness.cli.experiments.packets": "packets",

@@ -26,7 +26,10 @@ from faultbed.harness.attribution import packet_stalls
 from faultbed.harness.attribution.attribute import attribute
 from faultbed.harness.attribution.stalls import Stall, stalls
 from faultbed.harness.experiment.metrics import METRICS, lookup
+from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.findings import Attribution
+from faultbed.harness.model import calibration
+from faultbed.harness.model.calibration import Calibration
 from faultbed.harness.packets.evidence import Evidence
 from faultbed.harness.proof import why_unproven_in
 from faultbed.harness.record.measurements import FaultRun, Measurements, connection_between, counter_deltas
@@ -56,6 +59,7 @@ from faultbed.harness.report.plots.recovery_bars import (
 from faultbed.harness.report.plots.restart_bars import restart_bars
 from faultbed.harness.verdict import VerdictFile
 from faultbed.inject.evidence.receipt import Receipt
+from faultbed.testbed.directories import lab_dir
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.observe.telemetry import Change, Recorded
@@ -155,7 +159,7 @@ def render_html(run: RunDir) -> str:
             routed={fault_id: stages for fault_id, stages in observed.routing.items() if stages.changes},
             clock_error_ns=max((machine.clock_error_ns for machine in measured.watched), default=0),
             slow_ranks=slow_ranks(measured),
-            predictions=predictions(measured, observed),
+            predictions=predictions(measured, observed, _calibration(measured, plan)),
             findings=findings,
             stalled=[_stall(stall, measured, findings) for stall in stalls(flights)],
             waits=[wait.words for wait in waits],
@@ -166,6 +170,14 @@ def render_html(run: RunDir) -> str:
             **_packets(packets, is_emulated=traits_of(measured.lab_kind).is_emulated),
         )
     )
+
+
+def _calibration(run: Measurements, plan: Plan) -> Calibration | None:
+    """Return the calibration that is stored for the run's lab now; None: there is none, or it cannot be read."""
+    try:
+        return calibration.load(lab_dir(run.lab), inventory=plan.inventory)
+    except UsageError:
+        return None
 
 
 def _moments(

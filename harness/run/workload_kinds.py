@@ -6,7 +6,6 @@ A new kind of workload is a section of the experiment file (`faultbed.harness.ex
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from faultbed.harness.experiment import replayed
-from faultbed.harness.experiment.flow_words import between
 from faultbed.harness.experiment.replayed import Replay, spec_of, trace_of
 from faultbed.harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
+from faultbed.harness.experiment.workload_specs import collective_spec, flow_specs, job_spec
 from faultbed.harness.record import workload_series
 from faultbed.harness.run.prepare.lab_names import LabNames
 from faultbed.testbed.lab import Lab
@@ -25,20 +24,19 @@ from faultbed.traffic.engine.run_results import Endpoint
 from faultbed.traffic.engine.running_traffic import OnEvent, Running
 from faultbed.traffic.engine.task_specs import refuse_local
 from faultbed.traffic.flows import flow_run
-from faultbed.traffic.flows.flow_run import FlowSpec, FlowsResult
+from faultbed.traffic.flows.flow_run import FlowsResult
 from faultbed.traffic.flows.matrix import pairs_in
 from faultbed.traffic.schedules import cost, peers_of
 from faultbed.traffic.workloads import collective, inference, job, ranking, replay, storage_readers
-from faultbed.traffic.workloads.collective import CollectiveResult, CollectiveSpec
+from faultbed.traffic.workloads.collective import CollectiveResult
 from faultbed.traffic.workloads.elastic import driver as elastic
 from faultbed.traffic.workloads.elastic.resilience import Resilience, check_on_lab
 from faultbed.traffic.workloads.inference import InferenceResult, InferenceSpec
-from faultbed.traffic.workloads.job import JobSpec
 from faultbed.traffic.workloads.ranking import RankingSpec
 from faultbed.traffic.workloads.replay_batches import whole
 from faultbed.traffic.workloads.storage_service import Storage
 
-__all__ = ["GRACE_S", "WorkloadKind", "collective_spec", "flow_specs", "job_spec", "kind_of"]
+__all__ = ["GRACE_S", "WorkloadKind", "kind_of"]
 
 GRACE_S = 60.0
 """How much longer than planned a workload may take before it is ended."""
@@ -308,24 +306,6 @@ def kind_of(work: Workload) -> WorkloadKind[Any]:
     return _KINDS[type(work)]
 
 
-def flow_specs(work: Flow) -> list[FlowSpec]:
-    """Return the `FlowSpec` of each flow of a workload; with `probe`, each is followed by that of its probe."""
-    words, duration_s = _same_words(FlowSpec, work), work.duration_ns / 1e9
-    flow_of_pair = FlowSpec(**words, message_bytes=work.size_bytes, verb=work.flow, duration_s=duration_s)
-    return [spec for pair in work.pairs for spec in between(flow_of_pair, *pair, probe=work.probe)]
-
-
-def job_spec(work: Job) -> JobSpec:
-    """Return a job as the traffic package specifies it."""
-    return JobSpec(**_same_words(JobSpec, work), redop=work.op)
-
-
-def collective_spec(work: Collective) -> CollectiveSpec:
-    """Return a collective as the traffic package specifies it."""
-    duration_s = None if work.duration_ns is None else work.duration_ns / 1e9
-    return CollectiveSpec(**_same_words(CollectiveSpec, work), redop=work.op, duration_s=duration_s)
-
-
 def _refuse_local(lab: Fabric, title: str, places: Sequence[Endpoint], programs: Sequence[dict[str, Any]]) -> None:
     pairs = [(places[src], places[dst]) for src, dst in peers_of(programs)]
     refuse_local(lab.kind, f"{title} {len(places)} ranks", pairs)
@@ -361,9 +341,3 @@ def _fit_resilience(names: LabNames, work: Job, resilience: Resilience) -> Resil
     with names.at("workload.resilience"):
         check_on_lab(names.lab, job_spec(work), resilience)
     return resilience
-
-
-def _same_words(spec: type, work: Any) -> dict[str, Any]:
-    """Return the fields that a workload and its traffic spec have in common, by name."""
-    of_spec = {field.name for field in dataclasses.fields(spec)}
-    return {field.name: getattr(work, field.name) for field in dataclasses.fields(work) if field.name in of_spec}

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from faultbed.inject.kinds.effect import Effect, always
 from faultbed.inject.kinds.kind import Example, Param, Trait, described
 from faultbed.inject.kinds.processes import CPU_LEFT, CPU_LIMIT_ARMED_BY, CPU_LIMIT_MUST_MOVE
 
 __all__ = ["KINDS"]
+
+
+def _background(params: Mapping[str, Any]) -> Effect:
+    return Effect(load_bps=float(params["rate"]) * 1e6)
+
 
 _SHALLOW = described(
     name="congestion.shallow-queue",
@@ -67,6 +76,7 @@ _BACKGROUND = described(
     traits=frozenset({Trait.MARKS_ECT1, Trait.ROUTES, Trait.SENDS}),
     example=Example(target="host1:rxe0"),
     colour="#dda15e",
+    effect=_background,
 )
 
 _INCAST = described(
@@ -125,6 +135,7 @@ _COLLISION = described(
     traits=frozenset({Trait.ROUTES}),
     example=Example(target="rtsw1:ctsw1"),
     colour="#606c38",
+    effect=always(Effect(attracts=True)),
 )
 
 _SLOW = described(

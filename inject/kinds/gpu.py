@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from faultbed.inject.kinds.effect import NOTHING, Effect, always
 from faultbed.inject.kinds.kind import Example, Param, Trait, described
-from faultbed.testbed.node.gpu.health import SHUTDOWN_C
+from faultbed.testbed.node.gpu.health import SHUTDOWN_C, SLOWDOWN_C
 
 __all__ = ["KINDS"]
+
+
+def _throttled(params: Mapping[str, Any]) -> Effect:
+    return Effect(compute=1 - float(params["percent"]) / 100)
+
+
+def _mean_of_wave(params: Mapping[str, Any]) -> Effect:
+    return Effect(compute=1 - (float(params["low"]) + float(params["high"])) / 200)
+
+
+def _shared(params: Mapping[str, Any]) -> Effect:
+    return Effect(compute=1 / (1 + int(params["neighbours"])))
+
 
 _THROTTLE = described(
     name="gpu.throttle",
@@ -33,6 +47,7 @@ _THROTTLE = described(
     traits=frozenset({Trait.NO_PACKET}),
     example=Example(target="host1:gpu0", params={"percent": 50}),
     colour="#8f5aa8",
+    effect=_throttled,
 )
 
 _THERMAL = described(
@@ -68,6 +83,7 @@ _THERMAL = described(
     traits=frozenset({Trait.NO_PACKET}),
     example=Example(target="host1:gpu0"),
     colour="#b07bac",
+    effect=_mean_of_wave,
 )
 
 _NEIGHBOUR = described(
@@ -86,6 +102,7 @@ _NEIGHBOUR = described(
     reversible=True,
     example=Example(target="host1:gpu0"),
     colour="#735d78",
+    effect=_shared,
 )
 
 _LOST = described(
@@ -131,6 +148,7 @@ _XID = described(
     traits=frozenset({Trait.LOG_ONLY, Trait.NO_PACKET}),
     example=Example(target="host1:gpu0", params={"period": 0.25, "count": 2}),
     colour="#94d2bd",
+    effect=always(NOTHING),
 )
 
 
@@ -140,6 +158,12 @@ def _is_corrected(params: Mapping[str, Any]) -> bool:
 
 def _is_below_shutdown(params: Mapping[str, Any]) -> bool:
     return float(params.get("celsius", SHUTDOWN_C)) < SHUTDOWN_C
+
+
+def _heated(params: Mapping[str, Any]) -> Effect | None:
+    if not _is_below_shutdown(params):
+        return None
+    return NOTHING if float(params["celsius"]) < SLOWDOWN_C else Effect(compute=0.5)
 
 
 _ECC = described(
@@ -170,6 +194,7 @@ _ECC = described(
     is_mild=_is_corrected,
     example=Example(target="host1:gpu0", params={"error": "contained"}),
     colour="#9b2226",
+    effect=lambda params: NOTHING if _is_corrected(params) else None,
 )
 
 _ROW_REMAP = described(
@@ -195,6 +220,7 @@ _ROW_REMAP = described(
     traits=frozenset({Trait.NO_PACKET}),
     example=Example(target="host1:gpu0"),
     colour="#ca6702",
+    effect=always(NOTHING),
 )
 
 _OVERHEAT = described(
@@ -218,6 +244,7 @@ _OVERHEAT = described(
     is_mild=_is_below_shutdown,
     example=Example(target="host1:gpu0", params={"celsius": 92}),
     colour="#bb3e03",
+    effect=_heated,
 )
 
 KINDS = (_THROTTLE, _THERMAL, _NEIGHBOUR, _LOST, _XID, _ECC, _ROW_REMAP, _OVERHEAT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from faultbed.inject.kinds.effect import NOTHING, always
 from faultbed.inject.kinds.kind import Example, Param, Trait, described
 from faultbed.inject.kinds.processes import STOPPED_MUST_MOVE
 
@@ -135,6 +136,7 @@ _CLOCK = described(
     traits=frozenset({Trait.NO_PACKET}),
     example=Example(target="host4", params={"step": -30}),
     colour="#5f0f40",
+    effect=always(NOTHING),
 )
 
 _DISK = described(
@@ -150,6 +152,7 @@ _DISK = described(
     traits=frozenset({Trait.NO_PACKET}),
     example=Example(target="host4"),
     colour="#997b66",
+    effect=always(NOTHING),
 )
 
 KINDS = (_FREEZE, _REBOOT, _STEAL, _MEMORY, _CLOCK, _DISK, _KILL, _HANG)

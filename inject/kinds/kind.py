@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from faultbed.inject.kinds.effect import EffectOf
+
 __all__ = ["Binding", "Example", "FaultKind", "Fidelity", "Param", "ParamType", "Trait", "described"]
 
 Fidelity = Literal["real", "emulated", "modelled"]
@@ -100,6 +102,7 @@ class FaultKind:
         is_mild: returns whether the fault fails none of these checks with given parameters; None: it always may.
         tried: kinds of lab on which a receipt of it has been proved.
         on_rack: how it is carried out on a rack lab, in words; None: it is not supported there.
+        effect: what the fault does to a model of the fabric; None: not known, so that `faultbed predict` refuses it.
     """
 
     name: str
@@ -118,6 +121,7 @@ class FaultKind:
     is_mild: Callable[[Mapping[str, Any]], bool] | None = None
     tried: tuple[str, ...] = ("soft",)
     on_rack: str | None = None
+    effect: EffectOf | None = None
 
     def may_fail_with(self, params: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the checks of a run that the fault is expected to fail with these parameters."""

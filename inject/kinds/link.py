@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from faultbed.inject.kinds.effect import CUT, Effect, always
 from faultbed.inject.kinds.kind import Example, Param, Trait, described
 
 __all__ = ["DIRECTION", "KINDS"]
@@ -20,6 +24,16 @@ _CARRIER = (
 )
 _FLAGS = "interface flags read back in the switch (port), QMP's acknowledgement (RNIC)"
 
+
+def _once_down(params: Mapping[str, Any]) -> Effect | None:
+    """Return the effect of a flap that lasts for the whole window: in a train, routes converge again and again."""
+    return CUT if params.get("period") is None else None
+
+
+def _limited(params: Mapping[str, Any]) -> Effect:
+    return Effect(rate_bps=float(params["rate"]) * 1e6, direction=params.get("direction") or "to")
+
+
 _DOWN = described(
     name="link.down",
     summary="take a link down for the whole window",
@@ -33,6 +47,7 @@ _DOWN = described(
     traits=frozenset({Trait.LINK_STATE, Trait.CARRIER, Trait.ROUTES}),
     example=Example(target="host1:rxe0"),
     colour="#a63446",
+    effect=always(CUT),
 )
 
 _FLAP = described(
@@ -60,6 +75,7 @@ _FLAP = described(
     traits=frozenset({Trait.LINK_STATE, Trait.CARRIER, Trait.ROUTES}),
     example=Example(target="rtsw1:ctsw1", params={"period": 1}),
     colour="#d1495b",
+    effect=_once_down,
 )
 
 _ONEWAY = described(
@@ -75,6 +91,7 @@ _ONEWAY = described(
     traits=frozenset({Trait.LINK_STATE, Trait.ONE_HOP, Trait.ROUTES}),
     example=Example(target="rtsw1:ctsw1"),
     colour="#e76f51",
+    effect=always(CUT),  # the BGP session over the link goes down with one of its directions
 )
 
 _RATE = described(
@@ -95,6 +112,7 @@ _RATE = described(
     traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1, Trait.ROUTES}),
     example=Example(target="host1:rxe0", params={"rate": 10}),
     colour="#f4a261",
+    effect=_limited,
 )
 
 _MTU = described(

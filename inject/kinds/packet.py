@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from faultbed.inject.kinds.effect import Effect
 from faultbed.inject.kinds.kind import Binding, Example, FaultKind, Param, Trait, described
 from faultbed.inject.kinds.link import DIRECTION
 
@@ -43,6 +45,15 @@ FILTERS = (
 _RULE = "the nftables table and its hook, listed back"
 _DETOUR = "the nftables table and its hook, and the netem queue of the detour, read back"
 _LOSS = "out_of_seq_request, rcvd_seq_err, completer_retry_err or duplicate_request at an RNIC"
+
+
+def _lost(params: Mapping[str, Any]) -> Effect | None:
+    """Return the loss of packets that are taken independently of their contents; else it is not known."""
+    chosen = ("psn", "qp", "burst", "src", "dst")
+    if any(params.get(name) is not None for name in chosen) or params.get("opcode", "any") != "any":
+        return None
+    share = params.get("share") or (1 / params["every"] if params.get("every") else None)
+    return None if share is None else Effect(lost=float(share), direction=params.get("direction") or "to")
 
 
 def _packet(name: str, summary: str, *own: Param, **rest: Any) -> FaultKind:
@@ -91,6 +102,7 @@ _DROP = _packet(
     traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1, Trait.NEEDS_SELECTION, Trait.LOSES}),
     example=Example(target="host1:rxe0", params={"share": 0.1}),
     colour="#edae49",
+    effect=_lost,
 )
 
 _MARK = _packet(
@@ -111,6 +123,7 @@ _CORRUPT = _packet(
     traits=frozenset({Trait.ONE_HOP, Trait.NEEDS_SELECTION, Trait.LOSES}),
     example=Example(target="host1:rxe0", params={"share": 0.1}),
     colour="#b56576",
+    effect=_lost,
 )
 
 _DELAY = _packet(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from faultbed.inject.kinds.effect import CUT, NO_UPLINKS, always
 from faultbed.inject.kinds.kind import Example, FaultKind, Trait, described
 
 __all__ = ["KINDS"]
@@ -34,6 +35,7 @@ KINDS = (
         traits=frozenset({Trait.ROUTES}),
         example=Example(target="rtsw1"),
         colour="#264653",
+        effect=always(NO_UPLINKS),  # the kernel closes its sessions, and the neighbours withdraw its routes
     ),
     _switch(
         "bgp-reset",
@@ -80,6 +82,7 @@ KINDS = (
         traits=frozenset({Trait.WHOLE_TARGET, Trait.CARRIER, Trait.ROUTES}),
         example=Example(target="ctsw1"),
         colour="#4a4e69",
+        effect=always(CUT),
     ),
     _switch(
         "drain",
@@ -90,5 +93,6 @@ KINDS = (
         traits=frozenset({Trait.ROUTES}),
         example=Example(target="ctsw1"),
         colour="#9a8c98",
+        effect=always(NO_UPLINKS),
     ),
 )

@@ -10,7 +10,7 @@ from faultbed.testbed.model.topology import Link, Topology
 from faultbed.testbed.routing.schemes import Choice, Flow, Routing, Scheme
 from faultbed.testbed.routing.valley_free import ValleyFreePaths
 
-__all__ = ["Direction", "Fabric", "max_over_mean", "offered_load", "tier_mmr", "uplink_mmr"]
+__all__ = ["Direction", "Fabric", "direction_shares", "max_over_mean", "offered_load", "tier_mmr", "uplink_mmr"]
 
 Direction = tuple[str, str]
 """A link's name and the switch that sends."""
@@ -51,19 +51,31 @@ def offered_load(fabric: Fabric, flows: Iterable[Flow]) -> dict[Direction, float
     """
     load = {(link.name, node): 0.0 for link in fabric.topology.uplinks for node in (link.a.node, link.b.node)}
     for flow in flows:
-        source, target = (_rack_switch(fabric.topology, name) for name in (flow.src, flow.dst))
-        at = {source: flow.size_bytes}
-        while at:
-            following: dict[str, float] = {}
-            for switch, size_bytes in at.items():
-                if switch == target:
-                    continue
-                for link, share in _shares(fabric, flow, switch, target):
-                    far = link.other(switch).node
-                    load[link.name, switch] += size_bytes * share
-                    following[far] = following.get(far, 0.0) + size_bytes * share
-            at = following
+        for direction, share in direction_shares(fabric, flow).items():
+            load[direction] += flow.size_bytes * share
     return load
+
+
+def direction_shares(fabric: Fabric, flow: Flow) -> dict[Direction, float]:
+    """Return the share of a flow's bytes on each link between switches that it crosses, by the sending switch.
+
+    Raises:
+        UsageError: the flow has no path, because links have failed.
+    """
+    source, target = (_rack_switch(fabric.topology, name) for name in (flow.src, flow.dst))
+    shares: dict[Direction, float] = {}
+    at = {source: 1.0}
+    while at:
+        following: dict[str, float] = {}
+        for switch, arriving in at.items():
+            if switch == target:
+                continue
+            for link, share in _shares(fabric, flow, switch, target):
+                far = link.other(switch).node
+                shares[link.name, switch] = shares.get((link.name, switch), 0.0) + arriving * share
+                following[far] = following.get(far, 0.0) + arriving * share
+        at = following
+    return shares
 
 
 def _shares(fabric: Fabric, flow: Flow, switch: str, target: str) -> tuple[tuple[Link, float], ...]:

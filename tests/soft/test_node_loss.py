@@ -11,8 +11,8 @@ import pytest
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment import toml_text
 from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.experiment.workload_specs import job_spec
 from faultbed.harness.run import loop as run
-from faultbed.harness.run.workload_kinds import job_spec
 from faultbed.harness.verdict import Verdict
 from faultbed.inject.profiles import schedule
 from faultbed.testbed.inventory.subset import without_hosts

@@ -14,14 +14,6 @@ import click
 import numpy as np
 from click.core import ParameterSource
 
-from faultbed.harness.analysis.links.routing_prediction import (
-    ALL_RANKS,
-    JobTraffic,
-    Spread,
-    flows_of,
-    job_traffic,
-    predict,
-)
 from faultbed.harness.cli.command_group import Commands
 from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.harness.cli.lab.routing_plan import routing_plan
@@ -31,6 +23,14 @@ from faultbed.harness.cli.options.weights import weight_option, weights_of
 from faultbed.harness.cli.traffic.flows_and_collectives import ALGORITHM_NAMES, read_size
 from faultbed.harness.experiment.job_words import parse_grid, parse_phase
 from faultbed.harness.experiment.toml_text import inline
+from faultbed.harness.model.routing_prediction import (
+    ALL_RANKS,
+    JobTraffic,
+    Spread,
+    flows_of,
+    job_traffic,
+    predict,
+)
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.lab import open_lab

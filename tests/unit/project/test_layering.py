@@ -19,7 +19,19 @@ FLOORS = {
     "bench": {"testbed", "inject", "traffic", "harness"},
 }
 PRODUCT = [floor for floor in FLOORS if floor != "bench"]
-ROOMS = ("experiment", "packets", "record", "analysis", "attribution", "report", "run", "fuzz", "pytest_plugin", "cli")
+ROOMS = (
+    "experiment",
+    "packets",
+    "record",
+    "model",
+    "analysis",
+    "attribution",
+    "report",
+    "run",
+    "fuzz",
+    "pytest_plugin",
+    "cli",
+)
 MODULES_MAX = 14
 FAMILY = "a family of fault kinds has one file among the kinds and one among the mechanisms of each backend"
 SHARED_NAMES = {

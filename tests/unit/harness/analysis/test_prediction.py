@@ -11,7 +11,8 @@ from labelled_run import connections
 from synthetic_run import MS, fired_between, lost_at, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
-from faultbed.harness.analysis.prediction import goodput_share, losses, max_over_mean, predictions, qp_error_ns
+from faultbed.harness.analysis.prediction import losses, max_over_mean, predictions, qp_error_ns
+from faultbed.harness.model.fault_effects import goodput_share
 from faultbed.harness.report.run_page import render
 from faultbed.harness.run.hop_packet_bounds import passed
 from faultbed.inject.evidence.receipt import Armed, Cleared

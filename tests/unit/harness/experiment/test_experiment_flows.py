@@ -13,9 +13,9 @@ from synthetic_run import soft_topology
 
 from faultbed.harness.cli.traffic.flows_and_collectives import flow as flow_command
 from faultbed.harness.cli.traffic.flows_and_collectives import flow_specs
+from faultbed.harness.experiment import workload_specs
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.experiment.workload_file import KEYS, Flow, workload_of
-from faultbed.harness.run import workload_kinds
 from faultbed.harness.run.prepare.bind_to_lab import fit
 from faultbed.testbed.errors import ConfigError, UsageError
 from faultbed.traffic.engine.task_specs import QpParams
@@ -83,7 +83,7 @@ def test_experiment_flow_equals_the_command_lines_flow(words):
             check(typed[0])
     else:
         check(typed[0])
-        assert workload_kinds.flow_specs(replace(work, pairs=(ends,))) == typed
+        assert workload_specs.flow_specs(replace(work, pairs=(ends,))) == typed
 
 
 def test_experiment_flow_has_every_option_of_the_command():

@@ -1,0 +1,1 @@
+"""Commands of the model, which touch no lab: predict, calibrate, congestion."""

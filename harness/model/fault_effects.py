@@ -1,0 +1,165 @@
+"""The state of a modelled fabric: its links and routing while faults are on and switches are drained. Pure.
+
+Each fault kind declares its effect (`faultbed.inject.kinds.effect`). A kind without one is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Literal
+
+import numpy as np
+
+from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.effect import Effect
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Link, Topology
+from faultbed.testbed.routing.link_arrays import LinkArrays
+from faultbed.testbed.routing.offered_load import Fabric
+from faultbed.testbed.routing.schemes import Choice, Routing, Scheme, Shares
+from faultbed.testbed.suggestions import hint
+
+__all__ = ["FabricState", "drained_links", "effect_of", "goodput_share", "state_of"]
+
+_PER_BIT = 1 / 8
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FabricState:
+    """A fabric and its links while some faults are on.
+
+    Attributes:
+        fabric: switches with a routing scheme, without failed links.
+        arrays: capacity of each direction.
+        goodput: share of a queue pair's goodput that remains, by the number of a direction that loses packets.
+        compute: share of a GPU's speed that remains, by its name (`host1:gpu0`).
+        cut_hosts: names of links to RNICs that carry nothing.
+    """
+
+    fabric: Fabric
+    arrays: LinkArrays
+    goodput: dict[int, float] = field(default_factory=dict)
+    compute: dict[str, float] = field(default_factory=dict)
+    cut_hosts: frozenset[str] = frozenset()
+
+
+def goodput_share(share: float, in_flight: int) -> float:
+    """Return the upper bound of relative goodput under go-back-N, with `in_flight` packets per queue pair."""
+    return (1 - share) / (1 - share + in_flight * share)
+
+
+def effect_of(fault: PlannedFault, where: str) -> Effect:
+    """Return the effect of a fault.
+
+    Raises:
+        UsageError: its kind declares no effect, or none with these parameters; the message begins with `where`.
+    """
+    declared = CATALOGUE[fault.kind].effect
+    effect = None if declared is None else declared(fault.params)
+    if effect is None:
+        which = "with these parameters " if declared is not None else ""
+        raise UsageError(
+            f"{where}: {fault.kind} {which}declares no effect on capacity, paths, loss or compute; leave the fault "
+            "out, or run the experiment on a lab"
+        )
+    return effect
+
+
+def drained_links(topology: Topology, names: Sequence[str]) -> frozenset[str]:
+    """Return the links between switches that a maintenance of these switches or links takes out of use.
+
+    Raises:
+        UsageError: a name is that of neither; the message begins with `--drain`.
+    """
+    failed: set[str] = set()
+    known = {link.name for link in topology.uplinks} | {f"{link.b.node}:{link.a.node}" for link in topology.uplinks}
+    for name in names:
+        if name in topology.switch_by_name:
+            failed |= {link.name for link in topology.links_of(name) if link.is_uplink}
+        elif name in known:
+            link = topology.resolve(name).link
+            failed |= {link.name} if link is not None else set()
+        else:
+            choices = [*topology.switch_by_name, *sorted(known)]
+            raise UsageError(f'--drain {name}: no switch or link between switches "{name}"; {hint(name, choices)}')
+    return frozenset(failed)
+
+
+def state_of(
+    topology: Topology,
+    scheme: Scheme,
+    routing: Routing,
+    arrays: LinkArrays,
+    *,
+    failed: frozenset[str],
+    faults: Sequence[tuple[PlannedFault, Effect]],
+    in_flight: int,
+) -> FabricState:
+    """Return the state of a fabric with failed links and faults; `in_flight`: packets of a queue pair."""
+    cut = frozenset(failed)
+    cut_hosts: set[str] = set()
+    for fault, effect in faults:
+        links = _cut_by(topology, fault, effect)
+        cut |= {link.name for link in links if link.is_uplink}
+        cut_hosts |= {link.name for link in links if not link.is_uplink}
+    chosen = reduce(_attracted, (_link_of(fault) for fault, effect in faults if effect.attracts), scheme)
+    capacity = arrays.capacity.copy()
+    goodput: dict[int, float] = {}
+    compute: dict[str, float] = {}
+    for fault, effect in faults:
+        if effect.compute < 1:
+            name = f"{fault.target.node}:{fault.target.gpu.name}" if fault.target.gpu else fault.target.node
+            compute[name] = compute.get(name, 1.0) * effect.compute
+        if effect.rate_bps is not None or effect.load_bps or effect.lost:
+            number = _direction(arrays, fault, effect.direction)
+            rate = math.inf if effect.rate_bps is None else effect.rate_bps * _PER_BIT
+            capacity[number] = max(0.0, np.minimum(capacity[number], rate) - effect.load_bps * _PER_BIT)
+            if effect.lost:
+                goodput[number] = goodput.get(number, 1.0) * goodput_share(effect.lost, in_flight)
+    return FabricState(
+        fabric=Fabric.of(topology, chosen, routing, failed=cut),
+        arrays=replace(arrays, capacity=capacity),
+        goodput=goodput,
+        compute=compute,
+        cut_hosts=frozenset(cut_hosts),
+    )
+
+
+def _cut_by(topology: Topology, fault: PlannedFault, effect: Effect) -> list[Link]:
+    if effect.cuts == "nothing":
+        return []
+    if fault.target.link is not None:
+        return [fault.target.link]
+    links = topology.links_of(fault.target.node)
+    return [link for link in links if link.is_uplink or effect.cuts == "all"]
+
+
+def _link_of(fault: PlannedFault) -> Link:
+    if fault.target.link is None:
+        raise UsageError(f"{fault.spec.name}: the model of {fault.kind} needs a port, and {fault.target.text} is none")
+    return fault.target.link
+
+
+def _direction(arrays: LinkArrays, fault: PlannedFault, direction: Literal["to", "from"]) -> int:
+    """Return the number of the direction towards a target, or coming from it.
+
+    A switch port stands for the node that it faces: the switch sends towards it.
+    """
+    link = _link_of(fault)
+    towards = link.a.node if fault.target.kind == "rnic" else fault.target.node
+    return arrays.numbers[link.name, towards if direction == "to" else link.other(towards).node]
+
+
+def _attracted(scheme: Scheme, link: Link) -> Scheme:
+    """Return the scheme in which a switch sends over one uplink all that could take it."""
+
+    def choose(choice: Choice) -> Shares:
+        if choice.switch == link.a.node and link in choice.alive:
+            return ((link, 1.0),)
+        return scheme.choose(choice)
+
+    return replace(scheme, choose=choose)
