@@ -285,9 +285,9 @@ RACK_CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="switch-qos",
-        method="PORT_QOS_MAP and DSCP_TO_TC_MAP in the ConfigDB of each SONiC switch (`sonic-cfggen -d`)",
-        expected="PFC and DSCP map of every cabled port are as in faultbed_qos and faultbed_dscp_map",
-        do="set what differs; PFC works only if both ends of a cable have it",
+        method="QoS and buffer tables of each SONiC switch (`sonic-cfggen -d`, `sonic-db-dump -n APPL_DB`)",
+        expected="PFC and DSCP map of the inventory; buffers for all in use, lossless ones for PFC; strict CNPs",
+        do="set what differs (role sonic_switch), after `config qos reload`; both ends of a cable need the same",
         problems=switch_qos.problems,
         undetermined=switch_qos.undetermined,
         labs=("rack",),

@@ -16,7 +16,7 @@ from faultbed.testbed.inventory import audit as inventory_audit
 from faultbed.testbed.inventory.audit import audit, unreachable
 from faultbed.testbed.inventory.lab_inventory import Management, load
 from faultbed.testbed.inventory.schema import BmcVars, PduVars
-from faultbed.testbed.shipped import inventories
+from faultbed.testbed.shipped import inventories, playbooks
 
 RACK = inventories() / "rack-h100.example.yml"
 LISTING = {}
@@ -585,3 +585,42 @@ def test_audit_rejects_a_file_that_is_no_inventory(tmp_path):
     path.write_text("all: {hosts: {web1: {}}}\n")
     with pytest.raises(ConfigError, match="not a faultbed inventory"):
         audit(path)
+
+
+def test_misspelt_role_variable_is_reported_with_the_nearest_name(findings):
+    """Ansible ignores it, and the switch would silently keep its old setting."""
+    for name, nearest in (
+        ("sonic_switch_laod", "sonic_switch_load"),
+        ("sonic_swich_load", "sonic_switch_load"),
+        ("rnic_host_dcqn", "rnic_host_dcqcn"),
+    ):
+
+        def edit(hosts, name=name):
+            for switch in ("ctsw1", "ctsw2", "rtsw1", "rtsw2"):
+                hosts[switch][name] = True
+
+        what = f"no role has the variable {name} (given for ctsw1, ctsw2, rtsw1 and 1 more)"
+        assert findings(edit) == [(f"ctsw1.{name}", what)]
+        assert audit(RACK)[0].do == f"did you mean {nearest}?"
+    for name in ("sonic_switch_load", "sonic_user", "rack_hosts_at_once", "gpu_room"):
+        assert findings(lambda hosts, name=name: hosts["rtsw1"].update({name: True})) == []
+
+
+def test_role_variables_are_declared_once_with_a_default():
+    for role, path in {path.parent.parent.name: path for path in playbooks().glob("roles/*/defaults/main.yml")}.items():
+        specs = yaml.safe_load((playbooks() / "roles" / role / "meta/argument_specs.yml").read_text())
+        assert set(specs["argument_specs"]["main"]["options"]) == set(yaml.safe_load(path.read_text())), role
+
+
+def test_trust_that_sonic_ignores_is_reported(findings):
+    what = "pcp, but no packet has a VLAN tag on the routed ports of SONiC switches (rtsw1, rtsw2, ctsw1 and 3 more)"
+    assert findings(everywhere("qos", lambda qos: put(qos, trust="pcp"))) == [("all.qos.trust", what)]
+
+
+def test_cnp_in_the_class_of_unmarked_traffic_is_reported(findings):
+    def edit(hosts):
+        for variables in hosts.values():
+            variables["faultbed_dscp_map"][2]["priority"] = 0
+
+    what = "CNPs and unmarked traffic (DSCP 0) share priority 0, so that CNPs wait behind it"
+    assert findings(edit) == [("all.qos.cnp_dscp", what)]
