@@ -27,6 +27,7 @@ from faultbed.testbed.inventory.rates import shapes_of, with_speeds
 from faultbed.testbed.inventory.rules.access_paths import check_access_paths
 from faultbed.testbed.inventory.rules.fabric_rules import check_fabric
 from faultbed.testbed.inventory.rules.role_variables import misspelt
+from faultbed.testbed.inventory.rules.unsupported_parts import check_parts
 from faultbed.testbed.inventory.schema import GoldenVars, LabVars, Mistakes, QosVars
 from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.suggestions import first_of
@@ -170,6 +171,7 @@ def _further_findings(entries: Entries) -> Iterator[InventoryFinding]:
     yield from _networks(lab)
     yield from _ip_plan(entries, lab)
     yield from check_fabric(entries)
+    yield from check_parts(entries)
     yield from _dscp_map(lab)
     yield from _busbw(lab)
     if not 0 <= lab.ecmp_hash_seed < _SEEDS:

@@ -55,6 +55,7 @@ echo {_MARK}sysctl; sysctl -e {_SYSCTLS} 2>/dev/null"""
 _PICK = "import json,sys; d=json.load(sys.stdin); print(json.dumps({k: d.get(k, {}) for k in sys.argv[1:]}))"
 CONFIG_TABLES = (
     *("PORT_QOS_MAP", "DSCP_TO_TC_MAP", "TC_TO_PRIORITY_GROUP_MAP", "TC_TO_QUEUE_MAP"),
+    *("PORT", "BREAKOUT_CFG", "CABLE_LENGTH"),
     *("BUFFER_POOL", "BUFFER_PROFILE", "BUFFER_PG", "BUFFER_QUEUE", "QUEUE", "SCHEDULER"),
 )
 _CONFIGDB = f"""\

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.model.lab_kind import traits_of
-from faultbed.testbed.preflight import abilities, affinity_check, fec, golden, switch_qos
+from faultbed.testbed.preflight import abilities, affinity_check, fec, golden, switch_ports, switch_qos
 from faultbed.testbed.preflight.checks import Check, State
 from faultbed.testbed.preflight.rack_formats import (
     Gpu,
@@ -292,6 +292,16 @@ RACK_CHECKS: tuple[Check, ...] = (
         undetermined=switch_qos.undetermined,
         labs=("rack",),
         inapplicable_why="the switches of a soft lab have neither PFC nor DSCP maps",
+    ),
+    Check(
+        name="switch-port",
+        method="PORT, BREAKOUT_CFG and CABLE_LENGTH of each SONiC switch (`sonic-cfggen -d`)",
+        expected="lanes, breakout, fec, autoneg and cable_m of the inventory, where it gives them",
+        do="correct the port (`config interface`), or the inventory",
+        problems=switch_ports.problems,
+        undetermined=switch_ports.undetermined,
+        labs=("rack",),
+        inapplicable_why="the ports of a soft lab have no lanes and no FEC",
     ),
     Check(
         name="firmware",

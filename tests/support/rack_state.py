@@ -179,6 +179,9 @@ def sonic_tables(ports):
         "QUEUE": {"3": {"scheduler": "scheduler.1"}, "6": {"scheduler": "FAULTBED_STRICT"}},
     }
     return {
+        "PORT": {port: {"lanes": "1,2,3,4,5,6,7,8", "fec": "rs", "autoneg": "off"} for port in ports},
+        "BREAKOUT_CFG": {port: {"brkout_mode": "1x400G"} for port in ports},
+        "CABLE_LENGTH": {"AZURE": dict.fromkeys(ports, "5m")},
         "DSCP_TO_TC_MAP": {"FAULTBED": {"0": "0", "26": "3", "48": "6"}},
         "TC_TO_PRIORITY_GROUP_MAP": {"FAULTBED": {number: "3" if number == "3" else "0" for number in identity}},
         "TC_TO_QUEUE_MAP": {"FAULTBED": identity},

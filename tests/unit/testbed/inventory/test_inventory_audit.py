@@ -15,6 +15,7 @@ from faultbed.testbed.inventory import ansible_listing, json_schema, rack_preset
 from faultbed.testbed.inventory import audit as inventory_audit
 from faultbed.testbed.inventory.audit import audit, unreachable
 from faultbed.testbed.inventory.lab_inventory import Management, load
+from faultbed.testbed.inventory.rules.unsupported_parts import UNSUPPORTED
 from faultbed.testbed.inventory.schema import BmcVars, PduVars
 from faultbed.testbed.shipped import inventories, playbooks
 
@@ -624,3 +625,71 @@ def test_cnp_in_the_class_of_unmarked_traffic_is_reported(findings):
 
     what = "CNPs and unmarked traffic (DSCP 0) share priority 0, so that CNPs wait behind it"
     assert findings(edit) == [("all.qos.cnp_dscp", what)]
+
+
+def numbered(hosts, *, near="10.81.0.0/31", far="10.81.0.1/31"):
+    """Give the uplink between rtsw1 and ctsw1 addresses, as SONiC's factory configuration has them."""
+    for switch, peer, address in (("rtsw1", "ctsw1", near), ("ctsw1", "rtsw1", far)):
+        uplink = next(port for port in hosts[switch]["faultbed_ports"] if port["peer"] == peer)
+        if address:
+            uplink["address"] = address
+
+
+def test_numbered_uplink_is_described(findings):
+    assert findings(numbered) == []
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "what"),
+    [
+        ("10.81.0.0/31", None, "rtsw.rtsw1.ports[16] has an address, but ctsw.ctsw1 has none"),
+        ("10.81.0.0/31", "10.81.0.8/31", "10.81.0.0/31 and 10.81.0.8/31 of ctsw.ctsw1 are not the two addresses"),
+        ("10.81.0.1/24", "10.81.0.2/24", "10.81.0.1/24 and 10.81.0.2/24 of ctsw.ctsw1 are not the two addresses"),
+    ],
+)
+def test_uplink_numbered_at_one_end_only_is_reported(findings, near, far, what):
+    found = findings(lambda hosts: numbered(hosts, near=near, far=far))
+    assert found[0][1].startswith(what)
+
+
+REFUSED = [
+    *(("rnic", driver, "traffic") for driver in ("bnxt_re", "irdma", "ionic")), ("rnic", "efa", "captures"),
+    ("gpu", "mi300x", "host memory"), ("gpu", "gaudi3", "host memory"), ("gpu", "max-1550", "host memory"),
+    *(("switch", nos, "faults at hosts") for nos in ("eos", "nxos", "junos", "nvue", "fboss")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "value", "works"), REFUSED)
+def test_part_without_support_is_refused_with_what_still_works(findings, part, value, works):
+    def edit(hosts):
+        if part == "switch":
+            hosts["ctsw1"]["faultbed_nos"] = value
+        elif part == "gpu":
+            hosts["host1"]["faultbed_gpus"][0]["kind"] = value
+        else:
+            hosts["host1"]["faultbed_rnics"][0]["driver"] = value
+
+    ((_, what),) = findings(edit)
+    assert what.startswith(f'"{value}" is ')
+    assert ": faultbed does not support its " in what or "does not support traffic" in what
+    (finding,) = audit(RACK)
+    assert works in finding.do
+    assert "still work" in finding.do
+
+
+def test_every_part_without_support_has_its_row_tested():
+    assert len(REFUSED) == len(UNSUPPORTED) == 12
+
+
+def test_part_without_support_is_known_by_its_default_name(findings):
+    def edit(hosts):
+        hosts["host1"]["faultbed_rnics"][0]["name"] = "bnxt_re0"
+        hosts["rtsw1"]["faultbed_ports"][0]["rnic"] = "bnxt_re0"
+
+    ((place, what),) = findings(edit)
+    assert (place, what[:24]) == ("hosts.host1.rnics[bnxt_re0].name", '"bnxt_re0" is a Broadcom')
+
+
+def test_value_that_is_not_allowed_is_answered_with_the_allowed_ones(findings):
+    (found,) = findings(lambda hosts: hosts["ctsw1"].update(faultbed_nos="sonik"))
+    assert found == ("ctsw.ctsw1.nos", '"sonik" is not allowed; did you mean sonic?')

@@ -534,6 +534,61 @@ def test_switch_qos_written_by_the_role_satisfies_the_check(tmp_path):
     assert run_checks(RACK, state, RACK_CHECKS) == []
 
 
+GIVEN = {"lanes": (1, 2, 3, 4, 5, 6, 7, 8), "breakout": "1x400G", "fec": "rs", "autoneg": False, "cable_m": 5}
+
+
+@pytest.mark.parametrize(
+    ("given", "observed"),
+    [
+        ({}, []),
+        ({"lanes": (1, 2, 3, 4)}, ["lanes 1,2,3,4,5,6,7,8"]),
+        ({"breakout": "2x200G"}, ["breakout 1x400G"]),
+        ({"fec": "fc"}, ["FEC rs"]),
+        ({"autoneg": True}, ["autonegotiation off"]),
+        ({"cable_m": 40}, ["cable length 5m"]),
+    ],
+)
+def test_switch_port_differs_from_what_the_inventory_gives(given, observed):
+    inventory = with_port(RACK, "rtsw1", "Ethernet0", **{**GIVEN, **given})
+    found = run_checks(inventory, rack_state(), RACK_CHECKS)
+    assert [(one.check, one.where, one.observed) for one in found] == [
+        ("switch-port", "rtsw1:Ethernet0", text) for text in observed
+    ]
+    state = rack_state()
+    state["rtsw1"].raw["configdb"] = ""
+    unchecked = [one.where for one in unchecked_parts(inventory, state, RACK_CHECKS) if one.check == "switch-port"]
+    assert unchecked == ["rtsw1:Ethernet0"]
+
+
+def with_port(inventory, switch, netdev, **values):
+    """Return the inventory with values of one switch port; `address` may be one of an uplink's end."""
+    links = tuple(
+        dataclasses.replace(
+            link,
+            **{
+                end: dataclasses.replace(getattr(link, end), **values)
+                for end in ("a", "b")
+                if (getattr(link, end).node, getattr(link, end).netdev) == (switch, netdev)
+            },
+        )
+        for link in inventory.topology.links
+    )
+    return dataclasses.replace(inventory, topology=dataclasses.replace(inventory.topology, links=links))
+
+
+@pytest.mark.parametrize("peer", ["Ethernet128", "10.81.0.1", "10.78.0.101"])
+def test_bgp_session_is_known_by_interface_address_or_loopback(peer):
+    """Unnumbered, numbered (SONiC's default) and loopback peering: FRR names the peer in three ways."""
+    inventory = with_port(RACK, "rtsw1", "Ethernet128", address="10.81.0.0/31")
+    inventory = with_port(inventory, "ctsw1", "Ethernet0", address="10.81.0.1/31")
+    state = {switch.name: Facts() for switch in inventory.topology.switches}
+    state["rtsw1"].sessions = {peer: "Established"}
+    bgp = next(check for check in CHECKS if check.name == "bgp")
+    assert "rtsw1:Ethernet128" not in {where for where, _, _ in bgp.problems(inventory, state)}
+    state["rtsw1"].sessions = {peer: "Active"}
+    assert ("rtsw1:Ethernet128", "BGP session Active", "Established") in bgp.problems(inventory, state)
+
+
 def test_speed_check_finds_all_links_at_half_speed():
     """A burn-in cannot find this, because it has no outlier if all pairs are equally slow."""
     state = rack_state()
