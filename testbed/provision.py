@@ -237,8 +237,20 @@ class _Play:
         return " ".join(words) or None
 
 
-_RACK_ONLY = frozenset({"faultbed_dcb", "faultbed_fabric_bgp", "faultbed_saved", "faultbed_sonic"})
+_RACK_ONLY = frozenset(
+    {
+        "faultbed_configdb",
+        "faultbed_dcb",
+        "faultbed_fabric_bgp",
+        "faultbed_saved",
+        "faultbed_sonic",
+        "faultbed_switch_health",
+    }
+)
 """Shared modules that only roles of rack labs use."""
+
+_ROLE_CHECK = "ansible.builtin.validate_argument_spec"
+"""Ansible's own check of a role's variables, which runs on the controller and reaches no machine."""
 
 _PROVISION = _Play(name="provision", timeout_s=600)
 
@@ -276,6 +288,8 @@ class _Progress:
         if state is None:
             return True
         data = raw["event_data"]
+        if data.get("task_action") == _ROLE_CHECK and state != "failed":
+            return True
         result = data.get("res") or {}
         changes = [str(change) for change in result.get("changes") or ()]
         node = str(data["host"])

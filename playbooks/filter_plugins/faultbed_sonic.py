@@ -8,7 +8,7 @@ the tables, SONiC/doc/hash/hash-design.md for the ECMP hash.
 """
 
 MAP = "FAULTBED"
-WRED = "FAULTBED_ROCE"
+WRED, STRICT = "FAULTBED_ROCE", "FAULTBED_STRICT"
 PAUSED_IN, PAUSED_OUT = "FAULTBED_LOSSLESS_IN", "FAULTBED_LOSSLESS_OUT"
 QP_FIELD = "RDMA_BTH_DEST_QP"
 """No public SONiC up to 202511 has this field (sonic-swss, switch_schema.h; sonic-hash.yang); a vendor's build may."""
@@ -20,23 +20,28 @@ DETECT_MS, POLL_MS = (100, 5000), 1000
 QUEUES = range(8)
 
 
-def sonic_config_db(hostvars, name, hash_fields=(), *, hash_qp=False):
+def sonic_config_db(hostvars, name, hash_fields=(), *, hash_qp=False, bgp=True):
     """Return the tables of a switch: {table: {key: {field: value}}}. Values are strings, as ConfigDB stores them.
+
+    Without `bgp`, the routing is the fabric's own: routing mode, loopback and uplink addresses stay as they are.
 
     An entry comes after the entries that it refers to, so that they can be deleted in reverse order. ValueError if the
     PFC watchdog's time is outside SONiC's limits.
     """
     ports = hostvars["faultbed_ports"]
     tables = {
-        "DEVICE_METADATA": {"localhost": {"hostname": name, "docker_routing_config_mode": "split"}},
-        "LOOPBACK_INTERFACE": {"Loopback0": {}, f"Loopback0|{hostvars['faultbed_loopback']}": {}},
         "PORT": {port["netdev"]: _port(port, hostvars["faultbed_mtu"]) for port in ports},
         "INTERFACE": {},
     }
+    if bgp:
+        tables = {
+            "DEVICE_METADATA": {"localhost": {"hostname": name, "docker_routing_config_mode": "split"}},
+            "LOOPBACK_INTERFACE": {"Loopback0": {}, f"Loopback0|{hostvars['faultbed_loopback']}": {}},
+        } | tables
     for port in ports:
-        if port.get("address"):
+        if port.get("address") and (bgp or port.get("rnic")):
             tables["INTERFACE"] |= {port["netdev"]: {}, f"{port['netdev']}|{port['address']}": {}}
-        else:
+        elif bgp:
             tables["INTERFACE"][port["netdev"]] = {"ipv6_use_link_local_only": "enable"}
     fields = [*hash_fields, *([QP_FIELD] if hash_qp else [])]
     if fields:
@@ -54,10 +59,16 @@ def _port(port, mtu):
 
 
 def _qos(qos, dscp_map, netdevs):
-    """Return the QoS tables: the traffic class, priority group and queue of each priority have its number."""
-    pfc_enable = ",".join(str(priority) for priority in sorted(qos["pfc_priorities"]))
+    """Return the QoS tables: the traffic class and the queue of each priority have its number.
+
+    A paused class has the priority group of its number. All others share one, as in SONiC's own template
+    (sonic-buildimage, qos_config.j2): only the paused groups and group 0 have a buffer there.
+    """
+    paused = sorted(qos["pfc_priorities"])
+    pfc_enable = ",".join(str(priority) for priority in paused)
     priority_of = {line["dscp"]: line["priority"] for line in dscp_map}
-    roce = priority_of.get(qos["roce_dscp"], 0)
+    roce, cnp, unmarked = (priority_of.get(dscp, 0) for dscp in (qos["roce_dscp"], qos["cnp_dscp"], 0))
+    lossy = next(number for number in QUEUES if number not in paused or len(paused) == len(QUEUES))
     identity = {str(number): str(number) for number in QUEUES}
     port_map = {
         "dscp_to_tc_map": MAP,
@@ -65,21 +76,31 @@ def _qos(qos, dscp_map, netdevs):
         "tc_to_pg_map": MAP,
         "pfc_to_queue_map": MAP,
     }
-    # An empty value turns PFC off (sonic-port-qos-map.yang). Without the field, an earlier profile's value would stay.
-    port_map |= {"pfc_enable": pfc_enable, "pfcwd_sw_enable": pfc_enable}
+    # Without PFC the fields are left out, and the role removes them: not every release accepts an empty value.
+    if pfc_enable:
+        port_map |= {"pfc_enable": pfc_enable, "pfcwd_sw_enable": pfc_enable}
     tables = {
         # A DSCP that the inventory does not name is best effort.
         "DSCP_TO_TC_MAP": {MAP: {str(dscp): str(priority_of.get(dscp, 0)) for dscp in range(64)}},
         "TC_TO_QUEUE_MAP": {MAP: identity},
-        "TC_TO_PRIORITY_GROUP_MAP": {MAP: identity},
+        "TC_TO_PRIORITY_GROUP_MAP": {
+            MAP: {str(number): str(number if number in paused else lossy) for number in QUEUES}
+        },
         "MAP_PFC_PRIORITY_TO_QUEUE": {MAP: identity},
     }
     if pfc_enable and qos.get("buffer"):
-        tables |= _buffers(BUFFER | qos["buffer"], sorted(qos["pfc_priorities"]), netdevs)
+        tables |= _buffers(BUFFER | qos["buffer"], paused, netdevs)
     tables["PORT_QOS_MAP"] = {netdev: dict(port_map) for netdev in netdevs}
+    queues = {}
     if qos.get("ecn"):
         tables["WRED_PROFILE"] = {WRED: _wred(qos["ecn"])}
-        tables["QUEUE"] = {f"{netdev}|{roce}": {"wred_profile": WRED} for netdev in netdevs}
+        queues |= {f"{netdev}|{roce}": {"wred_profile": WRED} for netdev in netdevs}
+    # CNPs must not wait behind the data that they slow down. A class that carries data, too, would starve the others.
+    if cnp not in {roce, unmarked}:
+        tables["SCHEDULER"] = {STRICT: {"type": "STRICT"}}
+        queues |= {f"{netdev}|{cnp}": {"scheduler": STRICT} for netdev in netdevs}
+    if queues:
+        tables["QUEUE"] = queues
     if pfc_enable and qos.get("pfc_watchdog_ms"):
         detect = qos["pfc_watchdog_ms"]
         if not DETECT_MS[0] <= detect <= DETECT_MS[1]:

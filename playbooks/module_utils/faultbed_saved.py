@@ -68,6 +68,7 @@ class SavedState:
             set.
         unread: daemons that have not read a changed file: key -> the boot in which the file was written, and a command
             that makes the daemon read it.
+        pending: key -> what a check after a change compares with, until the check has passed.
         after: key -> command that makes a daemon read its file again. Teardown runs it after it has restored all files.
     """
 
@@ -76,7 +77,7 @@ class SavedState:
         self.root = root
         self.changes = changes
         self.record = {"sysctls": {}, "files": {}, "folders": {}, "values": {}, "undo": {}, "told": {}}
-        self.record |= {"after": {}, "unread": {}, "modes": {}}
+        self.record |= {"after": {}, "unread": {}, "modes": {}, "pending": {}}
         with contextlib.suppress(FileNotFoundError), open(self.path, encoding="utf-8") as file:
             self.record |= json.load(file)
 
@@ -175,6 +176,17 @@ class SavedState:
         """Record that a daemon has read all changes."""
         if self.record["unread"].pop(key, None):
             self._save()
+
+    def pending(self, key, value=None):
+        """Return what a check after a change compares with, from the run that first needed it; `value` if none did."""
+        if key not in self.record["pending"] and value is not None:
+            self._save_once("pending", key, value)
+        return self.record["pending"].get(key)
+
+    def passed(self, key):
+        """Record that the check has passed."""
+        del self.record["pending"][key]
+        self._save()
 
     def file(self, path, text, *, readers=()):
         """Write a file, or remove it if `text` is None; return whether it was changed.

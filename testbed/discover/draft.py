@@ -7,6 +7,7 @@ RNIC is cabled to it, a zone is what CTSWs connect.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -301,9 +302,12 @@ def _switch_ports(lab: _Lab, node: Node, machine: Machine | None) -> list[dict[s
         far = lab.nodes[cable.far[0]]
         entry: dict[str, Any] = {"netdev": dev, "mac": port.mac, "peer": far.name}
         if far.is_switch:
-            if port.addresses:
-                place, do = f"{node.name}:{dev}", "remove it there, too: faultbed's roles use unnumbered uplinks"
-                lab.add_gap(place, f"this uplink has the address {port.addresses[0]}, which is left out", do)
+            far_port = far.ports[cable.far[1]]
+            if _is_pair(port, far_port):
+                entry["address"] = port.addresses[0]
+            elif port.addresses:
+                place, do = f"{node.name}:{dev}", "remove it there, or give both ends an address of one /31 or /30"
+                lab.add_gap(place, f"the address {port.addresses[0]} of this uplink has no counterpart", do)
             to_switches.append(entry | _port_extras(lab, machine, port))
             continue
         host = lab.machines[far.name]
@@ -315,6 +319,14 @@ def _switch_ports(lab: _Lab, node: Node, machine: Machine | None) -> list[dict[s
         to_hosts.append(entry | _port_extras(lab, machine, port))
     to_hosts.sort(key=lambda port: (_natural(port["peer"]), _natural(port["rnic"])))
     return to_hosts + sorted(to_switches, key=lambda port: _natural(port["peer"]))
+
+
+def _is_pair(near: Interface, far: Interface) -> bool:
+    """Return whether two ends of an uplink have the two addresses of a subnet: their BGP session can be numbered."""
+    if len(near.addresses) != 1 or len(far.addresses) != 1:
+        return False
+    one, other = (ipaddress.IPv4Interface(port.addresses[0]) for port in (near, far))
+    return one.network == other.network and one.network.prefixlen in (30, 31)
 
 
 def _carrier(lab: _Lab, carrier: Machine) -> dict[str, Any]:

@@ -19,15 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faultbed.testbed.inventory.access_paths import check_access_paths
 from faultbed.testbed.inventory.ansible_listing import listing
 from faultbed.testbed.inventory.audit_finding import InventoryFinding, repeated_values
 from faultbed.testbed.inventory.consistency import Entries, build_topology
-from faultbed.testbed.inventory.fabric_rules import check_fabric
 from faultbed.testbed.inventory.lab_inventory import Inventory, entries_of, lab_wide_vars
 from faultbed.testbed.inventory.rates import shapes_of, with_speeds
+from faultbed.testbed.inventory.rules.access_paths import check_access_paths
+from faultbed.testbed.inventory.rules.fabric_rules import check_fabric
+from faultbed.testbed.inventory.rules.role_variables import misspelt
+from faultbed.testbed.inventory.rules.unsupported_parts import check_parts
 from faultbed.testbed.inventory.schema import GoldenVars, LabVars, Mistakes, QosVars
 from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.suggestions import first_of
 
 __all__ = ["InventoryFinding", "audit", "unreachable"]
 
@@ -80,6 +83,8 @@ def audit(path: Path) -> list[InventoryFinding]:
         return mistaken
     variables: Mapping[str, Mapping[str, Any]] = answer["_meta"]["hostvars"]
     further = [*_further_findings(entries), *_safety(entries, names), *check_access_paths(entries, variables)]
+    if not traits_of(next(iter(entries.placed()))[1].kind).is_emulated:
+        further += misspelt(variables)
     return sorted(further, key=lambda finding: finding.place)
 
 
@@ -166,6 +171,7 @@ def _further_findings(entries: Entries) -> Iterator[InventoryFinding]:
     yield from _networks(lab)
     yield from _ip_plan(entries, lab)
     yield from check_fabric(entries)
+    yield from check_parts(entries)
     yield from _dscp_map(lab)
     yield from _busbw(lab)
     if not 0 <= lab.ecmp_hash_seed < _SEEDS:
@@ -176,6 +182,7 @@ def _further_findings(entries: Entries) -> Iterator[InventoryFinding]:
     if lab.qos is not None:
         yield from _qos(lab, lab.qos)
         yield from _classes(lab, lab.qos)
+        yield from _trust(entries, lab.qos)
         yield from _buffer(lab.qos)
     if lab.golden is not None:
         yield from _golden(lab.golden)
@@ -416,6 +423,12 @@ def _classes(lab: LabVars, qos: QosVars) -> Iterator[InventoryFinding]:
             what=f"CNPs and RoCE data share priority {cnp}, so that CNPs wait behind data",
             do="map the CNP DSCP to a priority of its own, with strict scheduling",
         )
+    if cnp is not None and cnp == unmarked != roce:
+        yield InventoryFinding(
+            place="all.qos.cnp_dscp",
+            what=f"CNPs and unmarked traffic (DSCP 0) share priority {cnp}, so that CNPs wait behind it",
+            do="map the CNP DSCP to a priority of its own, with strict scheduling",
+        )
     if unmarked in qos.pfc_priorities:
         yield InventoryFinding(
             place="all.qos.pfc_priorities",
@@ -426,6 +439,17 @@ def _classes(lab: LabVars, qos: QosVars) -> Iterator[InventoryFinding]:
         problem = f"{qos.pfc_watchdog_ms} ms: the watchdog would take every pause for a storm"
         do = "give 100 or more, or leave it out to have no watchdog"
         yield InventoryFinding(place="all.qos.pfc_watchdog_ms", what=problem, do=do)
+
+
+def _trust(entries: Entries, qos: QosVars) -> Iterator[InventoryFinding]:
+    """Check that every switch can trust what the profile says: a routed port of SONiC has no VLAN tag to trust."""
+    switches = [name for name, (_, switch) in entries.switches.items() if switch.nos == "sonic"]
+    if qos.trust == "pcp" and switches:
+        yield InventoryFinding(
+            place="all.qos.trust",
+            what=f"pcp, but no packet has a VLAN tag on the routed ports of SONiC switches ({first_of(switches, 3)})",
+            do="use dscp",
+        )
 
 
 def _buffer(qos: QosVars) -> Iterator[InventoryFinding]:

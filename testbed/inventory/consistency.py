@@ -38,6 +38,7 @@ _NETDEV = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}")
 _DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # IB_DEVICE_NAME_MAX - 1
 _NETNS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # a file name under /run/netns, and a word for root's shell
 _PCIE = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_PAIR_BITS = (30, 31)
 _MTU_MIN, _MTU_MAX = 1280, 65535
 _ASN_MIN, _ASN_MAX = 1, 2**32 - 2  # 0 is reserved by RFC 7607, the last number by RFC 7300
 
@@ -121,7 +122,15 @@ def _host(name: str, host: HostVars) -> Host:
         zone=host.zone,
         rack=host.rack,
         rnics=tuple(
-            Rnic(name=rnic.name, netdev=rnic.netdev, mac=rnic.mac, address=rnic.address, pcie=rnic.pcie, gpu=rnic.gpu)
+            Rnic(
+                name=rnic.name,
+                netdev=rnic.netdev,
+                mac=rnic.mac,
+                address=rnic.address,
+                pcie=rnic.pcie,
+                gpu=rnic.gpu,
+                driver=rnic.driver,
+            )
             for rnic in host.rnics
         ),
         gpus=tuple(Gpu(name=gpu.name, kind=gpu.kind, pcie=gpu.pcie) for gpu in host.gpus),
@@ -194,10 +203,8 @@ def _check_switch_values(
             _check_numbers(file, at, mtu=port.mtu, speed_gbps=port.speed_gbps)
             check_queue(file, at, queue_kib=port.queue_kib, delay_us=port.delay_us)
             _claim_netdev(file, unique_values, at, name, port.netdev, port.mac, shared=_shares_mac(switch))
-            if (port.rnic is None) != (port.address is None):
-                raise mistake(
-                    file, at, "only one of rnic and address is given; a host port needs both, an uplink neither"
-                )
+            if port.rnic is not None and port.address is None:
+                raise mistake(file, at, "rnic is given without an address; a host port needs both")
             if port.address is not None:
                 _claim_address(file, unique_values, f"{at}.address", port.address)
 
@@ -330,6 +337,11 @@ def _port(switch: str, port: PortVars, mtu: int, speed_gbps: int | None) -> Port
         address=port.address,
         mtu=port.mtu or mtu,
         speed_gbps=port.speed_gbps or speed_gbps,
+        lanes=tuple(port.lanes) if port.lanes is not None else None,
+        breakout=port.breakout,
+        fec=port.fec,
+        autoneg=port.autoneg,
+        cable_m=port.cable_m,
         queue_kib=port.queue_kib,
         delay_us=port.delay_us,
     )
@@ -370,6 +382,20 @@ def _check_rnics(entries: Entries, host_links: list[Link], mistakes: Mistakes) -
                     )
 
 
+def _check_session(file: Path, place: str, port: PortVars, far_place: str, back: PortVars) -> None:
+    """Reject an uplink whose BGP session is numbered at one end only, or whose ends are in different subnets."""
+    if (port.address is None) != (back.address is None):
+        with_address, without = (place, far_place) if port.address else (far_place, place)
+        problem = f"{with_address} has an address, but {without} has none; give both (a numbered session) or neither"
+        raise mistake(file, place, problem)
+    if port.address is None or back.address is None:
+        return
+    network = ipaddress.IPv4Interface(port.address).network
+    if network != ipaddress.IPv4Interface(back.address).network or network.prefixlen not in _PAIR_BITS:
+        problem = f"{port.address} and {back.address} of {far_place} are not the two addresses of a /31 or /30"
+        raise mistake(file, f"{place}.address", problem)
+
+
 def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Link]:
     """Return the link of an uplink port; nothing for the port at its upper end, so that each link occurs once."""
     file = entries.file
@@ -388,6 +414,7 @@ def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Lin
         raise mistake(file, place, f"the peer is {port.peer}, but that switch has no port with peer {name}; add it")
     if peer.asn == switch.asn:
         raise mistake(file, place, f"{name} and {port.peer} both have ASN {peer.asn}; eBGP needs different ones")
+    _check_session(file, place, port, f"{peer_role}.{port.peer}", back)
     order = list(entries.switches)
     if (_LEVEL[role], order.index(name)) > (_LEVEL[peer_role], order.index(port.peer)):
         return []

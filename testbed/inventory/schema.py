@@ -224,8 +224,8 @@ class FrontEndVars(_Strict, frozen=True, kw_only=True):
 class RnicVars(_Strict, frozen=True, kw_only=True):
     """An RNIC: its RDMA name, its netdev, the switch it is cabled to and that switch's address on the link.
 
-    `pcie` is its PCI address (`0000:18:00.0`), `gpu` the GPU below the same PCIe switch. Without `mtu` (bytes), the
-    lab's MTU applies.
+    `pcie` is its PCI address (`0000:18:00.0`), `gpu` the GPU below the same PCIe switch, `driver` its kernel driver
+    (`mlx5_core`). Without `mtu` (bytes), the lab's MTU applies.
     """
 
     name: str
@@ -238,6 +238,7 @@ class RnicVars(_Strict, frozen=True, kw_only=True):
     speed_gbps: int | None = None
     pcie: str | None = None
     gpu: str | None = None
+    driver: str | None = None
 
 
 class GpuVars(_Strict, frozen=True, kw_only=True):
@@ -271,9 +272,11 @@ class TiersVars(_Strict, frozen=True, kw_only=True):
 
 
 class PortVars(_Strict, frozen=True, kw_only=True):
-    """A switch port. A host port has `rnic` and `address`; an uplink has neither (BGP unnumbered).
+    """A switch port. A host port has `rnic` and `address`; an uplink has an address if its BGP session is numbered.
 
-    `queue_kib` and `delay_us` are the queue and the delay of what it sends, on a soft lab with a `rate_scale`.
+    Preflight compares lanes, breakout, FEC, autonegotiation and cable length with the switch where they are given:
+    `lanes` are the ASIC's, `breakout` is written as in SONiC (`2x400G`), `cable_m` is in metres. `queue_kib` and
+    `delay_us` are the queue and the delay of what it sends, on a soft lab with a `rate_scale`.
     """
 
     netdev: str
@@ -283,6 +286,11 @@ class PortVars(_Strict, frozen=True, kw_only=True):
     address: str | None = None
     mtu: int | None = None
     speed_gbps: int | None = None
+    lanes: list[int] | None = None
+    breakout: str | None = None
+    fec: Literal["rs", "fc", "none"] | None = None
+    autoneg: bool | None = None
+    cable_m: int | None = None
     queue_kib: int | None = None
     delay_us: int | None = None
 
@@ -332,7 +340,11 @@ class HostVars(LabVars, frozen=True, kw_only=True):
 
 
 class SwitchVars(LabVars, frozen=True, kw_only=True):
-    """A switch's variables. A soft switch has a `carrier` and the name of its network namespace there."""
+    """A switch's variables. A soft switch has a `carrier` and the name of its network namespace there.
+
+    Faultbed supports SONiC, FRR and Cumulus Linux without NVUE; `faultbed inventory check` says what works with the
+    other values of `nos`.
+    """
 
     zone: str
     asn: int
@@ -341,7 +353,7 @@ class SwitchVars(LabVars, frozen=True, kw_only=True):
     rack: str | None = None
     carrier: str | None = None
     netns: str | None = None
-    nos: Literal["sonic", "frr", "cumulus"] | None = None
+    nos: Literal["sonic", "frr", "cumulus", "nvue", "eos", "nxos", "junos", "fboss"] | None = None
     management: ManagementVars | None = None
     power: list[OutletVars] = []
 
@@ -436,6 +448,9 @@ def _config_error(message: str, *, kind: type[Any], ours: Mapping[str, Any], fil
         name = PREFIX + match[1]
         return mistake(file, location, f"unknown variable {name}{near(name, [PREFIX + word for word in known])}")
     value = _value_at(ours, path)
+    if problem.startswith("Invalid enum value"):
+        allowed = [str(word) for word in _type_at(kind, path).values]
+        return mistake(file, location, f'"{value}" is not allowed{near(str(value), allowed)}')
     shown = "" if isinstance(value, dict | list) else f' "{value}"'
     if problem.startswith("Expected `str") and isinstance(value, int | float):
         shown += "; put it in quotes, or YAML reads it as a number"  # 10:20:30:40:50:59 is one, to base 60
@@ -463,6 +478,12 @@ def _steps(path: str) -> list[str]:
 
 def _struct_at(kind: type[Any], path: str) -> type[Any]:
     """Return the struct type that a message path leads to."""
+    result: type[Any] = _type_at(kind, path).cls
+    return result
+
+
+def _type_at(kind: type[Any], path: str) -> Any:
+    """Return msgspec's description of the type that a message path leads to."""
     schema_type: Any = msgspec.inspect.type_info(kind)
     for step in _steps(path):
         if step.startswith("["):
@@ -475,8 +496,7 @@ def _struct_at(kind: type[Any], path: str) -> type[Any]:
             schema_type = next(
                 member for member in schema_type.types if not isinstance(member, msgspec.inspect.NoneType)
             )
-    result: type[Any] = schema_type.cls
-    return result
+    return schema_type
 
 
 def _value_at(ours: Any, path: str) -> Any:

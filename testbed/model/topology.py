@@ -35,8 +35,8 @@ class Rnic:
     """An RDMA network interface of a host, on the back-end fabric.
 
     `address` is the interface address with its prefix length (`10.77.1.1/31`); the RoCEv2 GID is `::ffff:` plus it.
-    `pcie` is its PCI address (`0000:18:00.0`) and `gpu` the name of the GPU below the same PCIe switch; each is None if
-    the inventory does not give it.
+    `pcie` is its PCI address (`0000:18:00.0`), `gpu` the name of the GPU below the same PCIe switch and `driver` its
+    kernel driver; each is None if the inventory does not give it.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Rnic:
     address: str
     pcie: str | None = field(default=None, repr=False)
     gpu: str | None = field(default=None, repr=False)
+    driver: str | None = field(default=None, repr=False)
 
     @property
     def ip(self) -> str:
@@ -84,7 +85,7 @@ class Host:
 class Switch:
     """A switch of the fabric. `rack` is set for an RTSW only; `carrier` names the VM that carries a soft switch.
 
-    `nos` is the operating system of a switch that is a machine: `sonic`, `frr` or `cumulus`.
+    `nos` is the operating system of a switch that is a machine: `sonic`, `frr`, `cumulus`, or one without support.
     """
 
     name: str
@@ -111,6 +112,8 @@ class Switch:
 class Port:
     """One end of a link: the node, its interface, and the interface's MAC and address (None: BGP unnumbered).
 
+    `lanes` (of the ASIC), `breakout`, `fec`, `autoneg` and `cable_m` are required of a switch's port; None: not given.
+
     `mtu` (bytes) and `speed_gbps` are the values that the inventory requires; None: it gives none. `queue_kib` and
     `delay_us` are the queue and the delay of what the port sends; None: those of its tier apply.
     """
@@ -121,6 +124,11 @@ class Port:
     address: str | None
     mtu: int | None = field(default=None, repr=False)
     speed_gbps: float | None = field(default=None, repr=False)
+    lanes: tuple[int, ...] | None = field(default=None, repr=False)
+    breakout: str | None = field(default=None, repr=False)
+    fec: str | None = field(default=None, repr=False)
+    autoneg: bool | None = field(default=None, repr=False)
+    cable_m: int | None = field(default=None, repr=False)
     queue_kib: int | None = field(default=None, repr=False)
     delay_us: int | None = field(default=None, repr=False)
 

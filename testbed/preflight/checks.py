@@ -219,9 +219,19 @@ def _route(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]
 def _sessions(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for link in inventory.topology.uplinks:
         for port in (link.a, link.b):
-            observed = state[port.node].sessions.get(port.netdev, "missing")
+            observed = _session(inventory.topology, state[port.node].sessions, port, link.other(port.node))
             if observed != "Established":
                 yield f"{port.node}:{port.netdev}", f"BGP session {observed}", "Established"
+
+
+def _session(topology: Topology, sessions: Mapping[str, str], near: Port, far: Port) -> str:
+    """Return the state of an uplink's BGP session.
+
+    Its peer's name is the interface (unnumbered), the far end's address (numbered), or the far switch's loopback.
+    """
+    loopback = topology.switch_by_name[far.node].loopback.partition("/")[0]
+    names = (near.netdev, str(far.address).partition("/")[0], loopback)
+    return next((sessions[name] for name in names if name in sessions), "missing")
 
 
 def _ecmp(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -249,7 +259,7 @@ def expected_next_hops(topology: Topology, switch: str) -> dict[str, int]:
             counts[topology.switch_by_name[target].loopback.removesuffix("/32")] = count
             for link in topology.links_of(target):
                 address = link.end(target).address
-                if address is not None:
+                if address is not None and not link.is_uplink:
                     counts[str(ipaddress.IPv4Interface(address).network)] = count
     return counts
 

@@ -53,9 +53,16 @@ echo {_MARK}ip; printf 'addr show\\nroute show table all\\n' | ip -d -j -batch -
 echo {_MARK}nft; nft -j list tables 2>/dev/null || ! command -v nft >/dev/null || echo {_MARK}failed nft
 echo {_MARK}sysctl; sysctl -e {_SYSCTLS} 2>/dev/null"""
 _PICK = "import json,sys; d=json.load(sys.stdin); print(json.dumps({k: d.get(k, {}) for k in sys.argv[1:]}))"
+CONFIG_TABLES = (
+    *("PORT_QOS_MAP", "DSCP_TO_TC_MAP", "TC_TO_PRIORITY_GROUP_MAP", "TC_TO_QUEUE_MAP"),
+    *("PORT", "BREAKOUT_CFG", "CABLE_LENGTH"),
+    *("BUFFER_POOL", "BUFFER_PROFILE", "BUFFER_PG", "BUFFER_QUEUE", "QUEUE", "SCHEDULER"),
+)
 _CONFIGDB = f"""\
 echo {_MARK}raw configdb
-{{ sonic-cfggen -d --print-data | python3 -c {shlex.quote(_PICK)} PORT_QOS_MAP DSCP_TO_TC_MAP; }} 2>&1"""
+{{ sonic-cfggen -d --print-data | python3 -c {shlex.quote(_PICK)} {" ".join(CONFIG_TABLES)}; }} 2>&1
+echo {_MARK}raw appldb
+sonic-db-dump -n APPL_DB -k 'BUFFER_*' -y 2>&1"""
 """Prints only those tables of ConfigDB that a check reads, because others have passwords. A missing table is empty."""
 _QDISC = f"echo {_MARK}qdisc; tc -j qdisc show"
 """Used on soft labs only: no check of racks needs the qdiscs."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.model.lab_kind import traits_of
-from faultbed.testbed.preflight import abilities, affinity_check, fec, golden, switch_qos
+from faultbed.testbed.preflight import abilities, affinity_check, fec, golden, switch_ports, switch_qos
 from faultbed.testbed.preflight.checks import Check, State
 from faultbed.testbed.preflight.rack_formats import (
     Gpu,
@@ -285,13 +285,23 @@ RACK_CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="switch-qos",
-        method="PORT_QOS_MAP and DSCP_TO_TC_MAP in the ConfigDB of each SONiC switch (`sonic-cfggen -d`)",
-        expected="PFC and DSCP map of every cabled port are as in faultbed_qos and faultbed_dscp_map",
-        do="set what differs; PFC works only if both ends of a cable have it",
+        method="QoS and buffer tables of each SONiC switch (`sonic-cfggen -d`, `sonic-db-dump -n APPL_DB`)",
+        expected="PFC and DSCP map of the inventory; buffers for all in use, lossless ones for PFC; strict CNPs",
+        do="set what differs (role sonic_switch), after `config qos reload`; both ends of a cable need the same",
         problems=switch_qos.problems,
         undetermined=switch_qos.undetermined,
         labs=("rack",),
         inapplicable_why="the switches of a soft lab have neither PFC nor DSCP maps",
+    ),
+    Check(
+        name="switch-port",
+        method="PORT, BREAKOUT_CFG and CABLE_LENGTH of each SONiC switch (`sonic-cfggen -d`)",
+        expected="lanes, breakout, fec, autoneg and cable_m of the inventory, where it gives them",
+        do="correct the port (`config interface`), or the inventory",
+        problems=switch_ports.problems,
+        undetermined=switch_ports.undetermined,
+        labs=("rack",),
+        inapplicable_why="the ports of a soft lab have no lanes and no FEC",
     ),
     Check(
         name="firmware",

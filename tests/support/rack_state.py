@@ -97,7 +97,10 @@ Statistics:
 """
 FIRST = FEC.format(at="1763728000.500000000", beyond=17, corrected=1000)
 LAST = FEC.format(at="1763728003.000000000", beyond=17, corrected=9000)
-SONIC_PORT = {"dscp_to_tc_map": "FAULTBED", "tc_to_queue_map": "FAULTBED", "pfc_enable": "3", "pfcwd_sw_enable": "3"}
+SONIC_PORT = {
+    **dict.fromkeys(("dscp_to_tc_map", "tc_to_queue_map", "tc_to_pg_map"), "FAULTBED"),
+    **dict.fromkeys(("pfc_enable", "pfcwd_sw_enable"), "3"),
+}
 
 
 def bus(host):
@@ -152,7 +155,41 @@ def rack_state():
     for switch in RACK.topology.switches:
         facts = state[switch.name] = Facts()
         ports = {link.end(switch.name).netdev: dict(SONIC_PORT) for link in RACK.topology.links_of(switch.name)}
-        maps = {"FAULTBED": {"0": "0", "26": "3", "48": "6"}}
         facts.raw["able"] = SWITCH_ABLE
-        facts.raw["configdb"] = json.dumps({"PORT_QOS_MAP": ports, "DSCP_TO_TC_MAP": maps})
+        facts.raw["configdb"] = json.dumps({"PORT_QOS_MAP": ports, **sonic_tables(ports)})
+        facts.raw["appldb"] = json.dumps(
+            {
+                f"BUFFER_PG_TABLE:{port}:3-4": {"type": "hash", "value": {"profile": "pg_lossless_400000_5m_profile"}}
+                for port in ports
+            }
+            | {"BUFFER_PROFILE_TABLE:pg_lossless_400000_5m_profile": {"type": "hash", "value": {"xoff": "163840"}}}
+        )
     return state
+
+
+def sonic_tables(ports):
+    """Return the QoS tables of a switch after `config qos reload` and the role, with traditional buffers."""
+    identity = {str(number): str(number) for number in range(8)}
+    per_port = {
+        "BUFFER_PG": {"0": {"profile": "ingress_lossy_profile"}},
+        "BUFFER_QUEUE": {
+            numbers: {"profile": f"egress_{kind}_profile"}
+            for numbers, kind in (("3-4", "lossless"), ("0-2", "lossy"), ("5-6", "lossy"))
+        },
+        "QUEUE": {"3": {"scheduler": "scheduler.1"}, "6": {"scheduler": "FAULTBED_STRICT"}},
+    }
+    return {
+        "PORT": {port: {"lanes": "1,2,3,4,5,6,7,8", "fec": "rs", "autoneg": "off"} for port in ports},
+        "BREAKOUT_CFG": {port: {"brkout_mode": "1x400G"} for port in ports},
+        "CABLE_LENGTH": {"AZURE": dict.fromkeys(ports, "5m")},
+        "DSCP_TO_TC_MAP": {"FAULTBED": {"0": "0", "26": "3", "48": "6"}},
+        "TC_TO_PRIORITY_GROUP_MAP": {"FAULTBED": {number: "3" if number == "3" else "0" for number in identity}},
+        "TC_TO_QUEUE_MAP": {"FAULTBED": identity},
+        "BUFFER_POOL": {"ingress_lossless_pool": {"mode": "dynamic", "type": "ingress"}},
+        "BUFFER_PROFILE": {"ingress_lossy_profile": {"pool": "ingress_lossless_pool", "size": "0"}},
+        "SCHEDULER": {"scheduler.1": {"type": "DWRR", "weight": "15"}, "FAULTBED_STRICT": {"type": "STRICT"}},
+        **{
+            table: {f"{port}|{key}": row for port in ports for key, row in rows.items()}
+            for table, rows in per_port.items()
+        },
+    }

@@ -47,8 +47,8 @@ def load():
             return module
 
         yield one
-    for name in ("faultbed_state", "faultbed_saved", "faultbed_frr", "faultbed_dcb", "faultbed_fabric_bgp"):
-        sys.modules.pop(name, None)
+    for path in (playbooks() / "module_utils").glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 @pytest.fixture

@@ -10,8 +10,10 @@ import click
 from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.inject.policy.safety import Forbidden, policy_of
 from faultbed.testbed import provision as provision_module
-from faultbed.testbed.errors import FaultbedError, HalfProvisioned, UsageError
+from faultbed.testbed.errors import ConfigError, FaultbedError, HalfProvisioned, UsageError
+from faultbed.testbed.inventory.ansible_listing import listing
 from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.inventory.rules.role_variables import misspelt
 from faultbed.testbed.inventory.schema import near
 from faultbed.testbed.lab import Lab, open_lab
 from faultbed.testbed.model.lab_kind import traits_of
@@ -45,6 +47,8 @@ def provision(
     roles = tuple(word.strip() for word in tags.split(",") if word.strip())
     playbook = playbook_of(inventory, check=check, roles=roles, teardown=teardown)
     names = machines_of(inventory, machines)
+    if playbook == "rack":
+        _require_known_variables(inventory)
     if not check:
         allow(inventory, names)
     why = f"{'teardown' if teardown else 'provision'}{' --check' if check else ''}"
@@ -92,6 +96,17 @@ def playbook_of(inventory: Inventory, *, check: bool, roles: Sequence[str], tear
         if role not in known:
             raise UsageError(f'--tags {role}: no role "{role}" in playbooks/rack.yml{near(role, list(known))}')
     return "rack"
+
+
+def _require_known_variables(inventory: Inventory) -> None:
+    """Reject misspelt variables of roles, which Ansible would ignore.
+
+    Raises:
+        ConfigError: with each name and the nearest known one.
+    """
+    hostvars = listing(inventory.path)["_meta"]["hostvars"]
+    if wrong := [f"{finding.place}: {finding.what}; {finding.do}" for finding in misspelt(hostvars)]:
+        raise ConfigError(f"{inventory.path}: {'; '.join(wrong)}")
 
 
 def machines_of(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:

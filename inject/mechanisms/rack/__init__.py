@@ -16,6 +16,7 @@ from faultbed.inject.mechanisms.mechanism import Mechanism, Request
 from faultbed.inject.mechanisms.rack import gpu, host, linux, rnic, sonic
 from faultbed.inject.mechanisms.rack.rack_mechanism import RackMechanism
 from faultbed.testbed.errors import Unsupported
+from faultbed.testbed.inventory.rules.unsupported_parts import UnsupportedPart, unsupported
 
 __all__ = ["MECHANISMS", "RackMechanism", "resolve"]
 
@@ -46,6 +47,16 @@ _AT_HOST: _Table = {**rnic.BY_KIND, **host.BY_KIND, **gpu.BY_KIND}
 _AT_SWITCH: _Table = sonic.BY_KIND
 
 
+def _unsupported_part(request: Request) -> UnsupportedPart | None:
+    """Return why faultbed does not drive the part that carries out this fault; None: it does, or is not known."""
+    target, key = request.target, (request.kind, request.target.kind)
+    if key in _AT_SWITCH and key not in _AT_HOST:
+        return None
+    if target.rnic is not None:
+        return unsupported("RNIC", target.rnic.driver, target.rnic.name)
+    return unsupported("GPU", target.gpu.kind) if target.gpu is not None else None
+
+
 def resolve(request: Request) -> Mechanism:
     """Return the mechanism of a fault on a rack lab: place, commands and witnesses.
 
@@ -54,6 +65,11 @@ def resolve(request: Request) -> Mechanism:
         Unsupported: no mechanism fits this kind, target or parameter.
     """
     key = (request.kind, request.target.kind)
+    if row := _unsupported_part(request):
+        raise Unsupported(
+            f"{request.where}: {request.kind} is not supported on this lab: {request.target.text} is {row.name}, and "
+            f"faultbed does not support {row.missing}; {row.works}"
+        )
     if key not in _AT_HOST and linux.is_linux(request):
         return linux.resolve(request)
     mechanism = _AT_HOST.get(key) or _AT_SWITCH.get(key)

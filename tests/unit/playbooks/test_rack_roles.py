@@ -162,7 +162,15 @@ def test_sonic_config_maps_roce_and_cnp_and_pauses_only_roce(tables):
     assert (classes["26"], classes["48"], classes["0"], classes["63"]) == ("3", "6", "0", "0")
     assert len(classes) == 64
     assert {port["pfc_enable"] for port in made["PORT_QOS_MAP"].values()} == {"3"}
-    assert set(made["QUEUE"]) == {f"{port}|3" for port in made["PORT"]}
+    assert {key: row for key, row in made["QUEUE"].items() if key.startswith("Ethernet0|")} == {
+        "Ethernet0|3": {"wred_profile": "FAULTBED_ROCE"},
+        "Ethernet0|6": {"scheduler": "FAULTBED_STRICT"},
+    }
+    assert len(made["QUEUE"]) == 2 * len(made["PORT"])
+    groups = made["TC_TO_PRIORITY_GROUP_MAP"]["FAULTBED"]
+    assert [groups[str(number)] for number in range(8)] == ["0", "0", "0", "3", "0", "0", "0", "0"], (
+        "as in SONiC's template: BGP and CNPs must not go to a group without a buffer"
+    )
     profile = made["WRED_PROFILE"]["FAULTBED_ROCE"]
     assert (profile["ecn"], profile["green_min_threshold"], profile["green_drop_probability"]) == (
         "ecn_all",
@@ -177,7 +185,18 @@ def test_sonic_config_without_pfc_or_ecn_has_neither(tables):
     made = tables(pfc_priorities=[], ecn=None)
     assert "PFC_WD" not in made
     assert "WRED_PROFILE" not in made
-    assert made["PORT_QOS_MAP"]["Ethernet0"]["pfc_enable"] == "", "left out, that of another profile would stay"
+    assert "pfc_enable" not in made["PORT_QOS_MAP"]["Ethernet0"], "an empty value is invalid up to 202411"
+
+
+def test_sonic_unpaused_classes_avoid_a_paused_group_0(tables):
+    made = tables(pfc_priorities=[0, 3])
+    assert list(made["TC_TO_PRIORITY_GROUP_MAP"]["FAULTBED"].values()) == ["0", "1", "1", "3", "1", "1", "1", "1"]
+
+
+def test_sonic_cnp_in_a_class_with_data_is_not_strict(tables):
+    """Strictly scheduled data would starve all other classes."""
+    assert "SCHEDULER" not in tables(cnp_dscp=26)
+    assert "SCHEDULER" not in tables(cnp_dscp=1), "best effort"
 
 
 def test_config_db_holds_strings_only(tables):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 
 import pytest
 from house import DATA
@@ -58,9 +59,30 @@ elif tool == "sonic-cfggen":
     print(json.dumps(out))
 elif tool == "systemctl" and (house / "broken").exists():
     sys.exit("systemctl: killed")
+elif tool == "vtysh":
+    states = json.loads((house / "sessions").read_text())
+    print(json.dumps({{"ipv4Unicast": {{"peers": {{peer: {{"state": state}} for peer, state in states.items()}}}}}}))
+elif tool == "portstat":
+    drops = house / "drops"
+    print("Last cached time was 2026-11-27")
+    print(json.dumps({{"Ethernet0": {{"RX_DRP": drops.read_text() if drops.exists() else "N/A", "TX_DRP": "1,204"}}}}))
+    if (house / "dropping").exists() and "config load" in (house / "commands").read_text():
+        drops.write_text(str(int(drops.read_text()) + 1) if drops.exists() else "0")
+elif tool == "config" and args[0] == "apply-patch":
+    assert args[1:3] == ["--dry-run", "--ignore-non-yang-tables"], args
+    (house / "patch.json").write_text(pathlib.Path(args[3]).read_text())
+    if (house / "rejects").exists():
+        sys.exit("Error: Failed to apply patch due to: libyang[0]: Data validation failed")
+elif tool == "config" and args[0] in ("checkpoint", "delete-checkpoint"):
+    places = house / "checkpoints"
+    names = set(places.read_text().split()) if places.exists() else set()
+    names = names | {{args[1]}} if args[0] == "checkpoint" else names - {{args[1]}}
+    places.write_text(" ".join(names))
+elif tool == "config" and args[0] == "load" and (house / "refuses").exists():
+    sys.exit("config: killed")
 elif tool == "config" and args[0] == "load":
     assert args[1] == "-y", args
-    for table, entries in json.loads((house / "root" / args[2].lstrip("/")).read_text()).items():
+    for table, entries in json.loads(pathlib.Path(args[2]).read_text()).items():
         for key, fields in entries.items():
             new = {{f + "@" if isinstance(v, list) else f: ",".join(v) if isinstance(v, list) else v
                    for f, v in fields.items()}}
@@ -70,11 +92,12 @@ elif tool == "sonic-db-cli":
     if where == "STATE_DB":
         print((house / "capability").read_text())
     elif verb == "DEL":
-        del db[name]
+        db.pop(name, None)
     elif verb == "HDEL":
-        del db[name][rest[0]]
+        for field in rest:
+            db[name].pop(field, None)
     elif verb == "HSET":
-        db[name].update({{rest[0]: rest[1]}})
+        db.setdefault(name, {{}}).update(zip(rest[::2], rest[1::2]))
 file.write_text(json.dumps(db))
 """
 BEFORE = {
@@ -86,6 +109,8 @@ BEFORE = {
     "SWITCH_HASH|GLOBAL": {"ecmp_hash@": "DST_IP,SRC_IP", "lag_hash@": "DST_IP"},
     "INTERFACE|Ethernet0": {"NULL": "NULL"},
     "DSCP_TO_TC_MAP|AZURE": {"0": "1"},
+    "BUFFER_PG|Ethernet0|0": {"profile": "ingress_lossy_profile"},
+    "BUFFER_PG|Ethernet128|0": {"profile": "ingress_lossy_profile"},
     "BUFFER_POOL|ingress_lossless_pool": {"mode": "dynamic", "size": "33004032", "type": "ingress"},
     "BUFFER_POOL|egress_lossless_pool": {"mode": "static", "size": "32340992", "type": "egress"},
 }
@@ -140,7 +165,7 @@ def switch(tmp_path, monkeypatch, program, saved_state, changes, render):
     role, root = program("sonic_switch"), tmp_path / "root"
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("sonic-cfggen", "sonic-db-cli", "config", "systemctl"):
+    for name in ("sonic-cfggen", "sonic-db-cli", "config", "systemctl", "vtysh", "portstat"):
         serve_script(tools / name, TOOL.format(house=str(tmp_path)))
     (tmp_path / "db.json").write_text(json.dumps(BEFORE))
     (tmp_path / "capability").write_text(f"{{'HASH|NATIVE_HASH_FIELD_LIST': '{','.join(FIELDS)}', 'X': 'true'}}")
@@ -154,13 +179,19 @@ def switch(tmp_path, monkeypatch, program, saved_state, changes, render):
     monkeypatch.setenv("PATH", str(tools), prepend=":")
     keep = functools.partial(saved_state, folder=str(tmp_path / "found"), root=str(root))
     monkeypatch.setattr(role, "SavedState", keep)
+    (tmp_path / "sessions").write_text(json.dumps({"10.0.0.1": "Established", "10.0.0.3": "Active"}))
+    waits = sys.modules["faultbed_switch_health"]
+    for name in ("WINDOW_S", "RETRY_S"):
+        monkeypatch.setattr(waits, name, 0.0)
+    monkeypatch.setattr(waits, "DEADLINE_S", 0.2)
 
-    def configure(*, load=True, save=False, check=False, fields=FIELDS, qp=False, variables=HOSTVARS):
+    def configure(*, load=True, save=False, check=False, fields=FIELDS, qp=False, variables=HOSTVARS, **edit):
         made = changes(check=check)
+        bgp = edit.get("bgp", True)
         desired = {
-            "tables": render(variables, "leaf1", fields, hash_qp=qp), "name": "leaf1", "load": load, "save": save,
+            "tables": render(variables, "leaf1", fields, hash_qp=qp, bgp=bgp), "name": "leaf1", "load": load,
             "path": "/etc/sonic/faultbed.json", "bgp_path": "/etc/sonic/faultbed-bgpd.conf",
-            "bgpd": "/etc/sonic/frr/bgpd.conf",
+            "bgpd": "/etc/sonic/frr/bgpd.conf", "save": save, "bgp": bgp, "validate": True, "health": True, **edit,
         } | {key: variables[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}  # fmt: skip
         configure.result = role._configure(desired, made)
         return made.made
@@ -176,7 +207,7 @@ def switch(tmp_path, monkeypatch, program, saved_state, changes, render):
     configure.commands = lambda: (
         (tmp_path / "commands").read_text().splitlines() if (tmp_path / "commands").exists() else []
     )
-    configure.capability = tmp_path / "capability"
+    configure.capability, configure.house = tmp_path / "capability", tmp_path
     return configure
 
 
@@ -194,16 +225,17 @@ def test_sonic_role_loads_once_and_restores_the_old_state(switch):
     would = switch(check=True)
     assert switch.db() == BEFORE
     assert switch() == would
-    assert switch.result == {"loaded": True, "notes": []}
+    assert switch.result["loaded"]
     now = switch.db()
     assert now["PORT|Ethernet0"] == {"lanes": "1,2,3,4", "mtu": "9216", "admin_status": "up", "speed": "400000"}
     assert now["SWITCH_HASH|GLOBAL"] == {"ecmp_hash@": ",".join(FIELDS), "lag_hash@": "DST_IP"}
     assert now["BUFFER_PG|Ethernet0|3"] == {"profile": "FAULTBED_LOSSLESS_IN"}
     assert now["PORT|Ethernet4"] == BEFORE["PORT|Ethernet4"]
     assert switch() == []
-    assert [line for line in switch.commands() if line.startswith(("config", "systemctl"))] == [
-        "config load -y /etc/sonic/faultbed.json", "systemctl restart bgp",
-    ]  # fmt: skip
+    done = [line.rpartition(" ")[0] for line in switch.commands() if line.startswith(("config", "systemctl"))]
+    dry_run = "config apply-patch --dry-run --ignore-non-yang-tables"
+    assert done == [dry_run, dry_run, "config checkpoint", "config load -y", "systemctl restart"]
+    assert (switch.house / "checkpoints").read_text().startswith("faultbed-")
     assert switch.teardown(check=True)
     assert switch.db() == now
     switch.teardown()
@@ -211,6 +243,7 @@ def test_sonic_role_loads_once_and_restores_the_old_state(switch):
     assert (switch.root / "etc/sonic/frr/bgpd.conf").read_text() == "! theirs\n"
     assert not (switch.root / "etc/sonic/faultbed.json").exists()
     assert switch.commands()[-1] == "systemctl restart bgp", "last: it has to read its old file"
+    assert (switch.house / "checkpoints").read_text() == ""
     assert switch.teardown() == []
 
 
@@ -229,7 +262,9 @@ def test_sonic_role_changed_values_keep_the_first_record(switch):
     switch()
     slower = json.loads(json.dumps(HOSTVARS))
     slower["faultbed_ports"][0]["mtu"] = 4200
-    assert len(switch(variables=slower)) == 2
+    changed = switch(variables=slower)
+    assert "ConfigDB PORT|Ethernet0: mtu=4200 (was 9216)" in changed
+    assert len(changed) == 4, "the file, the checkpoint, the value, the load"
     assert switch.db()["PORT|Ethernet0"]["mtu"] == "4200"
     switch()
     switch.teardown()
@@ -261,7 +296,8 @@ def test_sonic_pfc_and_ecn_of_an_earlier_profile_are_switched_off(switch):
     assert switch.db()["PORT_QOS_MAP|Ethernet128"]["pfc_enable"] == "3"
     calm = HOSTVARS | {"faultbed_qos": HOSTVARS["faultbed_qos"] | {"pfc_priorities": [], "ecn": None}}
     switch(variables=calm)
-    assert {switch.db()[f"PORT_QOS_MAP|{port}"]["pfc_enable"] for port in ("Ethernet0", "Ethernet128")} == {""}
+    rows = [switch.db()[f"PORT_QOS_MAP|{port}"] for port in ("Ethernet0", "Ethernet128")]
+    assert not [row for row in rows if {"pfc_enable", "pfcwd_sw_enable"} & set(row)], 'SONiC rejects "" up to 202411'
     assert switch.db()["WRED_PROFILE|FAULTBED_ROCE"]["ecn"] == "ecn_none"
     assert switch.db()["WRED_PROFILE|FAULTBED_ROCE"]["wred_green_enable"] == "false"
     assert switch(variables=calm) == []
@@ -276,12 +312,11 @@ def test_sonic_pfc_and_ecn_of_an_earlier_profile_are_switched_off(switch):
     [
         ({"VLAN_MEMBER|Vlan1000|Ethernet0": {"tagging_mode": "untagged"}}, "Ethernet0 is a member of Vlan1000"),
         ({"PORTCHANNEL_MEMBER|PortChannel1|Ethernet128": {"NULL": "NULL"}}, "Ethernet128 is a member of PortChannel1"),
-        ({"QUEUE|Ethernet0|3-4": {"scheduler": "x"}}, r"QUEUE\|Ethernet0\|3-4 overlaps our entries: split it"),
+        ({"BGP_NEIGHBOR|10.0.0.1": {"asn": "65200"}}, "ConfigDB has BGP_NEIGHBOR.*sonic_switch_bgp to false"),
         (
-            {"BUFFER_PG|Ethernet0,Ethernet128|3": {"profile": "x"}},
-            r"BUFFER_PG\|Ethernet0,Ethernet128\|3 overlaps our entries",
+            {"INTERFACE|Ethernet128|10.0.0.0/31": {"NULL": "NULL"}},
+            "Ethernet128 has the address 10.0.0.0/31, which stops an unnumbered BGP session: remove it",
         ),
-        ({"BGP_NEIGHBOR|10.0.0.1": {"asn": "65200"}}, "ConfigDB has BGP_NEIGHBOR"),
     ],
 )
 def test_sonic_conflicting_entry_is_reported_before_any_write(switch, entries, words):
@@ -291,6 +326,176 @@ def test_sonic_conflicting_entry_is_reported_before_any_write(switch, entries, w
             switch(check=check)
     assert switch.db() == BEFORE | entries
     assert not (switch.root / "etc/sonic/faultbed.json").exists()
+
+
+GENERATED = {
+    f"{table}|{port}|{numbers}": {"profile": profile}
+    for port in ("Ethernet0", "Ethernet4", "Ethernet128")
+    for table, numbers, profile in (
+        ("BUFFER_PG", "3-4", "NULL"), ("BUFFER_PG", "0", "ingress_lossy_profile"),
+        ("BUFFER_QUEUE", "0-2", "egress_lossy_profile"), ("BUFFER_QUEUE", "3-4", "egress_lossless_profile"),
+        ("BUFFER_QUEUE", "5-6", "egress_lossy_profile"),
+    )
+} | {
+    f"QUEUE|{port}|{number}": {"scheduler": "scheduler.1" if number in (3, 4) else "scheduler.0"}
+    for port in ("Ethernet0", "Ethernet4", "Ethernet128")
+    for number in range(7)
+}  # fmt: skip
+"""What `config qos reload` makes (sonic-buildimage, buffers_config.j2 in dynamic mode, and qos_config.j2)."""
+
+
+def test_sonic_role_is_merged_with_what_the_switch_generated(switch):
+    """Each range is divided: our priority gets our profile, the rest of the range keeps its own."""
+    switch.there(**GENERATED)
+    assert switch(check=True) == switch()
+    now = switch.db()
+    assert {key: now[f"BUFFER_PG|{key}"] for key in ("Ethernet0|0", "Ethernet0|3", "Ethernet0|4")} == {
+        "Ethernet0|0": {"profile": "ingress_lossy_profile"},
+        "Ethernet0|3": {"profile": "FAULTBED_LOSSLESS_IN"},
+        "Ethernet0|4": {"profile": "NULL"},
+    }
+    assert "BUFFER_PG|Ethernet0|3-4" not in now
+    assert now["BUFFER_QUEUE|Ethernet128|4"] == {"profile": "egress_lossless_profile"}
+    assert now["BUFFER_QUEUE|Ethernet128|0-2"] == {"profile": "egress_lossy_profile"}
+    assert now["QUEUE|Ethernet0|3"] == {"scheduler": "scheduler.1", "wred_profile": "FAULTBED_ROCE"}
+    assert now["QUEUE|Ethernet0|6"] == {"scheduler": "FAULTBED_STRICT"}, "CNPs do not wait behind data"
+    assert {key: now[key] for key in GENERATED if "Ethernet4|" in key} == {
+        key: GENERATED[key] for key in GENERATED if "Ethernet4|" in key
+    }, "no port of the fabric"
+    assert switch() == []
+    switch.teardown()
+    assert switch.db() == BEFORE | GENERATED
+
+
+def test_sonic_role_divides_an_entry_for_several_ports(switch):
+    both = {"QUEUE|Ethernet0,Ethernet4|2-4": {"scheduler": "x"}}
+    switch.there(**both)
+    switch()
+    now = {key: value for key, value in switch.db().items() if key.startswith("QUEUE|")}
+    assert now["QUEUE|Ethernet0|3"] == {"scheduler": "x", "wred_profile": "FAULTBED_ROCE"}
+    assert {key for key, value in now.items() if value == {"scheduler": "x"}} == {
+        "QUEUE|Ethernet0|2", "QUEUE|Ethernet0|4", "QUEUE|Ethernet4|2", "QUEUE|Ethernet4|3", "QUEUE|Ethernet4|4",
+    }  # fmt: skip
+    switch.teardown()
+    assert switch.db() == BEFORE | both
+
+
+def test_sonic_check_prints_every_value(switch):
+    switch.there(**GENERATED)
+    lines = switch(check=True)
+    assert "ConfigDB PORT|Ethernet0: mtu=9216 (was 9100), speed=400000 (new)" in lines
+    assert "ConfigDB BUFFER_PG|Ethernet0|3-4, Ethernet128|3-4: divided, was profile=NULL" in lines
+    assert "ConfigDB QUEUE|Ethernet0|6, Ethernet128|6: scheduler=FAULTBED_STRICT (was scheduler.0)" in lines
+    (classes,) = [line for line in lines if line.startswith("ConfigDB TC_TO_PRIORITY_GROUP_MAP")]
+    assert classes.endswith("|FAULTBED: new: 0=0 1=0 2=0 3=3 4=0 5=0 6=0 7=0")
+
+
+def test_sonic_switch_checks_the_changes_itself_before_they_are_made(switch):
+    """The patch must lead to the same ConfigDB as the load, and a rejection leaves everything as it is."""
+    switch.there(**GENERATED)
+    (switch.house / "rejects").touch()
+    for check in (True, False):
+        with pytest.raises(switch.role.StateError, match=r"rejects the changes before they are made.*libyang"):
+            switch(check=check)
+    assert switch.db() == BEFORE | GENERATED
+    assert not (switch.root / "etc/sonic/faultbed.json").exists()
+    steps = json.loads((switch.house / "patch.json").read_text())
+    assert {"op": "remove", "path": "/BUFFER_PG/Ethernet0|3-4"} in steps
+    assert {"op": "add", "path": "/INTERFACE/Ethernet0|10.77.1.0~131", "value": {}} in steps
+    there = {key.partition("|")[0] for key in BEFORE | GENERATED}
+    assert not [step for step in steps if step["path"].lstrip("/") in there], "it would replace a whole table"
+    (switch.house / "rejects").unlink()
+    switch()
+    made = patched(BEFORE | GENERATED, steps)
+    assert {key: fields or {"NULL": "NULL"} for key, fields in made.items()} == switch.db()
+    name = (switch.house / "checkpoints").read_text()
+    assert f"`sudo config rollback {name}` returns to the ConfigDB before this run" in switch.result["notes"]
+
+
+def patched(redis, steps):
+    """Return ConfigDB in redis after a JSON patch of its tables: only whole tables, entries and fields occur."""
+    result = {key: dict(fields) for key, fields in redis.items()}
+    for step in steps:
+        table, *rest = (word.replace("~1", "/").replace("~0", "~") for word in step["path"][1:].split("/"))
+        entries = {rest[0]: step.get("value")} if rest else step["value"]
+        for key, value in entries.items():
+            name = f"{table}|{key}"
+            if len(rest) == 2 and step["op"] == "remove":
+                del result[name][rest[1]]
+            elif len(rest) == 2:
+                result[name].update(redis_fields({rest[1]: value}))
+            elif step["op"] == "remove":
+                del result[name]
+            else:
+                result[name] = redis_fields(value)
+    return result
+
+
+def redis_fields(fields):
+    return {f"{k}@" if isinstance(v, list) else k: ",".join(v) if isinstance(v, list) else v for k, v in fields.items()}
+
+
+def test_sonic_failed_load_is_reverted(switch):
+    switch.there(**GENERATED)
+    (switch.house / "refuses").touch()
+    with pytest.raises(switch.role.StateError, match="config: killed; the changes are reverted"):
+        switch()
+    assert switch.db() == BEFORE | GENERATED
+
+
+def test_sonic_switch_without_buffers_is_refused_before_any_write(switch):
+    """Before `config qos reload` there are no pools, and a priority group without a profile stores nothing."""
+    for missing, words in (
+        ([key for key in BEFORE if "BUFFER" in key], "ConfigDB has no BUFFER_POOL: run `config qos reload`"),
+        (["BUFFER_PG|Ethernet128|0"], "priority group 0 has no buffer at Ethernet128: run `config qos reload`"),
+    ):
+        bare = {key: value for key, value in BEFORE.items() if key not in missing}
+        (switch.house / "db.json").write_text(json.dumps(bare))
+        calm = HOSTVARS | {"faultbed_qos": {k: v for k, v in HOSTVARS["faultbed_qos"].items() if k != "buffer"}}
+        with pytest.raises(switch.role.StateError, match=words):
+            switch(variables=calm)
+        assert switch.db() == bare
+
+
+def test_sonic_switch_whose_bgp_does_not_return_ends_the_run(switch):
+    """The next run checks it again although it changes nothing: what was not proven healthy stays unproven."""
+    sessions = switch.house / "sessions"
+    serve_script(switch.house / "bin" / "systemctl", "import pathlib\n"
+                 f"pathlib.Path({str(sessions)!r}).write_text('{{\"10.0.0.1\": \"Connect\"}}')")  # fmt: skip
+    for _ in range(2):
+        with pytest.raises(switch.role.StateError, match=r"BGP with 10\.0\.0\.1 is not established again 0\.2 s"):
+            switch()
+    sessions.write_text(json.dumps({"Ethernet128": "Active"}))
+    with pytest.raises(switch.role.StateError, match="none of 1 BGP sessions is not established again"):
+        switch()
+    sessions.write_text(json.dumps({"Ethernet128": "Established", "Ethernet132": "Active"}))
+    assert switch() == []
+    assert switch.result["notes"] == ["BGP with Ethernet132 is Active; the other end may not be configured yet"]
+
+
+def test_sonic_switch_with_new_drops_ends_the_run(switch):
+    (switch.house / "dropping").touch()
+    (switch.house / "drops").write_text("7")
+    with pytest.raises(switch.role.StateError, match="packets are dropped at Ethernet0, where none were before"):
+        switch()
+
+
+def test_sonic_role_leaves_the_routing_of_an_existing_fabric_alone(switch):
+    """Numbered uplinks and SONiC's own BGP, as in its factory configuration."""
+    theirs = {"BGP_NEIGHBOR|10.0.0.1": {"asn": "65200"}, "INTERFACE|Ethernet128|10.0.0.0/31": {"NULL": "NULL"}}
+    switch.there(**theirs)
+    switch(bgp=False)
+    now = switch.db()
+    assert {key: now[key] for key in theirs} == theirs
+    assert now["DEVICE_METADATA|localhost"] == BEFORE["DEVICE_METADATA|localhost"]
+    assert "INTERFACE|Ethernet128" not in now
+    assert not [key for key in now if key.startswith("LOOPBACK_INTERFACE")]
+    assert now["PORT|Ethernet128"]["mtu"] == "9216"
+    assert (switch.root / "etc/sonic/frr/bgpd.conf").read_text() == "! theirs\n"
+    assert (switch.root / "etc/sonic/frr/frr.conf").exists()
+    assert "systemctl restart bgp" not in switch.commands()
+    switch.teardown()
+    assert switch.db() == BEFORE | theirs
 
 
 def test_sonic_foreign_entries_beside_ours_are_no_conflict(switch):
@@ -366,7 +571,7 @@ def test_sonic_switch_without_hash_capabilities_is_left_alone_with_a_note(switch
     switch.capability.write_text("{}")
     switch()
     assert switch.db()["SWITCH_HASH|GLOBAL"] == BEFORE["SWITCH_HASH|GLOBAL"]
-    assert switch.result["notes"] == [f"SWITCH_HASH: the switch does not report that it hashes on {', '.join(FIELDS)}"]
+    assert switch.result["notes"][0] == f"SWITCH_HASH: the switch does not report that it hashes on {', '.join(FIELDS)}"
 
 
 DCB = """\
@@ -431,6 +636,7 @@ def linux(tmp_path, monkeypatch, program, saved_state, changes):
     monkeypatch.setattr(role, "SavedState", keep)
     switch = {"name": "leaf1", **{key: HOSTVARS[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
     switch |= {"ecmp_hash_seed": 7, "config": "/etc/frr/frr.conf", "daemons": "/etc/frr/daemons", "dcb": False}
+    switch |= {"replace": False, "health": False}
 
     def configure(*, reload=False, check=False, **edit):
         made = changes(check=check)
@@ -442,7 +648,7 @@ def linux(tmp_path, monkeypatch, program, saved_state, changes):
         keep("frr_switch", made).restore()
         return made.made
 
-    configure.teardown, configure.root = teardown, root
+    configure.teardown, configure.root, configure.role = teardown, root, role
     configure.reboot = lambda: (root / "proc/sys/kernel/random/boot_id").write_text("second\n")
     configure.commands = lambda: output.read_text().splitlines() if output.exists() else []
     return configure
@@ -459,6 +665,34 @@ def test_frr_reads_its_files_when_reload_is_enabled_later(linux):
     assert linux.result["notes"] == []
     assert linux.teardown()[-1] == "FRR: systemctl restart frr"
     assert linux.commands() == ["restart frr"] * 2
+
+
+THEIRS = "frr defaults traditional\nrouter bgp 65001\n neighbor 10.0.0.1 remote-as 65002\nexit\n"
+
+
+def test_frr_configuration_of_others_is_refused_and_kept(linux):
+    path = linux.root / "etc/frr/frr.conf"
+    path.parent.mkdir(parents=True)
+    path.write_text(THEIRS)
+    with pytest.raises(linux.role.StateError, match="has router bgp 65001, which this role would replace"):
+        linux()
+    assert path.read_text() == THEIRS
+    linux(replace=True)
+    assert path.read_text() != THEIRS
+    assert linux() == [], "it is ours now"
+    linux.teardown()
+    assert path.read_text() == THEIRS
+
+
+def test_frr_whose_sessions_do_not_return_after_the_restart_ends_the_run(linux, monkeypatch):
+    waits = sys.modules["faultbed_switch_health"]
+    states = iter([{"swp1": "Established"}, {"swp1": "Active"}, {"swp1": "Active"}])
+    monkeypatch.setattr(waits, "_states", lambda: next(states, {"swp1": "Active"}))
+    monkeypatch.setattr(waits, "_kernel_drops", dict)
+    for name, value in (("WINDOW_S", 0.0), ("RETRY_S", 0.0), ("DEADLINE_S", 0.1)):
+        monkeypatch.setattr(waits, name, value)
+    with pytest.raises(linux.role.StateError, match=r"BGP with swp1 is not established again.*frr_switch_health"):
+        linux(reload=True, health=True)
 
 
 def test_frr_that_read_its_files_at_boot_is_restarted_only_by_teardown(linux):

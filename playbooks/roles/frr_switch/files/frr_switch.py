@@ -4,12 +4,15 @@ BGP is that of the soft lab's switches (`faultbed_frr`). Interfaces and addresse
 network configuration; this program only checks that they exist.
 """
 
+import contextlib
 import os
+import re
 
 from faultbed_dcb import configure_dscp, configure_pfc
 from faultbed_fabric_bgp import fabric_bgpd_config
 from faultbed_saved import SavedState
 from faultbed_state import StateError, answer, ip_json
+from faultbed_switch_health import healthy_afterwards
 
 SEED = "net/ipv4/fib_multipath_hash_seed"
 SYSCTL_FILE = "/etc/sysctl.d/90-faultbed-frr_switch.conf"
@@ -28,6 +31,7 @@ def _configure(desired, changes):
     if missing:
         raise StateError(f"{', '.join(missing)}: no such interface; correct the names in faultbed_ports")
     saved = SavedState("frr_switch", changes)
+    _require_replaceable(saved, desired)
     values, notes = sysctls(desired["ecmp_hash_seed"]), []
     if not os.path.exists(os.path.join(saved.root, "proc/sys", SEED)):
         del values[SEED]
@@ -39,7 +43,8 @@ def _configure(desired, changes):
     for path, text in ((desired["daemons"], DAEMONS), (desired["config"], config(desired))):
         saved.file(path, text, readers={"FRR": RESTART})
     if desired["reload"]:
-        saved.after("FRR", RESTART)
+        with _watched(saved, desired, notes):
+            saved.after("FRR", RESTART)
     if desired["dcb"] and desired["qos"]:
         for port in desired["ports"]:
             netdev = port["netdev"]
@@ -48,6 +53,37 @@ def _configure(desired, changes):
     if saved.has_unread("FRR"):
         notes.append("FRR has not read its new files: set frr_switch_reload, or restart it")
     return {"notes": notes}
+
+
+def _watched(saved, desired, notes):
+    """Return a context that requires the switch to be as healthy after FRR's restart as before."""
+    if not desired["health"]:
+        return contextlib.nullcontext()
+    return healthy_afterwards(
+        saved, [port["netdev"] for port in desired["ports"]], notes, sonic=False, unless="frr_switch_health: false"
+    )
+
+
+def _require_replaceable(saved, desired):
+    """Refuse to replace routing that is not ours.
+
+    Raises:
+        StateError: FRR's configuration has routers that this role did not write.
+    """
+    path = desired["config"]
+    if desired["replace"] or path in saved.record["files"]:
+        return
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open(os.path.join(saved.root, path.lstrip("/")), encoding="utf-8") as file,
+    ):
+        text = file.read()
+        routers = re.findall(r"^(?:router|ip route|ipv6 route) .*$", text, re.MULTILINE)
+        if routers and text != config(desired):
+            raise StateError(
+                f"{path} has {', '.join(routers[:3])}, which this role would replace: leave this switch out "
+                "(`provision --tags`, or without its name), or set frr_switch_replace"
+            )
 
 
 def sysctls(seed):

@@ -1,24 +1,29 @@
 """Configure a SONiC switch as its inventory says: ConfigDB by `config load`, eBGP by FRR's own file in split mode.
 
-`config load` merges: entries that our tables do not name stay. The values that our tables change are read before
-(`sonic-cfggen -d --print-data`) and saved entry by entry, so that a teardown restores old values and deletes our own
-entries by sonic-db-cli. Not yet run on hardware.
+The switch's ConfigDB is read first (`sonic-cfggen -d --print-data`). Our tables are merged with it, entry by entry and
+range by range; entries that they do not name stay. The switch's own check (`config apply-patch --dry-run`) and a
+checkpoint come before the load, and a check of its health after it. Old values are saved, so that a teardown restores
+them and deletes our own entries. Not yet run on hardware.
 """
 
+import contextlib
 import hashlib
 import json
 import os
-import shlex
+import tempfile
 
+from faultbed_configdb import commands, covered, described, differences, loaded, merged, patch, undo
 from faultbed_fabric_bgp import fabric_bgpd_config
 from faultbed_saved import SavedState
+from faultbed_saved import run as run_long
 from faultbed_state import StateError, answer, run
+from faultbed_switch_health import healthy_afterwards
 
 QP_FIELD = "RDMA_BTH_DEST_QP"
 MAP, WRED = "FAULTBED", "FAULTBED_ROCE"
 PAUSE_GROUP_ASICS = ("mellanox", "barefoot")
 NO_MARKING = {"ecn": "ecn_none"} | {f"wred_{colour}_enable": "false" for colour in ("green", "yellow", "red")}
-DB = ["sonic-db-cli", "CONFIG_DB"]
+LOSSY_GROUP_TABLE = "BUFFER_PG"
 RESTART = ["systemctl", "restart", "bgp"]
 
 
@@ -29,45 +34,117 @@ def main(desired, check):
 
 def _configure(desired, changes):
     saved, tables = SavedState("sonic_switch", changes), desired["tables"]
-    config_db, notes = {}, []
+    notes, differing = [], []
     if desired["load"]:
-        config_db, notes = json.loads(run(["sonic-cfggen", "-d", "--print-data"])), _remove_unsupported(tables)
-        if problems := [*conflicts(tables, config_db), *fit_pools(tables, config_db)]:
-            raise StateError("; ".join(problems))
-        pause_groups(tables, _asic())
-        # Left by an earlier profile with ECN: its queues would continue to mark packets.
-        if WRED in config_db.get("WRED_PROFILE", {}):
-            tables.setdefault("WRED_PROFILE", {WRED: NO_MARKING})
+        notes, differing, config_db = _differing(desired)
+        if differing and desired["validate"]:
+            _dry_run(patch(differing, config_db))
     saved.file(desired["path"], json.dumps(tables, indent=2) + "\n")
-    bgp = fabric_bgpd_config(desired)
-    saved.file(desired["bgp_path"], bgp)
+    if desired["bgp"]:
+        saved.file(desired["bgp_path"], fabric_bgpd_config(desired))
     if not desired["load"]:
         note = "ConfigDB and BGP are written to files and not in force: inspect them and set sonic_switch_load"
         return {"loaded": False, "notes": [note]}
-    differing = differences(tables, config_db)
-    if differing:
-        _load(saved, desired["path"], differing, config_db)
-    saved.file(desired["bgpd"], bgp, readers={"bgp": RESTART})
-    # In split mode the bgp container removes frr.conf when it starts (dockers/docker-fpm-frr/docker_init.sh). On a
-    # switch in split-unified mode that file is the only copy of the administrator's routing configuration.
-    saved.file(os.path.join(os.path.dirname(desired["bgpd"]), "frr.conf"), None)
-    saved.after("bgp", RESTART)
+    with _watched(saved, desired, notes):
+        if differing:
+            notes += _load(saved, differing, checkpoint=desired["validate"])
+        if desired["bgp"]:
+            saved.file(desired["bgpd"], fabric_bgpd_config(desired), readers={"bgp": RESTART})
+            # In split mode the bgp container removes frr.conf when it starts (dockers/docker-fpm-frr/docker_init.sh).
+            # On a switch in split-unified mode that file is the only copy of the administrator's routing configuration.
+            saved.file(os.path.join(os.path.dirname(desired["bgpd"]), "frr.conf"), None)
+            saved.after("bgp", RESTART)
     if desired["save"]:
         saved.after("save", ["config", "save", "-y"])
     return {"loaded": True, "notes": notes}
 
 
-def _load(saved, path, differing, config_db):
-    saved.unread("save")
-    if "DEVICE_METADATA" in {table for table, _, _ in differing}:
-        saved.unread("bgp", RESTART)
-    saved.command(
-        f"ConfigDB {_description(differing)}",
-        current="otherwise",
-        desired="as in the inventory",
-        do=["config", "load", "-y", path],
-        undo=undo(differing, config_db),
+def _differing(desired):
+    """Return notes, the changes from the switch's ConfigDB to the inventory's, and the former.
+
+    Raises:
+        StateError: something on the switch conflicts with the inventory.
+    """
+    tables, config_db = desired["tables"], json.loads(run(["sonic-cfggen", "-d", "--print-data"]))
+    notes = _remove_unsupported(tables)
+    if problems := [*conflicts(desired, config_db), *fit_pools(tables, config_db)]:
+        raise StateError("; ".join(problems))
+    pause_groups(tables, _asic())
+    # Left by an earlier profile with ECN: its queues would continue to mark packets.
+    if WRED in config_db.get("WRED_PROFILE", {}):
+        tables.setdefault("WRED_PROFILE", {WRED: NO_MARKING})
+    whole, dividing = merged(tables, config_db)
+    if problems := unbuffered(whole, config_db, dividing):
+        raise StateError("; ".join(problems))
+    return notes, differences(whole, config_db, dividing), config_db
+
+
+def _watched(saved, desired, notes):
+    """Return a context that requires the switch to be as healthy after its changes as before."""
+    if not desired["health"]:
+        return contextlib.nullcontext()
+    return healthy_afterwards(
+        saved, [port["netdev"] for port in desired["ports"]], notes, sonic=True, unless="sonic_switch_health: false"
     )
+
+
+def _load(saved, differing, *, checkpoint):
+    """Load the changes, after a checkpoint; return notes. In check mode they are only listed."""
+    digest = hashlib.sha256(json.dumps(differing).encode()).hexdigest()[:8]
+    notes = []
+    if checkpoint:
+        name = f"faultbed-{digest}"
+        saved.command(
+            f"checkpoint {name}",
+            current="none",
+            desired="the ConfigDB before this run",
+            do=["config", "checkpoint", name],
+            undo=["config", "delete-checkpoint", name],
+        )
+        notes.append(f"`sudo config rollback {name}` returns to the ConfigDB before this run")
+    saved.unread("save")
+    if "DEVICE_METADATA" in {change.table for change in differing}:
+        saved.unread("bgp", RESTART)
+    for line in described(differing):
+        saved.changes.really(line)
+    with _json_file(json.dumps(loaded(differing))) as path:
+        try:
+            saved.command(
+                f"ConfigDB {digest}",
+                current=f"{len(differing)} differing entries",
+                desired="loaded",
+                do=commands(differing, path),
+                undo=undo(differing),
+            )
+        except StateError as error:
+            run_long(undo(differing))
+            raise StateError(f"{error}; the changes are reverted") from None
+    return notes
+
+
+@contextlib.contextmanager
+def _json_file(text):
+    """Write a text to a file for `config`, and remove the file afterwards; yield its path."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        yield file.name
+
+
+def _dry_run(text):
+    """Let the switch check the changes against its YANG models and its rules, without making them.
+
+    Raises:
+        StateError: the switch rejects them.
+    """
+    with _json_file(text) as path:
+        try:
+            run_long(["config", "apply-patch", "--dry-run", "--ignore-non-yang-tables", path])
+        except StateError as error:
+            raise StateError(
+                f"the switch rejects the changes before they are made: {error}; correct the inventory, or set "
+                "sonic_switch_validate to false if its checker is wrong"
+            ) from None
 
 
 def _remove_unsupported(tables):
@@ -107,9 +184,12 @@ def pause_groups(tables, asic):
     SONiC's own template has it for these two ASICs only (sonic-buildimage, qos_config.j2,
     pfc_to_pg_map_supported_asics).
     """
-    if asic in PAUSE_GROUP_ASICS and "PORT_QOS_MAP" in tables:
+    paused = sorted(
+        {word for row in tables.get("PORT_QOS_MAP", {}).values() for word in row.get("pfc_enable", "")} - {","}
+    )
+    if asic in PAUSE_GROUP_ASICS and paused:
         port_maps = tables.pop("PORT_QOS_MAP")
-        tables["PFC_PRIORITY_TO_PRIORITY_GROUP_MAP"] = {MAP: {str(number): str(number) for number in range(8)}}
+        tables["PFC_PRIORITY_TO_PRIORITY_GROUP_MAP"] = {MAP: {number: number for number in paused}}
         tables["PORT_QOS_MAP"] = {port: {**fields, "pfc_to_pg_map": MAP} for port, fields in port_maps.items()}
 
 
@@ -144,14 +224,38 @@ def fit_pools(tables, config_db):
     return problems
 
 
-def conflicts(tables, config_db):
-    """Return the parts of a switch's ConfigDB that conflict with our tables, as text that says what to do."""
+def unbuffered(tables, config_db, dividing):
+    """Return what our maps use and has no buffer on the switch, as text: nothing may be stored there.
+
+    A switch has buffers after `config qos reload` (sonic-buildimage, buffers_config.j2). Lossless groups without an
+    entry get theirs from buffermgrd, by port speed and cable length, so only a group that is not paused is checked.
+    """
+    maps = tables.get("TC_TO_PRIORITY_GROUP_MAP", {}).get(MAP)
+    if maps is None:
+        return []
+    if not config_db.get("BUFFER_POOL"):
+        return ["ConfigDB has no BUFFER_POOL: run `config qos reload` on the switch, which makes its buffers"]
+    rows = {**config_db.get(LOSSY_GROUP_TABLE, {}), **tables.get(LOSSY_GROUP_TABLE, {})}
+    there = {name for key in rows if (LOSSY_GROUP_TABLE, key) not in dividing for name in covered(key)}
+    problems = {}
+    for netdev, row in tables["PORT_QOS_MAP"].items():
+        for group in sorted(set(maps.values()) - set(row.get("pfc_enable", "").split(","))):
+            if (netdev, int(group)) not in there:
+                problems.setdefault(group, []).append(netdev)
     return [
-        *_missing_ports(tables, config_db),
-        *_member_ports(tables, config_db),
-        *_overlapping_ranges(tables, config_db),
-        *_other_bgp(config_db),
+        f"priority group {group} has no buffer at {', '.join(netdevs)}: run `config qos reload`, or give it a profile "
+        f"in {LOSSY_GROUP_TABLE}"
+        for group, netdevs in problems.items()
     ]
+
+
+def conflicts(desired, config_db):
+    """Return the parts of a switch's ConfigDB that conflict with our tables, as text that says what to do."""
+    tables = desired["tables"]
+    problems = [*_missing_ports(tables, config_db), *_member_ports(tables, config_db)]
+    if desired["bgp"]:
+        problems += [*_other_bgp(config_db), *_factory_addresses(desired["ports"], config_db)]
+    return problems
 
 
 def _missing_ports(tables, config_db):
@@ -172,64 +276,30 @@ def _member_ports(tables, config_db):
                 yield f"{netdev} is a member of {group}: remove it from there, because a fabric port is routed"
 
 
-def _overlapping_ranges(tables, config_db):
-    """Report entries for several ports, queues or groups (`Ethernet0|3-4`) that include ours.
-
-    SONiC does not document which of two overlapping entries takes effect.
-    """
-    for table in ("QUEUE", "BUFFER_PG", "BUFFER_QUEUE"):
-        for key in config_db.get(table, {}):
-            netdevs, _, numbers = key.rpartition("|")
-            first, _, last = numbers.partition("-")
-            if not numbers.replace("-", "").isdigit() or (not last and "," not in netdevs):
-                continue
-            expanded = range(int(first), int(last or first) + 1)
-            names = [f"{netdev}|{number}" for netdev in netdevs.split(",") for number in expanded]
-            if any(name in tables.get(table, {}) for name in names):
-                yield f"{table}|{key} overlaps our entries: split it into an entry for each port and number"
-
-
 def _other_bgp(config_db):
     """Report BGP in ConfigDB: bgpcfgd and frrcfgd apply it in every mode (docker-fpm-frr, supervisord.conf.j2)."""
     tables = [table for table in ("BGP_NEIGHBOR", "BGP_PEER_RANGE", "BGP_GLOBALS") if config_db.get(table)]
-    return [f"ConfigDB has {table}: SONiC would run it beside our BGP, so remove it" for table in tables]
+    return [
+        f"ConfigDB has {table}: SONiC would run it beside our BGP, so remove it, or set sonic_switch_bgp to false to "
+        "keep the fabric's own BGP"
+        for table in tables
+    ]
 
 
-def differences(tables, config_db):
-    """Return the changes that `config load` would make, in the order of the tables: (table, key, {field: value})."""
-    differing = []
-    for table, entries in tables.items():
-        for key, fields in entries.items():
-            old = config_db.get(table, {}).get(key)
-            changed = {name: value for name, value in fields.items() if old is None or old.get(name) != value}
-            if changed or old is None:
-                differing.append((table, key, changed))
-    return differing
+def _factory_addresses(ports, config_db):
+    """Report IPv4 addresses on uplinks whose session is to be unnumbered.
 
-
-def undo(differing, config_db):
-    """Return the shell command that reverts some changes, the last one first. New entries are deleted whole."""
-    lines = []
-    for table, key, changed in reversed(differing):
-        name, old = f"{table}|{key}", config_db.get(table, {}).get(key)
-        if old is None:
-            lines.append([*DB, "DEL", name])
-            continue
-        for field, value in changed.items():
-            if field in old:
-                lines.append([*DB, "HSET", name, *_redis_field(field, old[field])])
-            else:
-                lines.append([*DB, "HDEL", name, _redis_field(field, value)[0]])
-    return ["sh", "-ec", "\n".join(shlex.join(line) for line in lines)]
-
-
-def _redis_field(field, value):
-    """Return a field's name and value as stored in redis: lists are joined by commas, and their names end in `@`."""
-    return (f"{field}@", ",".join(value)) if isinstance(value, list) else (field, value)
-
-
-def _description(differing):
-    """Return the names of the changed tables and a digest of the changes, so that each set of changes has its undo."""
-    content = json.dumps(differing).encode()
-    tables = ", ".join(dict.fromkeys(table for table, _, _ in differing))
-    return f"{tables} ({len(differing)} entries, {hashlib.sha256(content).hexdigest()[:8]})"
+    SONiC's factory configuration has them. FRR starts a session of an interface with a /30 or /31 towards that subnet's
+    other address, and not towards the neighbour's link-local one (bgpd, bgp_peer_conf_if_to_su_update_v4). It stays in
+    Connect for ever if the other end has no such address.
+    """
+    for port in ports:
+        if port.get("rnic") is None and not port.get("address"):
+            for key in config_db.get("INTERFACE", {}):
+                netdev, _, address = key.partition("|")
+                if netdev == port["netdev"] and "." in address:
+                    yield (
+                        f"{netdev} has the address {address}, which stops an unnumbered BGP session: remove it "
+                        f"(`config interface ip remove {netdev} {address}`), or write it into the inventory as this "
+                        "port's address, for a numbered session"
+                    )

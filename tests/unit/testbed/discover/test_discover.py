@@ -271,6 +271,20 @@ def test_discover_sonic_port_speed_comes_from_configdb():
     assert (result.speeds_gbps, result.aliases) == ({"Ethernet0": 400}, {"etp1": "Ethernet0"})
 
 
+def test_discover_numbered_uplinks_keep_their_addresses(sonic, tmp_path):
+    """SONiC's default: each uplink has a /31, and BGP_NEIGHBOR the other address of it."""
+    uplink = next(link for link in sonic.topology.links if link.is_uplink)
+    numbered = replace(uplink, a=replace(uplink.a, address="10.81.0.0/31"), b=replace(uplink.b, address="10.81.0.1/31"))
+    links = tuple(numbered if link is uplink else link for link in sonic.topology.links)
+    inventory = replace(sonic, topology=replace(sonic.topology, links=links))
+    inventory_draft = drafted(answers_of(inventory), "sonic")
+    assert inventory_draft.gaps == ()
+    assert loaded(inventory_draft, tmp_path).topology == inventory.topology
+    half = tuple(replace(link, b=uplink.b) if link is numbered else link for link in links)
+    one_end = drafted(answers_of(replace(sonic, topology=replace(sonic.topology, links=half))), "sonic")
+    assert [gap.what for gap in one_end.gaps] == ["the address 10.81.0.0/31 of this uplink has no counterpart"]
+
+
 def test_discover_switches_with_the_default_name_are_not_identified_by_it(sonic):
     """All switches are called `sonic`, so hosts' neighbour names are ambiguous. Only the switches' own neighbours
     count.

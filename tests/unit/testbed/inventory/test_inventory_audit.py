@@ -15,8 +15,9 @@ from faultbed.testbed.inventory import ansible_listing, json_schema, rack_preset
 from faultbed.testbed.inventory import audit as inventory_audit
 from faultbed.testbed.inventory.audit import audit, unreachable
 from faultbed.testbed.inventory.lab_inventory import Management, load
+from faultbed.testbed.inventory.rules.unsupported_parts import UNSUPPORTED
 from faultbed.testbed.inventory.schema import BmcVars, PduVars
-from faultbed.testbed.shipped import inventories
+from faultbed.testbed.shipped import inventories, playbooks
 
 RACK = inventories() / "rack-h100.example.yml"
 LISTING = {}
@@ -585,3 +586,110 @@ def test_audit_rejects_a_file_that_is_no_inventory(tmp_path):
     path.write_text("all: {hosts: {web1: {}}}\n")
     with pytest.raises(ConfigError, match="not a faultbed inventory"):
         audit(path)
+
+
+def test_misspelt_role_variable_is_reported_with_the_nearest_name(findings):
+    """Ansible ignores it, and the switch would silently keep its old setting."""
+    for name, nearest in (
+        ("sonic_switch_laod", "sonic_switch_load"),
+        ("sonic_swich_load", "sonic_switch_load"),
+        ("rnic_host_dcqn", "rnic_host_dcqcn"),
+    ):
+
+        def edit(hosts, name=name):
+            for switch in ("ctsw1", "ctsw2", "rtsw1", "rtsw2"):
+                hosts[switch][name] = True
+
+        what = f"no role has the variable {name} (given for ctsw1, ctsw2, rtsw1 and 1 more)"
+        assert findings(edit) == [(f"ctsw1.{name}", what)]
+        assert audit(RACK)[0].do == f"did you mean {nearest}?"
+    for name in ("sonic_switch_load", "sonic_user", "rack_hosts_at_once", "gpu_room"):
+        assert findings(lambda hosts, name=name: hosts["rtsw1"].update({name: True})) == []
+
+
+def test_role_variables_are_declared_once_with_a_default():
+    for role, path in {path.parent.parent.name: path for path in playbooks().glob("roles/*/defaults/main.yml")}.items():
+        specs = yaml.safe_load((playbooks() / "roles" / role / "meta/argument_specs.yml").read_text())
+        assert set(specs["argument_specs"]["main"]["options"]) == set(yaml.safe_load(path.read_text())), role
+
+
+def test_trust_that_sonic_ignores_is_reported(findings):
+    what = "pcp, but no packet has a VLAN tag on the routed ports of SONiC switches (rtsw1, rtsw2, ctsw1 and 3 more)"
+    assert findings(everywhere("qos", lambda qos: put(qos, trust="pcp"))) == [("all.qos.trust", what)]
+
+
+def test_cnp_in_the_class_of_unmarked_traffic_is_reported(findings):
+    def edit(hosts):
+        for variables in hosts.values():
+            variables["faultbed_dscp_map"][2]["priority"] = 0
+
+    what = "CNPs and unmarked traffic (DSCP 0) share priority 0, so that CNPs wait behind it"
+    assert findings(edit) == [("all.qos.cnp_dscp", what)]
+
+
+def numbered(hosts, *, near="10.81.0.0/31", far="10.81.0.1/31"):
+    """Give the uplink between rtsw1 and ctsw1 addresses, as SONiC's factory configuration has them."""
+    for switch, peer, address in (("rtsw1", "ctsw1", near), ("ctsw1", "rtsw1", far)):
+        uplink = next(port for port in hosts[switch]["faultbed_ports"] if port["peer"] == peer)
+        if address:
+            uplink["address"] = address
+
+
+def test_numbered_uplink_is_described(findings):
+    assert findings(numbered) == []
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "what"),
+    [
+        ("10.81.0.0/31", None, "rtsw.rtsw1.ports[16] has an address, but ctsw.ctsw1 has none"),
+        ("10.81.0.0/31", "10.81.0.8/31", "10.81.0.0/31 and 10.81.0.8/31 of ctsw.ctsw1 are not the two addresses"),
+        ("10.81.0.1/24", "10.81.0.2/24", "10.81.0.1/24 and 10.81.0.2/24 of ctsw.ctsw1 are not the two addresses"),
+    ],
+)
+def test_uplink_numbered_at_one_end_only_is_reported(findings, near, far, what):
+    found = findings(lambda hosts: numbered(hosts, near=near, far=far))
+    assert found[0][1].startswith(what)
+
+
+REFUSED = [
+    *(("rnic", driver, "traffic") for driver in ("bnxt_re", "irdma", "ionic")), ("rnic", "efa", "captures"),
+    ("gpu", "mi300x", "host memory"), ("gpu", "gaudi3", "host memory"), ("gpu", "max-1550", "host memory"),
+    *(("switch", nos, "faults at hosts") for nos in ("eos", "nxos", "junos", "nvue", "fboss")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "value", "works"), REFUSED)
+def test_part_without_support_is_refused_with_what_still_works(findings, part, value, works):
+    def edit(hosts):
+        if part == "switch":
+            hosts["ctsw1"]["faultbed_nos"] = value
+        elif part == "gpu":
+            hosts["host1"]["faultbed_gpus"][0]["kind"] = value
+        else:
+            hosts["host1"]["faultbed_rnics"][0]["driver"] = value
+
+    ((_, what),) = findings(edit)
+    assert what.startswith(f'"{value}" is ')
+    assert ": faultbed does not support its " in what or "does not support traffic" in what
+    (finding,) = audit(RACK)
+    assert works in finding.do
+    assert "still work" in finding.do
+
+
+def test_every_part_without_support_has_its_row_tested():
+    assert len(REFUSED) == len(UNSUPPORTED) == 12
+
+
+def test_part_without_support_is_known_by_its_default_name(findings):
+    def edit(hosts):
+        hosts["host1"]["faultbed_rnics"][0]["name"] = "bnxt_re0"
+        hosts["rtsw1"]["faultbed_ports"][0]["rnic"] = "bnxt_re0"
+
+    ((place, what),) = findings(edit)
+    assert (place, what[:24]) == ("hosts.host1.rnics[bnxt_re0].name", '"bnxt_re0" is a Broadcom')
+
+
+def test_value_that_is_not_allowed_is_answered_with_the_allowed_ones(findings):
+    (found,) = findings(lambda hosts: hosts["ctsw1"].update(faultbed_nos="sonik"))
+    assert found == ("ctsw.ctsw1.nos", '"sonik" is not allowed; did you mean sonic?')

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preflight_states import healthy
-from rack_state import CHRONY, FIRST, LAST, MLNX_QOS, MLXLINK, PCIE, RACK, gpu_report, rack_state
+from rack_state import CHRONY, FIRST, LAST, MLNX_QOS, MLXLINK, PCIE, RACK, gpu_report, rack_state, sonic_tables
 from samples import samples
 
 from faultbed.testbed import shipped
@@ -379,7 +379,6 @@ def edited(state, switch, table, edit):
     ("edit", "words"),
     [
         (lambda ports: ports["Ethernet8"].pop("pfc_enable"), "PFC on no priority"),
-        (lambda ports: ports["Ethernet8"].update(pfc_enable="3,4"), "PFC on [3, 4]"),
         (lambda ports: ports["Ethernet8"].pop("dscp_to_tc_map"), "no map of DSCPs: it does not trust them"),
         (lambda ports: ports["Ethernet8"].update(dscp_to_tc_map="AZURE"), "no map of DSCPs AZURE: it does not trust"),
     ],
@@ -388,6 +387,72 @@ def test_switch_port_qos_deviation_is_reported(edit, words):
     ((where, message),) = edited(rack_state(), "rtsw1", "PORT_QOS_MAP", edit)
     assert where == "rtsw1:Ethernet8"
     assert message.startswith(words)
+
+
+def test_switch_port_that_pauses_a_class_without_lossless_buffer_is_reported():
+    actual = edited(rack_state(), "rtsw1", "PORT_QOS_MAP", lambda ports: ports["Ethernet8"].update(pfc_enable="3,4"))
+    assert actual == [
+        ("rtsw1:Ethernet8", "PFC on [3, 4]"),
+        (
+            "rtsw1:Ethernet8",
+            "PFC pauses priority 4, but its group 0 has the profile ingress_lossy_profile, without headroom",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "edit", "words"),
+    [
+        (
+            "TC_TO_PRIORITY_GROUP_MAP",
+            lambda maps: maps["FAULTBED"].update({"6": "6"}),
+            "priority group 6 has no buffer, and traffic class 6 is stored there",
+        ),
+        (
+            "BUFFER_QUEUE",
+            lambda rows: [rows.pop(key) for key in [*rows] if key.endswith("|5-6")],
+            "queue 6 has no buffer, and traffic class 6 is stored there",
+        ),
+        (
+            "BUFFER_PG",
+            lambda rows: rows.update({key[:-1] + "3": {"profile": "ingress_lossy_profile"} for key in [*rows]}),
+            "PFC pauses priority 3, but its group 3 has the profile ingress_lossy_profile, without headroom",
+        ),
+        (
+            "QUEUE",
+            lambda rows: [rows.update({key: {"scheduler": "scheduler.1"}}) for key in [*rows] if key.endswith("|6")],
+            "CNPs (DSCP 48) in queue 6, which has DWRR with weight 15",
+        ),
+        ("QUEUE", lambda rows: rows.clear(), "CNPs (DSCP 48) in queue 6, which has no scheduler"),
+    ],
+)
+def test_switch_priority_without_its_buffer_or_scheduler_is_reported_at_each_port(table, edit, words):
+    """The packets would be dropped or delayed while every map looks right."""
+    actual = edited(rack_state(), "ctsw1", table, edit)
+    assert actual == [("ctsw1:Ethernet0", words), ("ctsw1:Ethernet8", words)]
+
+
+def test_switch_computes_its_lossless_buffers_in_the_dynamic_mode():
+    """ConfigDB then names no profile (NULL), and one entry may be for several ports."""
+    state = rack_state()
+    state["ctsw1"].raw["appldb"] = "{}"
+    whole = {"Ethernet0,Ethernet8|3-4": {"profile": "NULL"}}
+    assert edited(state, "ctsw1", "BUFFER_PG", lambda rows: rows.update(whole)) == []
+
+
+def test_switch_before_its_qos_was_loaded_is_one_finding():
+    """The state of a factory-fresh switch: `config qos reload` makes its buffers."""
+    observed = edited(rack_state(), "ctsw1", "BUFFER_POOL", lambda pools: pools.clear())
+    assert observed == [("ctsw1", "ConfigDB has no BUFFER_POOL: its QoS was never loaded")]
+
+
+def test_switch_without_readable_computed_buffers_is_not_checked():
+    state = rack_state()
+    state["ctsw1"].raw["appldb"] = "sh: 1: sonic-db-dump: not found"
+    (unchecked,) = unchecked_parts(RACK, state, RACK_CHECKS)
+    assert unchecked.where == "ctsw1"
+    assert unchecked.why == "sonic-db-dump: sonic-db-dump: not found; buffers only from ConfigDB"
+    assert run_checks(RACK, state, RACK_CHECKS) == []
 
 
 def test_switch_dscp_map_deviation_is_reported_at_each_port():
@@ -405,7 +470,8 @@ def test_switch_qos_accepts_every_sonic_syntax():
 
     def newer(ports):
         whole = ports.pop("Ethernet0")
-        ports["Ethernet0,Ethernet999"] = {"pfc_enable": whole["pfc_enable"]}
+        whole.pop("dscp_to_tc_map")
+        ports["Ethernet0,Ethernet999"] = whole
         ports["global"] = {"dscp_to_tc_map": "FAULTBED"}
 
     for edit in (older, newer):
@@ -429,8 +495,12 @@ def test_switch_without_any_qos_is_wrong_at_every_port(tmp_path):
     state["ctsw1"].raw["configdb"] = configdb_of(tmp_path, tables)
     assert "passkey" not in state["ctsw1"].raw["configdb"]
     actual = {(finding.where, finding.observed) for finding in run_checks(RACK, state, RACK_CHECKS)}
-    assert {where for where, _ in actual} == {"ctsw1:Ethernet0", "ctsw1:Ethernet8"}
-    assert {actual for _, actual in actual} == {"PFC on no priority", "no map of DSCPs: it does not trust them"}
+    assert {where for where, _ in actual} == {"ctsw1", "ctsw1:Ethernet0", "ctsw1:Ethernet8"}
+    assert {observed for _, observed in actual} == {
+        "PFC on no priority",
+        "no map of DSCPs: it does not trust them",
+        "ConfigDB has no BUFFER_POOL: its QoS was never loaded",
+    }
 
 
 def configdb_of(tmp_path, tables):
@@ -454,9 +524,69 @@ def test_switch_qos_written_by_the_role_satisfies_the_check(tmp_path):
     hostvars = ansible_listing.listing(RACK.path)["_meta"]["hostvars"]
     state = rack_state()
     for switch in RACK.topology.switches:
+        ports = [link.end(switch.name).netdev for link in RACK.topology.links_of(switch.name)]
         made = role.sonic_config_db(hostvars[switch.name], switch.name)
+        assert made["TC_TO_PRIORITY_GROUP_MAP"]["FAULTBED"]["6"] == "0", "only paused groups have a buffer of their own"
+        generated = sonic_tables(ports)
+        generated["QUEUE"] = {key: row for key, row in generated["QUEUE"].items() if not key.endswith("|6")}
+        made = {table: {**generated.get(table, {}), **made.get(table, {})} for table in {*generated, *made}}
         state[switch.name].raw["configdb"] = configdb_of(tmp_path, made)
     assert run_checks(RACK, state, RACK_CHECKS) == []
+
+
+GIVEN = {"lanes": (1, 2, 3, 4, 5, 6, 7, 8), "breakout": "1x400G", "fec": "rs", "autoneg": False, "cable_m": 5}
+
+
+@pytest.mark.parametrize(
+    ("given", "observed"),
+    [
+        ({}, []),
+        ({"lanes": (1, 2, 3, 4)}, ["lanes 1,2,3,4,5,6,7,8"]),
+        ({"breakout": "2x200G"}, ["breakout 1x400G"]),
+        ({"fec": "fc"}, ["FEC rs"]),
+        ({"autoneg": True}, ["autonegotiation off"]),
+        ({"cable_m": 40}, ["cable length 5m"]),
+    ],
+)
+def test_switch_port_differs_from_what_the_inventory_gives(given, observed):
+    inventory = with_port(RACK, "rtsw1", "Ethernet0", **{**GIVEN, **given})
+    found = run_checks(inventory, rack_state(), RACK_CHECKS)
+    assert [(one.check, one.where, one.observed) for one in found] == [
+        ("switch-port", "rtsw1:Ethernet0", text) for text in observed
+    ]
+    state = rack_state()
+    state["rtsw1"].raw["configdb"] = ""
+    unchecked = [one.where for one in unchecked_parts(inventory, state, RACK_CHECKS) if one.check == "switch-port"]
+    assert unchecked == ["rtsw1:Ethernet0"]
+
+
+def with_port(inventory, switch, netdev, **values):
+    """Return the inventory with values of one switch port; `address` may be one of an uplink's end."""
+    links = tuple(
+        dataclasses.replace(
+            link,
+            **{
+                end: dataclasses.replace(getattr(link, end), **values)
+                for end in ("a", "b")
+                if (getattr(link, end).node, getattr(link, end).netdev) == (switch, netdev)
+            },
+        )
+        for link in inventory.topology.links
+    )
+    return dataclasses.replace(inventory, topology=dataclasses.replace(inventory.topology, links=links))
+
+
+@pytest.mark.parametrize("peer", ["Ethernet128", "10.81.0.1", "10.78.0.101"])
+def test_bgp_session_is_known_by_interface_address_or_loopback(peer):
+    """Unnumbered, numbered (SONiC's default) and loopback peering: FRR names the peer in three ways."""
+    inventory = with_port(RACK, "rtsw1", "Ethernet128", address="10.81.0.0/31")
+    inventory = with_port(inventory, "ctsw1", "Ethernet0", address="10.81.0.1/31")
+    state = {switch.name: Facts() for switch in inventory.topology.switches}
+    state["rtsw1"].sessions = {peer: "Established"}
+    bgp = next(check for check in CHECKS if check.name == "bgp")
+    assert "rtsw1:Ethernet128" not in {where for where, _, _ in bgp.problems(inventory, state)}
+    state["rtsw1"].sessions = {peer: "Active"}
+    assert ("rtsw1:Ethernet128", "BGP session Active", "Established") in bgp.problems(inventory, state)
 
 
 def test_speed_check_finds_all_links_at_half_speed():

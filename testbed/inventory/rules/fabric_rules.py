@@ -35,7 +35,7 @@ def _ends_of_subnets(entries: Entries) -> Iterator[InventoryFinding]:
 def _subnets(entries: Entries) -> Iterator[InventoryFinding]:
     """Check that each cable has its own subnet, and that front ends in one subnet have the same prefix length."""
     shared = [(ipaddress.IPv4Interface(text).network, place, True) for place, text in _front_ends(entries)]
-    own = [(ipaddress.IPv4Interface(text).network, place, False) for place, text in _ports(entries)]
+    own = [(ipaddress.IPv4Interface(text).network, place, False) for place, text in _ports(entries, once=True)]
     before: tuple[ipaddress.IPv4Network, str, bool] | None = None
     # Sorted, a network comes after the one that contains it; only other networks that are contained in it are between.
     for network, place, is_shared in sorted(shared + own, key=lambda placed: (placed[0], placed[1])):
@@ -118,10 +118,11 @@ def _rnics(entries: Entries) -> list[tuple[str, str]]:
     ]
 
 
-def _ports(entries: Entries) -> list[tuple[str, str]]:
+def _ports(entries: Entries, *, once: bool = False) -> list[tuple[str, str]]:
+    """Return the addresses of switch ports with their places; with `once`, an uplink only at one of its ends."""
     return [
         (f"{role}.{name}.ports[{index}].address", port.address)
         for name, (role, switch) in entries.switches.items()
         for index, port in enumerate(switch.ports)
-        if port.address is not None
+        if port.address is not None and not (once and port.rnic is None and name > port.peer)
     ]

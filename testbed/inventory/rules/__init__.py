@@ -1,0 +1,1 @@
+"""Rules of `faultbed inventory check` about one subject each."""
