@@ -28,6 +28,7 @@ from bench import fault_free as bench_fault_free
 from bench import faults as bench_faults
 from bench import packets as bench_packets
 from bench import pages as bench_pages
+from bench import query as bench_query
 from bench import restarts as bench_restarts
 from bench import telemetry as bench_telemetry
 from bench import traffic as bench_traffic
@@ -59,6 +60,7 @@ PARTS = (
     "soft-errors",
     "calibration",
     "schedule",
+    "query",
     "lab",
     "flow",
     "rate",
@@ -115,6 +117,7 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
         "soft-errors": lambda: _show(session, list(bench_fail_slow.measure())),
         "calibration": lambda: _calibration(session),
         "schedule": lambda: _show(session, list(_schedule()), columns=("what", "slowest", "which", "goal", "")),
+        "query": lambda: _show(session, list(bench_query.measure())),
     }
     for part, show in without_lab.items():
         if part in chosen:

@@ -66,6 +66,10 @@ NO_LAB = {
     "faultbed attribute runs/first runs/second": Expected(says="precision"),
     "faultbed packets some.pcapng": Expected(says="no rule of go-back-N is broken"),
     "faultbed packets RUN_DIR": Expected(says="no rule of go-back-N is broken"),
+    (
+        "faultbed query \"select kind, count(*) n, avg(verdict='PASS') ok from faults join runs using (run) "
+        'group by kind order by ok limit 3" runs/'
+    ): Expected(says="packet.drop"),
     "faultbed history --runs runs": Expected(says="jct_ratio"),
     "faultbed summary --junit artifacts/junit.xml --runs runs": Expected(says="demo"),
     "faultbed noise runs/aa-1 runs/aa-2 runs/aa-3": Expected(says="two runs differ by at most"),
