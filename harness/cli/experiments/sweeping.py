@@ -12,7 +12,7 @@ from rich.text import Text
 from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from faultbed.harness.cli.options.names import experiment_argument
 from faultbed.harness.cli.options.numbers import SEED
-from faultbed.harness.cli.options.sharding import shard_option
+from faultbed.harness.cli.options.sharding import LocalWorkers, shard_option
 from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment.parameters import parse
 from faultbed.harness.quantities import format_duration
@@ -25,6 +25,9 @@ from faultbed.harness.run.sweeps.sweep_points import metrics_for, points_of
 from faultbed.harness.run.sweeps.sweep_runner import Sweep
 from faultbed.harness.verdict import exit_code
 from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.directories import home_dir
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.extras import extra
 from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.tenancy.lab_lease import hold
 
@@ -49,6 +52,13 @@ __all__ = ["COMMANDS"]
 @click.option("--plan", "only_plan", is_flag=True, help="Print the points and how long they may take; run nothing.")
 @shard_option
 @click.option(
+    "--on",
+    "workers",
+    type=LocalWorkers(),
+    metavar="local:N",
+    help="Make the runs on N labs on this machine at a time. Needs the extra `scale`.",
+)
+@click.option(
     "--merge",
     is_flag=True,
     help="Run nothing: copy the finished runs of the sweeps in each DIR to --out, and judge them together.",
@@ -71,6 +81,7 @@ def sweep(
     names: tuple[str, ...],
     only_plan: bool,
     shard: Shard | None,
+    workers: int | None,
     merge: bool,
     out: Path | None,
     as_json: bool,
@@ -105,7 +116,19 @@ def sweep(
     decided = [trial for point in points for trial in point.runs]
     whole = traits_of(inventory.kind).has_snapshot
     targets = () if whole else {name for trial in decided for name in touched(trial, inventory.topology)}
-    if opened.pending_runs():
+    if opened.pending_runs() and workers is not None:
+        if not whole:
+            raise UsageError(
+                f"--on local:{workers}: {inventory.name} has machines of its own; use --shard with more labs"
+            )
+        with extra("scale", "--on"):
+            from faultbed.harness.run.workers.worker_pool import LocalPool  # noqa: PLC0415 - an optional package
+        with (
+            session.progress() as progress,
+            LocalPool(workers, home_dir() / "workers", inventory=inventory.path, progress=progress) as pool,
+        ):
+            result = opened.execute_on(pool, progress)
+    elif opened.pending_runs():
         with (
             hold(inventory, sorted(targets), why=f"sweep {points[0].experiment.name}", mode="exclusive") as holding,
             session.progress(also=holding.heartbeat) as progress,

@@ -16,6 +16,8 @@ from faultbed.testbed.errors import RecordError, UsageError
 
 __all__ = ["find_finished_runs", "join"]
 
+_RUN_FILES = ("experiment.toml", "plan.json", "verdict.json")
+"""Files of which a run directory has at least one; the folder of a pool has none of them."""
 _Match = tuple[int, int]
 """The number of a point, and a seed."""
 
@@ -108,7 +110,7 @@ def _by_plan(points: Sequence[Point]) -> Mapping[tuple[bytes, bytes], _Match]:
 def _runs_in(folder: Path) -> Iterator[RunDir]:
     """Yield the run directories of a folder; a hidden one is a copy that is not whole yet."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.is_dir() and not path.name.startswith("."):
+        if not path.name.startswith(".") and any((path / name).is_file() for name in _RUN_FILES):
             yield RunDir(path)
 
 

@@ -18,10 +18,13 @@ several shards of a sweep can share its folder.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
 
 from faultbed.harness.experiment.metrics import Metric
 from faultbed.harness.experiment.parameters import Parameter
@@ -30,20 +33,30 @@ from faultbed.harness.record import sweep_file
 from faultbed.harness.record.run_key import machine_of, publish
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.record.sweep_file import SweepFile, SweptParameter, SweptPoint
-from faultbed.harness.run import loop
+from faultbed.harness.run import ends, loop
 from faultbed.harness.run.prepare.resolve import ResolvedRun
 from faultbed.harness.run.sweeps.finished_runs import find_finished_runs
 from faultbed.harness.run.sweeps.point_values import MODEL, swept_point, took_s
 from faultbed.harness.run.sweeps.shards import Shard, shard_of
 from faultbed.harness.run.sweeps.sweep_points import Point, expected_s
+from faultbed.harness.run.workers.run_tasks import make_run, task_of
 from faultbed.harness.verdict import ExitCode, LabState, Verdict, worst
 from faultbed.inject.injector import Mutation
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 
-__all__ = ["Sweep"]
+__all__ = ["Sweep", "Workers"]
 
 Progress = Callable[[str], None]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Workers(Protocol):
+    """Labs that make runs at the same time."""
+
+    def map(self, work: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[T, R | Exception]]:
+        """Do something with each item on some worker, and yield the results as they come, or the error of one."""
 
 
 @dataclass(kw_only=True)
@@ -71,6 +84,7 @@ class Sweep:
     shard: Shard | None = None
     finished_runs: dict[int, list[RunDir]] = field(default_factory=dict)
     is_dirty: bool = field(default=False, init=False)
+    _failures: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     _swept: dict[tuple[int, tuple[Path, ...]], SweptPoint] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -177,6 +191,42 @@ class Sweep:
             raise
         return self.write_outputs()
 
+    def execute_on(self, workers: Workers, progress: Progress) -> SweepFile:
+        """Make the pending runs on several labs at a time, and return the whole sweep.
+
+        A run that a worker could not make or record makes its point an ERROR, and the others go on. What ends the
+        command is raised again after the sweep's files are written.
+
+        Args:
+            workers: where runs are made.
+            progress: receives a line after every run.
+        """
+        tasks = {
+            task_of(resolved, self.inventory.path, self.folder / "runs"): point
+            for point, resolved in self.pending_runs()
+        }
+        try:
+            for task, outcome in workers.map(make_run, list(tasks)):
+                point = tasks[task]
+                if isinstance(outcome, Exception):
+                    self._failures[point.number] = f"seed {task.seed}: {ends.describe(outcome)}"
+                    progress(f"point {point.number}, {self._failures[point.number]}")
+                    continue
+                self._add(point, RunDir(self.folder / "runs" / outcome.name), progress)
+        finally:
+            written = self.write_outputs()
+        return written
+
+    def _add(self, point: Point, run: RunDir, progress: Progress) -> None:
+        runs = self.finished_runs.setdefault(point.number, [])
+        runs.append(run)
+        runs.sort(key=lambda one: one.read_verdict().seed)
+        self._drop_runs_of_other_machines(run, progress)
+        sweep_file.write(self.snapshot(), self.folder)
+        verdict = run.read_verdict()
+        left = len(self.pending_runs())
+        progress(f"point {point.number}, seed {verdict.seed}: {verdict.verdict}, lab {verdict.lab_state}; {left} left")
+
     def snapshot(self) -> SweepFile:
         """Return the contents of `sweep.json` for the runs that are finished now."""
         points = tuple(self._swept_point(point) for point in self.points)
@@ -242,7 +292,10 @@ class Sweep:
         key = point.number, tuple(run.path for run in runs)
         if key not in self._swept:
             self._swept[key] = swept_point(point, runs, self.metrics, self.folder)
-        return self._swept[key]
+        swept = self._swept[key]
+        if (failure := self._failures.get(point.number)) is not None:
+            return msgspec.structs.replace(swept, verdict=Verdict.ERROR, why=failure, values=())
+        return swept
 
     def _remaining(self, pending: Sequence[tuple[Point, ResolvedRun]]) -> str:
         expected_by_point = self.expected_s()
