@@ -29,6 +29,7 @@ from bench import faults as bench_faults
 from bench import model as bench_model
 from bench import packets as bench_packets
 from bench import pages as bench_pages
+from bench import query as bench_query
 from bench import restarts as bench_restarts
 from bench import telemetry as bench_telemetry
 from bench import traffic as bench_traffic
@@ -61,6 +62,7 @@ PARTS = (
     "calibration",
     "schedule",
     "model",
+    "query",
     "lab",
     "flow",
     "rate",
@@ -118,6 +120,7 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
         "calibration": lambda: _calibration(session),
         "schedule": lambda: _show(session, list(_schedule()), columns=("what", "slowest", "which", "goal", "")),
         "model": lambda: _show(session, list(bench_model.measure()), columns=("what", "modelled", "", "goal", "")),
+        "query": lambda: _show(session, list(bench_query.measure())),
     }
     for part, show in without_lab.items():
         if part in chosen:

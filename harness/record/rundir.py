@@ -26,6 +26,7 @@ import dataclasses
 import functools
 import os
 import platform
+import re
 import shlex
 import subprocess
 import tempfile
@@ -67,7 +68,18 @@ __all__ = [
 
 _STARTED = "%Y%m%dT%H%M%SZ"
 """How a directory's name begins."""
+_STARTED_AT = re.compile(r"\d{8}T\d{6}Z")
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
+
+_FIRST_LINE_BYTES = 1 << 20
+
+
+class _Stamped(msgspec.Struct, frozen=True):
+    wall_ns: int
+
+
+_decode_wall = msgspec.json.Decoder(_Stamped).decode
+_decode_environment = msgspec.json.Decoder(Environment).decode
 
 T = TypeVar("T")
 
@@ -94,11 +106,22 @@ class RunDir:
 
     @property
     def started(self) -> datetime:
-        """When the run began (UTC), by the directory's name; if that was changed, when its verdict was written."""
+        """When the run began (UTC): by the directory's name, else by its journal, else when its verdict was written."""
         try:
-            return datetime.strptime(self.path.name.partition("-")[0], _STARTED).replace(tzinfo=UTC)
+            # `datetime.strptime` takes ten times as long, and `datetime.fromisoformat` alone reads other forms, too.
+            begin = self.path.name.partition("-")[0]
+            return datetime.fromisoformat(begin if _STARTED_AT.fullmatch(begin) else "")
         except ValueError:
-            return datetime.fromtimestamp((self.path / "verdict.json").stat().st_mtime, UTC)
+            return self._journal_began or datetime.fromtimestamp((self.path / "verdict.json").stat().st_mtime, UTC)
+
+    @property
+    def _journal_began(self) -> datetime | None:
+        """When the first record of the journal was written; None: there is none that can be read."""
+        try:
+            with self.journal.open("rb") as file:
+                return datetime.fromtimestamp(_decode_wall(file.readline(_FIRST_LINE_BYTES)).wall_ns / 1e9, UTC)
+        except (OSError, msgspec.MsgspecError, ValueError, OverflowError):
+            return None
 
     def write_plan(self, plan: Plan) -> None:
         """Write `plan.json`."""
@@ -214,7 +237,11 @@ class RunDir:
 
     def read_environment(self) -> Environment:
         """Read `environment.json`."""
-        return self._decoded("environment.json", msgspec.json.Decoder(Environment).decode)
+        return self._decoded("environment.json", _decode_environment)
+
+    def read_bytes(self, name: str) -> bytes:
+        """Return the contents of a file as they are."""
+        return self._read(name)
 
     def _decoded(self, name: str, decode: Callable[[bytes], T]) -> T:
         content = self._read(name)
@@ -228,7 +255,10 @@ class RunDir:
 
     def _read(self, name: str) -> bytes:
         try:
-            return (self.path / name).read_bytes()
+            # A query over thousands of runs spends most of its time in here, and a pipe must not stop it.
+            descriptor = os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - of a descriptor
+                return file.readall()
         except OSError as error:
             raise UsageError(
                 f"{self.path / name}: {error.strerror or error}; only the directory of a finished run has it"

@@ -54,7 +54,7 @@ in the index."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (
     name TEXT PRIMARY KEY, changed_ns INTEGER, experiment TEXT, seed TEXT, lab TEXT, version TEXT, series TEXT,
-    expectations TEXT, verdict TEXT, lab_state TEXT, digest TEXT);
+    expectations TEXT, verdict TEXT, lab_state TEXT, digest TEXT, started TEXT);
 CREATE TABLE IF NOT EXISTS metric (name TEXT, metric TEXT, value REAL, at_least INTEGER, PRIMARY KEY (name, metric));
 CREATE TABLE IF NOT EXISTS left_out (name TEXT PRIMARY KEY, changed_ns INTEGER, why TEXT);
 """
@@ -138,7 +138,7 @@ def read(index: Path) -> History:
                 bounds.setdefault(name, set()).add(metric)
         rows = connection.execute(
             "SELECT name, experiment, seed, lab, version, series, expectations, verdict, lab_state, digest FROM run "
-            "ORDER BY name"
+            "ORDER BY started, name"  # a run that is published under its key has no time in its name
         ).fetchall()
         left_out = dict(connection.execute("SELECT name, why FROM left_out ORDER BY name").fetchall())
     originals: dict[str, str] = {}
@@ -244,7 +244,7 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
     made_by = [environment.accelerator, environment.cpu_count]
     series = _digest([msgspec.structs.replace(plan, faultbed=""), made_by])
     index.execute(
-        "INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             path.name,
             changed_ns,
@@ -257,6 +257,7 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
             verdict.verdict,
             verdict.lab_state,
             digest_of(measured),
+            run.started.isoformat(),
         ),
     )
     # Values that were measured while, for example, a fault did nothing must not be a reference for other runs.

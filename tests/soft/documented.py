@@ -29,6 +29,7 @@ class Expected:
 _RACK = "faultbed --lab inventory/rack-h100.example.yml"
 _BOX = "faultbed --lab inventory/linux-box.example.yml"
 _ROUTING = "faultbed --lab soft-3rack routing"
+_LOSS = "faultbed sweep docs/sweeps/loss.toml --over 'faults[0].set.share=0.001,0.004,0.016' --out runs/loss"
 
 NO_LAB = {
     "faultbed inventory check": Expected(says="nothing wrong"),
@@ -66,6 +67,10 @@ NO_LAB = {
     "faultbed attribute runs/first runs/second": Expected(says="precision"),
     "faultbed packets some.pcapng": Expected(says="no rule of go-back-N is broken"),
     "faultbed packets RUN_DIR": Expected(says="no rule of go-back-N is broken"),
+    (
+        "faultbed query \"select kind, count(*) n, avg(verdict='PASS') ok from faults join runs using (run) "
+        'group by kind order by ok limit 3" runs/'
+    ): Expected(says="packet.drop"),
     "faultbed history --runs runs": Expected(says="jct_ratio"),
     "faultbed summary --junit artifacts/junit.xml --runs runs": Expected(says="demo"),
     "faultbed noise runs/aa-1 runs/aa-2 runs/aa-3": Expected(says="two runs differ by at most"),
@@ -230,6 +235,9 @@ NOT_RUN = {
     _DEMO: "two minutes and a half; `make nightly` has it by this command",
     "faultbed run node-loss": _SESSION,
     "faultbed shrink demo --seed 7": "7 is the file's own seed: the same runs as without it",
+    f"{_LOSS} --shard 1/3": "a third of the runs; tests/unit/harness/run/test_shards.py has shards of a sweep",
+    f"{_LOSS} --merge runs/shard-*": "needs the runs of several labs; the same tests merge them",
+    f"{_LOSS} --on local:2": "two more labs beside that of the session",
     "faultbed campaign --seed 13 --places 2": "as without a seed, at other places, on three racks",
     "faultbed --lab soft-3rack up": "seven more VMs beside those of the session",
     (

@@ -12,16 +12,21 @@ import msgspec
 from faultbed.harness.attribution import campaign as campaign_module
 from faultbed.harness.attribution import confusion
 from faultbed.harness.attribution.attribute import attribute as attribute_run
+from faultbed.harness.attribution.campaign import Label
 from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.options.sharding import shard_option
 from faultbed.harness.conditions import unmet
 from faultbed.harness.confidence import Interval
 from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.record.copies import digest_of
 from faultbed.harness.record.rundir import open_run
 from faultbed.harness.run import loop as run_module
+from faultbed.harness.run.loop import ResolvedRun
+from faultbed.harness.run.sweeps.shards import Shard, shard_of
 from faultbed.harness.verdict import ExitCode, Verdict, VerdictFile, exit_code, worst
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import DirtyLab, LabError, UsageError
+from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.suggestions import hint
 from faultbed.testbed.tenancy.lab_lease import hold
 
@@ -116,6 +121,7 @@ def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tup
     is_flag=True,
     help="Probe the fabric during the job, as [probe] does; adds delays, which only probes can locate.",
 )
+@shard_option
 @click.option("--plan", "only_plan", is_flag=True, help="List the runs without running them.")
 @click.option(
     "--out",
@@ -126,21 +132,35 @@ def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tup
 )
 @pass_session
 def campaign(
-    session: Session, *, only: tuple[str, ...], seed: int, places: int, probe: bool, only_plan: bool, out: Path
+    session: Session,
+    *,
+    only: tuple[str, ...],
+    seed: int,
+    places: int,
+    probe: bool,
+    shard: Shard | None,
+    only_plan: bool,
+    out: Path,
 ) -> int:
     """Run short experiments with each kind of fault at several places, as ground truth for attribution.
 
     A run takes about half a minute; kinds take turns. The command can be ended at any time, and resumes. Another seed
-    is another campaign. `attribute` on the runs below --out prints the score.
+    is another campaign. `attribute` on the runs below --out prints the score. With --shard, several labs share the
+    runs.
 
-    Exit codes: 0 every run is PASS or FAIL (a job may not survive its fault); 2 a run of this call is INCONCLUSIVE, or
-    a FAIL without proof of its fault, or that left the lab DIRTY; 3 a run is an ERROR, which the next call repeats; 5
-    the lab is DIRTY.
+    Exit codes, which count the runs of earlier calls, too: 0 every run is PASS or FAIL (a job may not survive its
+    fault); 2 a run is INCONCLUSIVE, or a FAIL without proof of its fault, or it left the lab DIRTY; 3 a run is an
+    ERROR, which the next call repeats; 5 the lab is DIRTY.
     """
     inventory = session.inventory()
     every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places, probe=probe)
     _refuse_unknown(only, sorted({label.kind for label in every if label.kind is not None}), inventory.name)
-    selected = campaign_module.in_turn(label for label in every if not only or label.kind in only)
+    selected = [
+        (label, _resolved(label, inventory, probe=probe))
+        for label in campaign_module.in_turn(label for label in every if not only or label.kind in only)
+    ]
+    if shard is not None:
+        selected = shard_of(shard, selected, lambda labelled: labelled[1])
     if only_plan:
         rows = [
             (
@@ -149,7 +169,7 @@ def campaign(
                 label.target,
                 ", ".join(f"{name} {value}" for name, value in label.parameters.items()),
             )
-            for label in selected
+            for label, _ in selected
         ]
         session.table(("run", "fault", "place", "with"), rows)
         return ExitCode.PASS
@@ -160,11 +180,10 @@ def campaign(
     ):
         backend_of(inventory.kind).make_ready(inventory, progress)
         in_error = 0
-        for label in selected:
-            source = campaign_module.experiment(label, inventory.topology, probe=probe)
-            if _is_done(out, label.name, source, inventory.digest):
+        for label, resolved in selected:
+            if (earlier := _newest_of(out, label.name, resolved)) is not None:
+                verdicts.append(_counted(earlier))
                 continue
-            resolved = run_module.resolve(experiment_module.decode(source, source=label.name), source, inventory)
             finished = run_module.execute(resolved, inventory, out=out, progress=progress, guard=holding.refresh)
             if finished.verdict.lab_state == "DIRTY" and not backend_of(inventory.kind).reset(inventory, progress):
                 raise DirtyLab(f"{inventory.name} is DIRTY after {label.name}; run `faultbed heal`, then repeat")
@@ -198,18 +217,24 @@ def _refuse_unknown(only: Iterable[str], kinds: Sequence[str], lab: str) -> None
             raise UsageError(f"--only {kind}: the campaign of {lab} has no such run; {hint(kind, kinds)}")
 
 
-def _is_done(out: Path, name: str, source: bytes, inventory: str) -> bool:
-    """Return whether a run of this name and experiment, on this inventory (by its digest), is over, and no ERROR.
+def _resolved(label: Label, inventory: Inventory, *, probe: bool) -> ResolvedRun:
+    source = campaign_module.experiment(label, inventory.topology, probe=probe)
+    return run_module.resolve(experiment_module.decode(source, source=label.name), source, inventory)
+
+
+def _newest_of(out: Path, name: str, resolved: ResolvedRun) -> VerdictFile | None:
+    """Return the verdict of the newest run of this name, experiment and inventory that is over, and no ERROR.
 
     A campaign with probes has runs of the same names as one without, and so has one on another lab.
     """
     runs = (open_run(path.parent) for path in out.glob(f"*-{name}-*/verdict.json"))
-    return any(
-        run.read_experiment() == source
-        and run.read_plan().inventory == inventory
-        and run.read_verdict().verdict is not Verdict.ERROR
+    verdicts = [
+        (run.started, run.path.name, verdict)
         for run in runs
-    )
+        if run.read_experiment() == resolved.source and run.read_plan().inventory == resolved.plan.inventory
+        if (verdict := run.read_verdict()).verdict is not Verdict.ERROR
+    ]
+    return max(verdicts, key=lambda found: found[:2])[2] if verdicts else None
 
 
 def _outcome(verdict: VerdictFile) -> str:

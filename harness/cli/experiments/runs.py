@@ -15,6 +15,7 @@ from faultbed.harness.cli.experiments.histories import PAIR, show_comparison
 from faultbed.harness.cli.experiments.offending import drained_hosts
 from faultbed.harness.cli.options.names import experiment_argument
 from faultbed.harness.cli.options.numbers import SEED
+from faultbed.harness.cli.options.sharding import shard_option
 from faultbed.harness.confidence import Interval
 from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment import run_plan as plan_module
@@ -22,6 +23,7 @@ from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.experiment.workload_file import Job
 from faultbed.harness.judge import noisy_checks
 from faultbed.harness.record import rundir
+from faultbed.harness.record.run_key import publish
 from faultbed.harness.report import summary
 from faultbed.harness.report.judged_by import judged_by
 from faultbed.harness.run import loop as run_module
@@ -30,7 +32,10 @@ from faultbed.harness.run.prepare import exclusions
 from faultbed.harness.run.prepare.preflight import ALL_CHECKS
 from faultbed.harness.run.repeats import alpha_spending, pooled, repeated
 from faultbed.harness.run.repeats.trials import trial_of
-from faultbed.harness.verdict import Check, ExcludedHost, Verdict, exit_code
+from faultbed.harness.run.sweeps.finished_runs import find_finished_runs, join
+from faultbed.harness.run.sweeps.shards import Shard, shard_of
+from faultbed.harness.run.sweeps.sweep_points import Point
+from faultbed.harness.verdict import Check, ExcludedHost, Verdict, exit_code, worst
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import ConfigError, Unsupported, UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
@@ -45,6 +50,7 @@ _MOST = 10
 
 @click.command()
 @experiment_argument
+@click.argument("shards", nargs=-1, metavar="[DIR]...", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--seed", type=SEED, help="Seed of all random choices, instead of the file's.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print every step and every revert, and do nothing.")
 @click.option(
@@ -60,6 +66,12 @@ _MOST = 10
     show_default=True,
     type=click.IntRange(1, 1000),
     help="Number of runs, with consecutive seeds; they are decided together.",
+)
+@shard_option
+@click.option(
+    "--merge",
+    is_flag=True,
+    help="Run nothing: copy the finished runs in each DIR to --out, and decide the runs of --repeat together.",
 )
 @click.option(
     "--until-decided",
@@ -86,10 +98,13 @@ def run(
     session: Session,
     *,
     experiment: Path,
+    shards: tuple[Path, ...],
     seed: int | None,
     only_plan: bool,
     out: Path,
     repeat: int,
+    shard: Shard | None,
+    merge: bool,
     until_decided: bool,
     most: int | None,
     without: tuple[str, ...],
@@ -103,7 +118,17 @@ def run(
     --out; its report.html is one file that works offline.
 
     `kill -USR1 PID` during the workload writes the flight recorders of its ranks into the run directory.
+
+    With --shard, several labs share the runs of --repeat, and the exit code is that of the worst run of the shard. The
+    runs are decided together by the shard that finds all of them in --out, or by `--merge DIR...`.
     """
+    if shard is not None or merge or shards:
+        _refuse_mixed_options(
+            shards,
+            merge=merge,
+            is_sharded=shard is not None,
+            others=only_plan or until_decided or leave_out or control or repeat == 1,
+        )
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
     most = _most_runs(loaded, repeat, until_decided=until_decided, most=most)
@@ -118,6 +143,10 @@ def run(
             session.err.print(f"would be refused: {reason}", soft_wrap=True)
         return 0
     seeds = range(resolved.plan.seed, resolved.plan.seed + (most or repeat))
+    if shard is not None or merge:
+        trials = _resolve_each(loaded, source, inventory, seeds, left_out)
+        point = Point(number=1, parameters={}, experiment=resolved.experiment, runs=tuple(trials))
+        return _share(session, point, inventory, out, shard, shards, as_json=as_json)
     backend, resets = backend_of(inventory.kind), traits_of(inventory.kind).has_snapshot
     if leave_out and not resets:  # before the reservation, which depends on the hosts that take part
         with session.progress() as progress:
@@ -137,10 +166,94 @@ def run(
     if len(trials) == 1:
         _show(session, runs[0], as_json=as_json)
         return exit_code(runs[0].verdict.verdict, runs[0].verdict.lab_state)
+    return _pool(session, runs, loaded, most=most, planned=None if most else repeat, as_json=as_json)
+
+
+def _pool(
+    session: Session,
+    runs: Sequence[Finished],
+    loaded: Experiment,
+    *,
+    most: int | None,
+    planned: int | None,
+    as_json: bool,
+) -> int:
+    """Decide several runs together, record and print that, and return the exit code."""
     pool = pooled.pool([_trial(finished, loaded) for finished in runs], loaded.expectations, most=most)
     written = rundir.write_pooled(runs[0].run_dir, pooled.encode(pool))
-    _show_repeated(session, runs, pool, written, planned=None if most else repeat, as_json=as_json)
+    _show_repeated(session, runs, pool, written, planned=planned, as_json=as_json)
     return exit_code(pool.verdict, pool.lab_state)
+
+
+def _refuse_mixed_options(folders: Sequence[Path], *, merge: bool, is_sharded: bool, others: bool) -> None:
+    """Raise click's usage error if `--shard` or `--merge` is given with an option that it does not fit."""
+    if merge != bool(folders) or (merge and is_sharded):
+        raise click.UsageError("--merge takes the DIRs of the shards, and no --shard")
+    if others:
+        raise click.UsageError(
+            "--shard and --merge share the runs of --repeat N; give them without --plan, --until-decided, --leave-out "
+            "and --control"
+        )
+
+
+def _share(
+    session: Session,
+    point: Point,
+    inventory: Inventory,
+    out: Path,
+    shard: Shard | None,
+    folders: Sequence[Path],
+    *,
+    as_json: bool,
+) -> int:
+    """Make the missing runs of a shard, or none (`shard` None: merge `folders`); decide all runs if they are there."""
+    made: list[Finished] = []
+    if shard is None:
+        with session.progress() as progress:
+            join(folders, out, [point], progress)
+    else:
+        done = {run.read_plan().seed for run in find_finished_runs(out, [point]).get(1, ())}
+        own = shard_of(shard, point.runs, lambda run: run)
+        made = _make_shard([run for run in own if run.plan.seed not in done], inventory, session, out)
+    found = find_finished_runs(out, [point]).get(1, [])
+    finished = [Finished(run_dir=run, verdict=run.read_verdict(), report=run.report) for run in found]
+    if len(finished) == len(point.runs):
+        return _pool(session, finished, point.experiment, most=None, planned=len(point.runs), as_json=as_json)
+    sentence = f"{len(finished)} of {len(point.runs)} runs are finished in {out}; they are decided when all are"
+    if shard is None:
+        raise UsageError(f"--merge: {sentence}; give the DIRs of all shards, or run the missing ones")
+    own_seeds = {run.plan.seed for run in shard_of(shard, point.runs, lambda run: run)}
+    verdicts = {one.verdict.seed: one.verdict for one in (*finished, *made) if one.verdict.seed in own_seeds}
+    verdict = worst(one.verdict for one in verdicts.values()) if verdicts.keys() == own_seeds else Verdict.INCONCLUSIVE
+    is_dirty = any(one.lab_state == "DIRTY" for one in verdicts.values())
+    if as_json:
+        session.json({"shard": str(shard), "verdict": verdict, "runs": [one.run_dir.path for one in finished]})
+    else:
+        session.out.print(f"shard {shard}: {verdict}, the worst of its runs; {sentence}", soft_wrap=True)
+    return exit_code(verdict, "DIRTY" if is_dirty else "CLEAN")
+
+
+def _make_shard(runs: Sequence[ResolvedRun], inventory: Inventory, session: Session, out: Path) -> list[Finished]:
+    """Make runs of a shard, and publish each under its key, so that several shards can share a folder."""
+    if not runs:
+        return []
+    is_whole = traits_of(inventory.kind).has_snapshot
+    names = () if is_whole else {name for run in runs for name in run_module.touched(run, inventory.topology)}
+    made: list[Finished] = []
+    with (
+        hold(inventory, sorted(names), why=f"run {runs[0].plan.experiment}", mode="exclusive") as holding,
+        session.progress(also=holding.heartbeat) as progress,
+    ):
+        backend_of(inventory.kind).make_ready(inventory, progress)
+        for run in runs:
+            finished = run_module.execute(run, inventory, out=out, progress=progress, guard=holding.refresh)
+            published = publish(finished.run_dir)
+            verdict = published.read_verdict()
+            made.append(Finished(run_dir=published, verdict=verdict, report=published.report))
+            progress(f"seed {verdict.seed}: {verdict.verdict}, lab {verdict.lab_state}")
+            if verdict.lab_state == "DIRTY":
+                break  # nothing after it could be trusted
+    return made
 
 
 def _most_runs(loaded: Experiment, repeat: int, *, until_decided: bool, most: int | None) -> int | None:

@@ -12,16 +12,22 @@ from rich.text import Text
 from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from faultbed.harness.cli.options.names import experiment_argument
 from faultbed.harness.cli.options.numbers import SEED
+from faultbed.harness.cli.options.sharding import LocalWorkers, shard_option
 from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment.parameters import parse
 from faultbed.harness.quantities import format_duration
 from faultbed.harness.record.sweep_file import SweepFile, SweptPoint
 from faultbed.harness.report.sweeps import sweep_text
 from faultbed.harness.run.prepare.resolve import touched
+from faultbed.harness.run.sweeps.finished_runs import join
+from faultbed.harness.run.sweeps.shards import Shard
 from faultbed.harness.run.sweeps.sweep_points import metrics_for, points_of
 from faultbed.harness.run.sweeps.sweep_runner import Sweep
 from faultbed.harness.verdict import exit_code
 from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.directories import home_dir
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.extras import extra
 from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.tenancy.lab_lease import hold
 
@@ -30,6 +36,7 @@ __all__ = ["COMMANDS"]
 
 @click.command()
 @experiment_argument
+@click.argument("shards", nargs=-1, metavar="[DIR]...", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--over",
     "overs",
@@ -43,6 +50,19 @@ __all__ = ["COMMANDS"]
 @click.option("--seed", type=SEED, help="Seed of the first run of each point, instead of the file's.")
 @click.option("--metric", "names", multiple=True, help="A metric of the table. Default: those that the file bounds.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print the points and how long they may take; run nothing.")
+@shard_option
+@click.option(
+    "--on",
+    "workers",
+    type=LocalWorkers(),
+    metavar="local:N",
+    help="Make the runs on N labs on this machine at a time. Needs the extra `scale`.",
+)
+@click.option(
+    "--merge",
+    is_flag=True,
+    help="Run nothing: copy the finished runs of the sweeps in each DIR to --out, and judge them together.",
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -54,11 +74,15 @@ def sweep(
     session: Session,
     *,
     experiment: Path,
+    shards: tuple[Path, ...],
     overs: tuple[str, ...],
     repeat: int,
     seed: int | None,
     names: tuple[str, ...],
     only_plan: bool,
+    shard: Shard | None,
+    workers: int | None,
+    merge: bool,
     out: Path | None,
     as_json: bool,
 ) -> int:
@@ -67,21 +91,44 @@ def sweep(
     Each point is a run like that of `faultbed run`, with its own run directory. A point that is INCONCLUSIVE or ERROR
     has no number. The exit code is that of the worst point. After Ctrl-C or a kill, the same command resumes. It
     repeats a run that was not finished, ended in ERROR, or left the lab DIRTY.
+
+    With --shard, several labs make the runs of one sweep, and the exit code is that of the worst run of the shard. If
+    the labs share --out, the sweep is complete when all shards have ended. If not, `--merge DIR...` joins the folders.
     """
+    _refuse_mixed_options(shards, shard, merge=merge, only_plan=only_plan)
     inventory = session.inventory()
     out = out or Path("runs") / f"sweep-{experiment.stem}"
     content = experiment.read_bytes()
     experiment_module.load(experiment)
     parameters = [parse(text) for text in overs]
     points = points_of(content, parameters, inventory, source=str(experiment), seed=seed, repeat=repeat)
-    opened = Sweep.open(out, inventory, parameters, points, metrics_for(points, names))
+    metrics = metrics_for(points, names)
+    if merge:
+        with session.progress() as progress:
+            join(shards, out / "runs", points, progress)
+        result = Sweep.open(out, inventory, parameters, points, metrics).write_outputs()
+        _show(session, result, out, as_json=as_json)
+        return exit_code(result.verdict, result.lab_state)
+    opened = Sweep.open(out, inventory, parameters, points, metrics, shard)
     if only_plan:
         _show_plan(session, opened, as_json=as_json)
         return 0
     decided = [trial for point in points for trial in point.runs]
     whole = traits_of(inventory.kind).has_snapshot
     targets = () if whole else {name for trial in decided for name in touched(trial, inventory.topology)}
-    if opened.pending_runs():
+    if opened.pending_runs() and workers is not None:
+        if not whole:
+            raise UsageError(
+                f"--on local:{workers}: {inventory.name} has machines of its own; use --shard with more labs"
+            )
+        with extra("scale", "--on"):
+            from faultbed.harness.run.workers.worker_pool import LocalPool  # noqa: PLC0415 - an optional package
+        with (
+            session.progress() as progress,
+            LocalPool(workers, home_dir() / "workers", inventory=inventory.path, progress=progress) as pool,
+        ):
+            result = opened.execute_on(pool, progress)
+    elif opened.pending_runs():
         with (
             hold(inventory, sorted(targets), why=f"sweep {points[0].experiment.name}", mode="exclusive") as holding,
             session.progress(also=holding.heartbeat) as progress,
@@ -91,7 +138,19 @@ def sweep(
     else:
         result = opened.write_outputs()
     _show(session, result, out, as_json=as_json)
+    if shard is not None:
+        verdict, lab_state = opened.own_verdict()
+        session.err.print(f"shard {shard}: {verdict}, the worst of its runs, lab {lab_state}", soft_wrap=True)
+        return exit_code(verdict, lab_state)
     return exit_code(result.verdict, result.lab_state)
+
+
+def _refuse_mixed_options(folders: Sequence[Path], shard: Shard | None, *, merge: bool, only_plan: bool) -> None:
+    """Raise click's usage error if the options do not fit each other."""
+    if merge != bool(folders):
+        raise click.UsageError("--merge and the DIRs of the shards need each other; give both or none")
+    if merge and (shard is not None or only_plan):
+        raise click.UsageError("--merge runs nothing; give it without --shard and --plan")
 
 
 def _show_plan(session: Session, opened: Sweep, *, as_json: bool) -> None:
@@ -123,7 +182,7 @@ def _show_plan(session: Session, opened: Sweep, *, as_json: bool) -> None:
                 str(point.number),
                 *point.parameters.values(),
                 str(len(point.runs)),
-                str(len(point.runs) - counts[point.number]),
+                str(len(opened.finished_runs.get(point.number, ()))),
                 _time(times[point.number]),
             )
             for point in opened.points

@@ -11,36 +11,52 @@ The run directories, not `sweep.json`, decide what is finished. A run is finishe
     its verdict is not ERROR, and it left the lab CLEAN,
     it was made on the same kind of machine (accelerator and number of CPUs) as the newest run.
 
-All other runs are made again.
+All other runs are made again. A finished run is published under its key (`faultbed.harness.record.run_key`), so that
+several shards of a sweep can share its folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Protocol, TypeVar
 
-from faultbed.harness.experiment import run_plan
+import msgspec
+
 from faultbed.harness.experiment.metrics import Metric
 from faultbed.harness.experiment.parameters import Parameter
 from faultbed.harness.quantities import format_duration
-from faultbed.harness.record import code, sweep_file
+from faultbed.harness.record import sweep_file
+from faultbed.harness.record.run_key import machine_of, publish
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.record.sweep_file import SweepFile, SweptParameter, SweptPoint
-from faultbed.harness.run import loop
+from faultbed.harness.run import ends, loop
 from faultbed.harness.run.prepare.resolve import ResolvedRun
+from faultbed.harness.run.sweeps.finished_runs import find_finished_runs
 from faultbed.harness.run.sweeps.point_values import MODEL, swept_point, took_s
+from faultbed.harness.run.sweeps.shards import Shard, shard_of
 from faultbed.harness.run.sweeps.sweep_points import Point, expected_s
-from faultbed.harness.verdict import ExitCode, Verdict
+from faultbed.harness.run.workers.run_tasks import make_run, task_of
+from faultbed.harness.verdict import ExitCode, LabState, Verdict, worst
 from faultbed.inject.injector import Mutation
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 
-__all__ = ["Sweep", "find_finished_runs"]
+__all__ = ["Sweep", "Workers"]
 
 Progress = Callable[[str], None]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Workers(Protocol):
+    """Labs that make runs at the same time."""
+
+    def map(self, work: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[T, R | Exception]]:
+        """Do something with each item on some worker, and yield the results as they come, or the error of one."""
 
 
 @dataclass(kw_only=True)
@@ -53,6 +69,7 @@ class Sweep:
         parameters: the swept parameters with their values.
         points: one for each combination of values, each with its resolved runs.
         metrics: the metrics of the table and the plot.
+        shard: makes only the runs of this shard; None: all.
         finished_runs: the finished runs of each point, by the point's number. `execute` adds every run that it makes,
             whatever its verdict.
         is_dirty: whether `execute` ended with an error that leaves the lab DIRTY. The run that raised it is not among
@@ -64,8 +81,10 @@ class Sweep:
     parameters: Sequence[Parameter]
     points: Sequence[Point]
     metrics: Sequence[Metric]
+    shard: Shard | None = None
     finished_runs: dict[int, list[RunDir]] = field(default_factory=dict)
     is_dirty: bool = field(default=False, init=False)
+    _failures: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     _swept: dict[tuple[int, tuple[Path, ...]], SweptPoint] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -76,6 +95,7 @@ class Sweep:
         parameters: Sequence[Parameter],
         points: Sequence[Point],
         metrics: Sequence[Metric],
+        shard: Shard | None = None,
     ) -> Sweep:
         """Return a sweep with the finished runs in its folder. The folder may be missing.
 
@@ -85,6 +105,7 @@ class Sweep:
             parameters: the swept parameters.
             points: the points, at least one, each with at least one run.
             metrics: the metrics to record.
+            shard: the part of the runs to make; None: all.
 
         Raises:
             UsageError: the folder holds the sweep of another experiment or lab, or its `sweep.json` cannot be read.
@@ -97,18 +118,36 @@ class Sweep:
                 f"{folder}: holds a sweep of {stored}, not of {name} on {inventory.name}; choose another --out"
             )
         return cls(
-            folder=folder, inventory=inventory, parameters=parameters, points=points, metrics=metrics,
+            folder=folder, inventory=inventory, parameters=parameters, points=points, metrics=metrics, shard=shard,
             finished_runs=find_finished_runs(folder / "runs", points),
         )  # fmt: skip
 
     def pending_runs(self) -> list[tuple[Point, ResolvedRun]]:
-        """Return the runs that are not finished, each with its point, in the order of execution."""
+        """Return the own runs that are not finished, each with its point, in the order of execution."""
         return [
             (point, resolved)
-            for point in self.points
-            for resolved in point.runs
+            for point, resolved in self._own_runs()
             if resolved.plan.seed not in {run.read_plan().seed for run in self.finished_runs.get(point.number, ())}
         ]
+
+    def own_verdict(self) -> tuple[Verdict, LabState]:
+        """Return the worst verdict of the shard's runs and whether one left the lab DIRTY; a missing run is undecided.
+
+        The sweep itself is judged over the runs of all shards.
+        """
+        by_run = {
+            (number, verdict.seed): verdict
+            for number, runs in self.finished_runs.items()
+            for verdict in (run.read_verdict() for run in runs)
+        }
+        own = [by_run.get((point.number, resolved.plan.seed)) for point, resolved in self._own_runs()]
+        is_dirty = self.is_dirty or any(verdict is not None and verdict.lab_state == "DIRTY" for verdict in own)
+        verdict = worst(Verdict.INCONCLUSIVE if verdict is None else verdict.verdict for verdict in own)
+        return verdict, "DIRTY" if is_dirty else "CLEAN"
+
+    def _own_runs(self) -> list[tuple[Point, ResolvedRun]]:
+        runs = [(point, resolved) for point in self.points for resolved in point.runs]
+        return runs if self.shard is None else shard_of(self.shard, runs, lambda run: run[1])
 
     def expected_s(self) -> dict[int, float | None]:
         """Return the expected seconds of one run of each point, by the point's number; None: not known."""
@@ -135,9 +174,11 @@ class Sweep:
                 finished = loop.execute(
                     resolved, self.inventory, out=self.folder / "runs", progress=progress, guard=guard, mutate=mutate
                 )
-                self.finished_runs.setdefault(point.number, []).append(finished.run_dir)
-                self._drop_runs_of_other_machines(finished.run_dir, progress)
-                sweep_file.write(self.snapshot(), self.folder)
+                run_dir = publish(finished.run_dir)
+                self.finished_runs.setdefault(point.number, []).append(run_dir)
+                self._drop_runs_of_other_machines(run_dir, progress)
+                if self.shard is None:  # with shards, each writes the file once, with the runs of all
+                    sweep_file.write(self.snapshot(), self.folder)
                 verdict = finished.verdict
                 progress(f"point {point.number}, seed {verdict.seed}: {verdict.verdict}, lab {verdict.lab_state}")
                 if verdict.lab_state == "DIRTY":
@@ -149,6 +190,42 @@ class Sweep:
                 self.write_outputs()
             raise
         return self.write_outputs()
+
+    def execute_on(self, workers: Workers, progress: Progress) -> SweepFile:
+        """Make the pending runs on several labs at a time, and return the whole sweep.
+
+        A run that a worker could not make or record makes its point an ERROR, and the others go on. What ends the
+        command is raised again after the sweep's files are written.
+
+        Args:
+            workers: where runs are made.
+            progress: receives a line after every run.
+        """
+        tasks = {
+            task_of(resolved, self.inventory.path, self.folder / "runs"): point
+            for point, resolved in self.pending_runs()
+        }
+        try:
+            for task, outcome in workers.map(make_run, list(tasks)):
+                point = tasks[task]
+                if isinstance(outcome, Exception):
+                    self._failures[point.number] = f"seed {task.seed}: {ends.describe(outcome)}"
+                    progress(f"point {point.number}, {self._failures[point.number]}")
+                    continue
+                self._add(point, RunDir(self.folder / "runs" / outcome.name), progress)
+        finally:
+            written = self.write_outputs()
+        return written
+
+    def _add(self, point: Point, run: RunDir, progress: Progress) -> None:
+        runs = self.finished_runs.setdefault(point.number, [])
+        runs.append(run)
+        runs.sort(key=lambda one: one.read_verdict().seed)
+        self._drop_runs_of_other_machines(run, progress)
+        sweep_file.write(self.snapshot(), self.folder)
+        verdict = run.read_verdict()
+        left = len(self.pending_runs())
+        progress(f"point {point.number}, seed {verdict.seed}: {verdict.verdict}, lab {verdict.lab_state}; {left} left")
 
     def snapshot(self) -> SweepFile:
         """Return the contents of `sweep.json` for the runs that are finished now."""
@@ -177,6 +254,8 @@ class Sweep:
         # matplotlib takes a second to import, and most commands draw nothing.
         from faultbed.harness.report.sweeps import sweep_page  # noqa: PLC0415
 
+        if self.shard is not None:
+            self._add_runs_of_other_shards()
         snapshot = self.snapshot()
         self.folder.mkdir(parents=True, exist_ok=True)
         sweep_file.write(snapshot, self.folder)
@@ -184,13 +263,23 @@ class Sweep:
         sweep_page.render(snapshot, self.folder)
         return snapshot
 
+    def _add_runs_of_other_shards(self) -> None:
+        """Add the runs that other shards have published in the folder meanwhile, on the same kind of machine."""
+        mine = {machine_of(run.read_environment()) for runs in self.finished_runs.values() for run in runs}
+        for number, runs in find_finished_runs(self.folder / "runs", self.points).items():
+            own = self.finished_runs.setdefault(number, [])
+            seeds = {run.read_verdict().seed for run in own}
+            comparable = [run for run in runs if not mine or machine_of(run.read_environment()) in mine]
+            own += [run for run in comparable if run.read_verdict().seed not in seeds]
+            own.sort(key=lambda run: run.read_verdict().seed)
+
     def _drop_runs_of_other_machines(self, newest: RunDir, progress: Progress) -> None:
         """Make runs pending again that were made on another kind of machine: their times cannot be compared."""
-        mine = _machine_of(newest)
+        mine = machine_of(newest.read_environment())
         for number, runs in self.finished_runs.items():
-            comparable = [run for run in runs if _machine_of(run) == mine]
+            comparable = [run for run in runs if machine_of(run.read_environment()) == mine]
             if dropped := len(runs) - len(comparable):
-                other_machine = next(_machine_of(run) for run in runs if run not in comparable)
+                other_machine = next(machine_of(run.read_environment()) for run in runs if run not in comparable)
                 progress(
                     f"point {number}: {dropped} finished runs discarded: made with {other_machine}, the newest with "
                     f"{mine}"
@@ -203,7 +292,10 @@ class Sweep:
         key = point.number, tuple(run.path for run in runs)
         if key not in self._swept:
             self._swept[key] = swept_point(point, runs, self.metrics, self.folder)
-        return self._swept[key]
+        swept = self._swept[key]
+        if (failure := self._failures.get(point.number)) is not None:
+            return msgspec.structs.replace(swept, verdict=Verdict.ERROR, why=failure, values=())
+        return swept
 
     def _remaining(self, pending: Sequence[tuple[Point, ResolvedRun]]) -> str:
         expected_by_point = self.expected_s()
@@ -212,55 +304,3 @@ class Sweep:
         if len(known) < len(times):
             return ""
         return f"; {len(pending)} run{'s' if len(pending) > 1 else ''} left, about {format_duration(sum(known) * 1e9)}"
-
-
-def find_finished_runs(runs: Path, points: Sequence[Point]) -> dict[int, list[RunDir]]:
-    """Return the finished runs of the points, by the point's number, in order of seeds.
-
-    Args:
-        runs: folder of run directories; it may be missing. Other experiments' runs in it are ignored.
-        points: the points whose runs to look for.
-    """
-    by_plan = {
-        (resolved.source, run_plan.encode(resolved.plan)): (point.number, resolved.plan.seed)
-        for point in points
-        for resolved in point.runs
-    }
-    runs_by_point: dict[tuple[int, int], RunDir] = {}
-    newest: RunDir | None = None
-    for path in sorted(runs.iterdir()) if runs.is_dir() else ():
-        match = _match_point(RunDir(path), by_plan)
-        if match is not None:
-            newest = runs_by_point[match] = RunDir(path)
-    if newest is not None:
-        runs_by_point = {match: run for match, run in runs_by_point.items() if _machine_of(run) == _machine_of(newest)}
-    finished: dict[int, list[RunDir]] = {}
-    for (number, _), run in sorted(runs_by_point.items()):
-        finished.setdefault(number, []).append(run)
-    return finished
-
-
-def _machine_of(run: RunDir) -> str:
-    """Return the kind of machine that a finished run was made on, in words."""
-    environment = run.read_environment()
-    return f"{environment.accelerator or 'no accelerator'} on {environment.cpu_count} CPUs"
-
-
-def _match_point(run: RunDir, by_plan: Mapping[tuple[bytes, bytes], tuple[int, int]]) -> tuple[int, int] | None:
-    """Return the point's number and the seed of a finished run; None: it is not of this sweep, or not finished.
-
-    A run by other sources of faultbed does not count, nor does one with zero intensity (`--control`), nor a directory
-    with the files of two runs.
-    """
-    try:
-        match = by_plan.get((run.read_experiment(), (run.path / "plan.json").read_bytes()))
-        if match is None:
-            return None
-        measured, verdict = run.read_measurements(), run.read_verdict()
-        run.refuse_mixed(verdict, run.read_plan(), measured)
-        is_comparable = run.read_environment().code == code.digest() and not measured.is_control
-    except (OSError, UsageError):
-        return None
-    if not is_comparable:
-        return None
-    return match if verdict.verdict is not Verdict.ERROR and verdict.lab_state == "CLEAN" else None

@@ -200,6 +200,20 @@ def test_campaign_repeats_runs_that_were_errors_and_no_other_ones(campaign_of):
     assert campaign_of([verdict_of("PASS")], *ONLY)[1] == 0
 
 
+def test_campaign_called_again_ends_as_it_did_without_running_anything(campaign_of):
+    """The second call used to end with 0, although the only run was INCONCLUSIVE."""
+    assert campaign_of([verdict_of("INCONCLUSIVE")], *ONLY)[0].return_value == 2
+    done, began = campaign_of([verdict_of("PASS")], *ONLY)
+    assert (began, done.return_value) == (0, 2)
+
+
+def test_campaign_shards_make_each_run_once(campaign_of):
+    only = ("--only", "gpu.throttle", "--places", "3")
+    counts = [campaign_of([verdict_of("PASS")], *only, "--shard", f"{number}/2")[1] for number in (1, 2)]
+    assert sorted(counts) == [1, 2]
+    assert campaign_of([verdict_of("PASS")], *only)[1] == 0
+
+
 def test_campaign_repeats_runs_that_were_made_without_probes_or_on_another_lab(campaign_of, tmp_path):
     """The names of the runs are the same: a campaign with probes was done before it had begun."""
     passed, other = [verdict_of("PASS")], tmp_path / "other.yml"

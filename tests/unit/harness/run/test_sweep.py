@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import re
 from collections import Counter
-from datetime import UTC, datetime
-from types import SimpleNamespace
 
 import house
 import msgspec
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from finished_run import EVIL, parsed
-from synthetic_run import synthetic_run
+from synthetic_sweep import SHARE, SOFT, points, swept, written
 
-from faultbed.harness import judge
 from faultbed.harness.analysis.observations import Observation
-from faultbed.harness.analysis.observe import observe
-from faultbed.harness.cli.main import cli
 from faultbed.harness.confidence import resolution
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.experiment.parameters import parse
@@ -29,78 +22,14 @@ from faultbed.harness.record import rundir, sweep_file
 from faultbed.harness.report.sweeps import sweep_text
 from faultbed.harness.report.sweeps.sweep_chart import COLOURS, MARKERS, axis_values, sweep_chart
 from faultbed.harness.report.sweeps.sweep_page import render_html
-from faultbed.harness.run.loop import Finished
 from faultbed.harness.run.repeats.pooled import Trial, why_left_out
+from faultbed.harness.run.sweeps.finished_runs import find_finished_runs
 from faultbed.harness.run.sweeps.point_values import _counted_metrics, _value, point_value
 from faultbed.harness.run.sweeps.sweep_points import expected_s, metrics_for, points_of
-from faultbed.harness.run.sweeps.sweep_runner import Sweep, find_finished_runs
+from faultbed.harness.run.sweeps.sweep_runner import Sweep
 from faultbed.harness.verdict import Check, Verdict, VerdictFile, worst
 from faultbed.testbed.errors import ConfigError, DirtyLab, Interrupted, LabError, UsageError
 from faultbed.testbed.inventory import lab_inventory
-
-DEMO = str(house.DEMO)
-SOFT = lab_inventory.load(house.HOUSE / "inventory" / "soft.yml")
-SHARE = "faults[1].set.share"
-OVER = f"{SHARE}=0.1,0.2,0.4"
-
-
-def points(*overs, repeat=1, seed=None, inventory=SOFT):
-    parameters = [parse(text) for text in overs or (OVER,)]
-    made = points_of(house.DEMO.read_bytes(), parameters, inventory, source="demo", seed=seed, repeat=repeat)
-    return parameters, made
-
-
-@functools.cache
-def measured(*, fired, lab_state, is_control):
-    run = msgspec.structs.replace(synthetic_run(fired=fired, lab_state=lab_state), is_control=is_control)
-    return run, observe(run)
-
-
-def written(decided, out, *, fired=True, error=None, lab_state="CLEAN", code=None, is_control=False, accelerator="tcg"):
-    """Write a run directory with synthetic measurements, and the judge's verdict on them."""
-    directory = rundir.create(
-        out, experiment=decided.source, name="demo", seed=decided.plan.seed, lab="soft", started=datetime.now(UTC)
-    )
-    run, observed = measured(fired=fired, lab_state=lab_state, is_control=is_control)
-    directory.write_plan(decided.plan)
-    environment = rundir.describe_environment(qemu=None, accelerator=accelerator, guest_kernel=None)
-    directory.write_environment(msgspec.structs.replace(environment, code=code or environment.code))
-    directory.write_measurements(run)
-    expected = decided.experiment.expectations
-    output = judge.judge(plan=decided.plan, expectations=expected, run=run, observed=observed)
-    if error is not None:
-        check = Check(name="harness", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="", detail=error)
-        output = msgspec.structs.replace(output, checks=(check, *output.checks), verdict=Verdict.ERROR)
-    directory.write_verdict(output)
-    return Finished(run_dir=directory, verdict=output, report=directory.report)
-
-
-@pytest.fixture
-def executed(monkeypatch, tmp_path):
-    """Run `faultbed sweep` without a lab. `acts` maps the number of a run to what it does instead of passing."""
-    done = SimpleNamespace(shares=[], acts={}, folder=tmp_path / "sweep")
-
-    def execute(decided, inventory, *, out, progress, guard, mutate=None):
-        done.shares.append(dict(decided.plan.faults[1].parameters)["share"])
-        act = done.acts.get(len(done.shares), {})
-        if isinstance(act, BaseException):
-            half = rundir.create(
-                out, experiment=decided.source, name="demo", seed=decided.plan.seed, lab="soft",
-                started=datetime.now(UTC),
-            )  # fmt: skip
-            half.write_plan(decided.plan)
-            raise act
-        return written(decided, out, **act)
-
-    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("faultbed.harness.run.loop.execute", execute)
-    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.up", lambda inventory, progress: "already up")
-    return done
-
-
-def swept(executed, *words):
-    command = ["sweep", DEMO, "--over", OVER, "--out", str(executed.folder), *words]
-    return CliRunner().invoke(cli, command, standalone_mode=False)
 
 
 def test_points_are_all_combinations_and_the_last_parameter_changes_fastest():
@@ -257,8 +186,8 @@ def _runs_of(folder):
 
 def test_sweep_truncated_verdict_is_run_again(executed):
     swept(executed)
-    for path in sorted(executed.folder.glob("runs/*/verdict.json"))[1:2]:
-        path.write_bytes(path.read_bytes()[:100])
+    path = _runs_of(executed.folder)[1].path / "verdict.json"
+    path.write_bytes(path.read_bytes()[:100])
     swept(executed)
     assert executed.shares == [0.1, 0.2, 0.4, 0.2]
 
@@ -266,7 +195,7 @@ def test_sweep_truncated_verdict_is_run_again(executed):
 def test_sweep_repeats_a_run_whose_verdict_belongs_to_a_different_run(executed):
     """If the verdict.json of another seed was copied over this one, the point would get that run's verdict."""
     swept(executed)
-    one, two, _ = sorted(executed.folder.glob("runs/*/verdict.json"))
+    one, two, _ = (run.path / "verdict.json" for run in _runs_of(executed.folder))
     two.write_bytes(one.read_bytes().replace(b'"seed": ', b'"seed": 1'))
     swept(executed)
     assert executed.shares == [0.1, 0.2, 0.4, 0.2]
@@ -501,5 +430,6 @@ def test_sweep_observes_a_run_no_more_often_when_later_runs_follow(executed, mon
 
     monkeypatch.setattr(rundir.RunDir, "read_measurements", counted)
     assert swept(executed).return_value == 0
-    assert len(reads) == 3
-    assert len(set(reads.values())) == 1, reads
+    observed = [reads[run.path] for run in _runs_of(executed.folder)]  # under their keys, to which they were renamed
+    assert len(observed) == 3
+    assert len(set(observed)) == 1, reads

@@ -1,0 +1,153 @@
+"""One read-only SQL statement on a database in memory, within bounds of time and memory.
+
+SQLite itself decides what a statement may do: its authorizer is called for everything that a statement needs, while it
+is compiled (sqlite.org/c3ref/set_authorizer.html), so no statement is judged by its text.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from faultbed.testbed.errors import UsageError
+
+__all__ = ["MAX_BYTES", "MAX_ROWS", "MAX_S", "Answer", "Cell", "ask"]
+
+MAX_S = 60.0
+"""Most seconds of one statement."""
+MAX_ROWS = 100_000
+MAX_BYTES = 256 << 20
+"""Most memory that a statement may take beyond the tables, and most bytes of its answer."""
+_MAX_CELL_BYTES = 4 << 20
+_OPERATIONS = 10_000
+"""Instructions of SQLite's virtual machine between two looks at the clock."""
+_ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+
+Cell: TypeAlias = "int | float | str | bytes | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The columns and rows of a statement."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Cell, ...]]
+
+
+def ask(connection: sqlite3.Connection, sql: str) -> Answer:
+    """Run one read-only statement. Nothing can be written over the connection afterwards.
+
+    SQL has the aggregates `median(x)` and `quantile(x, q)` besides SQLite's own.
+
+    Raises:
+        UsageError: it is no statement, more than one, wrong, one that would change something, or beyond a bound.
+    """
+    wrong: list[str] = []
+    deadline = time.monotonic() + MAX_S
+    _restrict(connection, deadline, wrong)
+    try:
+        cursor = connection.execute(sql)
+        if cursor.description is None:
+            raise UsageError("query: no question in it; give one SELECT")
+        columns = tuple(column[0] for column in cursor.description)
+        return Answer(columns=columns, rows=_bounded(cursor))
+    # Python 3.11 raises sqlite3.Warning for a second statement, later versions ProgrammingError.
+    except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
+        raise UsageError(f"query: {_reason(error, deadline, wrong)}") from error
+
+
+def _restrict(connection: sqlite3.Connection, deadline: float, wrong: list[str]) -> None:
+    """Add the aggregates and set the bounds; the authorizer comes last, because it refuses PRAGMA, too."""
+    connection.set_authorizer(None)
+    for name, arguments in (("median", 1), ("quantile", 2)):
+        connection.create_aggregate(name, arguments, _aggregate(name, wrong))
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_CELL_BYTES)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    connection.execute("PRAGMA temp_store = MEMORY")  # else a large sort would fill the disk instead
+    # What the tables take is not known, so they are allowed for by the size of the database's pages.
+    (pages,), (page_bytes,) = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
+    connection.execute(f"PRAGMA hard_heap_limit = {2 * pages * page_bytes + MAX_BYTES}")
+    connection.set_progress_handler(lambda: time.monotonic() > deadline, _OPERATIONS)
+    connection.set_authorizer(_authorize)
+
+
+def _authorize(action: int, first: str | None, second: str | None, _database: str | None, _inner: str | None) -> int:
+    """Allow what reads the tables. `second` is the name of a function; loading code is none of them."""
+    del first
+    if action == sqlite3.SQLITE_FUNCTION and second == "load_extension":
+        return sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
+
+
+def _bounded(cursor: sqlite3.Cursor) -> list[tuple[Cell, ...]]:
+    """Fetch all rows of an answer.
+
+    Raises:
+        UsageError: it is longer than `MAX_ROWS` or `MAX_BYTES`: part of an answer would look like all of it.
+    """
+    rows: list[tuple[Cell, ...]] = []
+    count_bytes = 0
+    for row in cursor:
+        count_bytes += sum(len(cell) if isinstance(cell, str | bytes) else 8 for cell in row)
+        if len(rows) == MAX_ROWS or count_bytes > MAX_BYTES:
+            raise UsageError(
+                f"query: more than {MAX_ROWS:,} rows or {MAX_BYTES >> 20} MiB; count or group them, or add LIMIT"
+            )
+        rows.append(row)
+    return rows
+
+
+def _reason(error: Exception, deadline: float, wrong: Sequence[str]) -> str:
+    if wrong:
+        return wrong[0]
+    text = str(error)
+    if text == "interrupted":
+        if time.monotonic() > deadline:
+            return f"not done after {MAX_S:g} s; join on columns that are equal, or add WHERE and LIMIT"
+        raise KeyboardInterrupt from error  # Ctrl-C while SQLite called the progress handler
+    if "not authorized" in text or "prohibited" in text:
+        return f"{text}: a query only reads; give one SELECT"
+    if isinstance(error, MemoryError) or "out of memory" in text:
+        return f"it needs more than {MAX_BYTES >> 20} MiB; add WHERE, or group by fewer values"
+    if "one statement" in text:
+        return f"{text}; give one SELECT"
+    return f"{text}; `faultbed query --help` lists tables and columns"
+
+
+def _aggregate(name: str, wrong: list[str]) -> type[Any]:
+    """Return SQLite's class of the aggregate `median` or `quantile`; a reason why it raises goes to `wrong`."""
+
+    class Quantile:
+        """Quantile by linear interpolation between order statistics, as numpy's default (Hyndman and Fan, type 7)."""
+
+        def __init__(self) -> None:
+            self.values: list[float] = []
+            self.share: object = 0.5
+
+        def step(self, value: object, share: object = 0.5) -> None:
+            if value is None:
+                return
+            if not isinstance(value, int | float):
+                self._fail(f"{name}(): {value!r} is no number; add WHERE typeof(x) IN ('integer', 'real')")
+            if not isinstance(share, int | float) or not 0 <= share <= 1:
+                self._fail(f"{name}(): {share!r} is no share from 0 to 1")
+            self.values.append(float(value))  # type: ignore[arg-type]
+            self.share = share
+
+        def finalize(self) -> float | None:
+            if not self.values:
+                return None
+            values = sorted(self.values)
+            at = float(self.share) * (len(values) - 1)  # type: ignore[arg-type]
+            low, high = values[int(at)], values[min(int(at) + 1, len(values) - 1)]
+            return low if low == high else low + (high - low) * (at - int(at))
+
+        @staticmethod
+        def _fail(message: str) -> None:
+            wrong.append(message)
+            raise ValueError(message)
+
+    return Quantile

@@ -1,0 +1,298 @@
+"""Run directories as SQL tables in memory: `runs`, `checks`, `faults` and `points`.
+
+The tables hold what the verdicts say, never more: a run that is damaged, unfinished, mixed from two runs, or a copy of
+another one is left out with its reason, and so is a sweep that names a run which was left out. Of `measurements.json`,
+which is some hundred times as long as a verdict, only both ends are read: whether it is whole, and of which lab it is.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sqlite3
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from pathlib import Path
+
+import msgspec
+
+from faultbed.harness.record import sweep_file
+from faultbed.harness.record.copies import copies_among
+from faultbed.harness.record.measurements import Environment
+from faultbed.harness.record.rundir import RunDir
+from faultbed.harness.record.sweep_file import SweepFile, SweptPoint
+from faultbed.harness.verdict import VerdictFile
+from faultbed.testbed.errors import RecordError, UsageError
+
+__all__ = ["TABLES", "RunTables", "load"]
+
+TABLES: Mapping[str, str] = {
+    "runs": "run TEXT PRIMARY KEY, experiment TEXT, seed, lab TEXT, verdict TEXT, lab_state TEXT, started TEXT, "
+    "version TEXT, code TEXT, accelerator TEXT, cpu_count INTEGER, sweep TEXT, point INTEGER",
+    "checks": "run TEXT, name TEXT, verdict TEXT, observed, bound, unit TEXT, rule TEXT, detail TEXT",
+    "faults": "run TEXT, id TEXT, kind TEXT, target TEXT, fidelity TEXT, proven INTEGER, unproven TEXT, armed INTEGER, "
+    "fired INTEGER, first_s REAL, last_s REAL, witness TEXT, cleared INTEGER, cleared_by TEXT",
+    "points": "sweep TEXT, point INTEGER, parameters TEXT, verdict TEXT, why TEXT, runs INTEGER, metric TEXT, "
+    "unit TEXT, value, low REAL, high REAL, censored INTEGER",
+}
+"""Columns of each table, as SQL. A column without a type holds numbers and text: a check can observe either."""
+_RUN_FILES = frozenset({"experiment.toml", "plan.json", "verdict.json"})
+"""Files of which a run directory has at least one, even if only a part of it was kept."""
+_NO_VERDICT = "it has no verdict: it still runs, or it was killed"
+_MOST_BYTES = 64 << 20
+"""Longest `verdict.json` or `sweep.json` that is read. The longest of a run so far has a hundredth of it."""
+_END_BYTES = 4096
+_LAB = re.compile(rb'\{"schema":1,"lab":("(?:[^"\\]|\\.)*"),')
+_LARGEST = 2**63
+"""SQLite's integers have 64 bits with a sign; a seed has 64 without."""
+_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTables:
+    """The tables in memory, how many runs they hold, and the directories that are left out, with the reason."""
+
+    connection: sqlite3.Connection
+    runs: int
+    left_out: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    path: Path
+    verdict: VerdictFile
+    environment: Environment
+
+
+def load(folders: Sequence[Path]) -> RunTables:
+    """Read every run and sweep below some folders. The order of the runs is that of their paths.
+
+    A run that is reached twice, by overlapping folders or by a link, is read once.
+
+    Raises:
+        UsageError: a folder does not exist, or no run below them can be read.
+    """
+    run_paths, sweep_paths = _found(folders)
+    left_out: dict[str, str] = {}
+    runs: list[_Run] = []
+    for path in run_paths:
+        try:
+            runs.append(_read_run(path))
+        except (UsageError, OSError) as error:
+            left_out[str(path)] = str(error)
+    try:
+        copies = copies_among([run.path / "measurements.json" for run in runs])
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}; repeat the query when nothing moves the runs") from error
+    left_out |= {str(copy.parent): f"it is a copy of {original.parent}" for copy, original in copies.items()}
+    runs = [run for run in runs if run.path / "measurements.json" not in copies]
+    if not runs:
+        why = "".join(f"; {path}: {reason}" for path, reason in list(left_out.items())[:1])
+        raise UsageError(f"{', '.join(map(str, folders))}: no run to query{why}; name the folder of run directories")
+    sweeps = list(_read_sweeps(sweep_paths, runs, left_out))
+    return RunTables(connection=_tables(runs, sweeps), runs=len(runs), left_out=left_out)
+
+
+def _found(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the run directories and the folders of sweeps below some folders, each once, by name."""
+    runs: list[str] = []
+    sweeps: list[str] = []
+    for folder in _apart(folders):
+        for name, subfolders, files in os.walk(folder):
+            if "sweep.json" in files:
+                sweeps.append(name)
+            elif not _RUN_FILES.isdisjoint(files):
+                runs.append(name)
+                subfolders.clear()
+    return [Path(name) for name in sorted(runs)], [Path(name) for name in sorted(sweeps)]
+
+
+def _apart(folders: Sequence[Path]) -> list[Path]:
+    """Return the folders without those that are, or lie in, another one of them."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: no such folder; name the folder that contains the run directories")
+    folder_at = {folder.resolve(): folder for folder in reversed(folders)}
+    return [folder for place, folder in folder_at.items() if folder_at.keys().isdisjoint(place.parents)]
+
+
+def _read_run(path: Path) -> _Run:
+    """Read what a table needs of one run.
+
+    Raises:
+        UsageError: a file is missing or damaged, or the files are of two runs.
+        OSError: a file cannot be read.
+    """
+    run = RunDir(path)
+    _refuse_long(f"{path}/verdict.json", _NO_VERDICT)
+    verdict = run.read_verdict()
+    plan, environment = run.read_plan(), run.read_environment()
+    planned = {fault.id: fault.kind for fault in plan.faults}
+    pairs = (
+        ("experiment", verdict.experiment, "plan.json", plan.experiment),
+        ("seed", verdict.seed, "plan.json", plan.seed),
+        ("lab", verdict.lab, "measurements.json", _lab_of(f"{path}/measurements.json")),
+        *(
+            (f"fault {one.id}", one.kind, "plan.json", planned.get(one.id, "none of that name"))
+            for one in verdict.faults
+        ),
+    )
+    for field, judged, name, recorded in pairs:
+        if judged != recorded:
+            raise RecordError(
+                f"{path / 'verdict.json'}: {field} {judged}, but {recorded} in {name}: they are of two runs; copy the "
+                "run directory again"
+            )
+    return _Run(path=path, verdict=verdict, environment=environment)
+
+
+def _lab_of(path: str) -> str:
+    """Return the lab that a run was measured on, from the two ends of its `measurements.json`.
+
+    Raises:
+        RecordError: the file does not begin or end as this version writes it: it is damaged or cut off.
+        OSError: it cannot be read.
+    """
+    size = _refuse_long(path, "it has no measurements: it was killed, or it is an incomplete copy")
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        start, end = os.pread(descriptor, _END_BYTES, 0), os.pread(descriptor, 2, max(0, size - 2))
+    finally:
+        os.close(descriptor)
+    match = _LAB.match(start)
+    if match is None or end != b"}\n":
+        raise RecordError(f"{path}: not whole, or not as this version writes it; copy the run directory again")
+    lab: str = msgspec.json.decode(match[1], type=str)
+    return lab
+
+
+def _refuse_long(path: str, missing: str) -> int:
+    """Return the size of a file, in bytes.
+
+    Raises:
+        UsageError: it is missing, no regular file, or too long to be what its name says.
+    """
+    try:
+        status = os.stat(path)  # noqa: PTH116 - of thousands of runs: making a Path takes longer
+    except OSError as error:
+        raise UsageError(missing) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"{path}: no regular file; copy the run directory again")
+    if status.st_size > _MOST_BYTES:
+        raise RecordError(f"{path}: {status.st_size} bytes, of at most {_MOST_BYTES}; copy the run directory again")
+    return status.st_size
+
+
+def _read_sweeps(
+    folders: Iterable[Path], runs: Sequence[_Run], left_out: dict[str, str]
+) -> Iterator[tuple[Path, SweepFile, Mapping[Path, int]]]:
+    """Yield each sweep with its folder and the point of each of its runs; those that disagree with a run are left out.
+
+    `sweep.json` is derived from run directories, which may have been removed, replaced or found damaged since.
+    """
+    verdict_of = {run.path: run.verdict for run in runs}
+    for folder in folders:
+        try:
+            _refuse_long(f"{folder}/sweep.json", "it has no sweep.json")
+            sweep = sweep_file.read(folder)
+        except (UsageError, OSError) as error:
+            left_out[str(folder)] = str(error)
+            continue
+        if sweep is None:
+            continue
+        listed = [(point.number, folder / run.run_dir, run) for point in sweep.points for run in point.runs]
+        stale = next(
+            (
+                path
+                for _, path, run in listed
+                if (known := verdict_of.get(path)) is None or (known.verdict, known.seed) != (run.verdict, run.seed)
+            ),
+            None,
+        )
+        if stale is not None:
+            reason = left_out.get(str(stale), "that run has another verdict now, or is gone")
+            left_out[str(folder)] = (
+                f"its sweep.json names {stale}: {reason}; repeat the sweep's command to judge it again"
+            )
+            continue
+        yield folder, sweep, {path: number for number, path, _ in listed}
+
+
+def _tables(runs: Sequence[_Run], sweeps: Sequence[tuple[Path, SweepFile, Mapping[Path, int]]]) -> sqlite3.Connection:
+    """Return a database in memory with the tables."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    for table, columns in TABLES.items():
+        connection.execute(f"CREATE TABLE {table} ({columns})")
+    place_of = {path: (str(folder), number) for folder, _, points in sweeps for path, number in points.items()}
+    connection.execute("BEGIN")
+    _insert(connection, "runs", (_run_row(run, *place_of.get(run.path, (None, None))) for run in runs))
+    _insert(connection, "checks", (row for run in runs for row in _check_rows(run)))
+    _insert(connection, "faults", (row for run in runs for row in _fault_rows(run)))
+    _insert(connection, "points", (row for folder, sweep, _ in sweeps for row in _point_rows(folder, sweep)))
+    connection.execute("COMMIT")
+    return connection
+
+
+def _insert(connection: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:
+    marks = ", ".join("?" * (TABLES[table].count(",") + 1))
+    connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608 - the names are constants
+
+
+def _run_row(run: _Run, sweep: str | None, point: int | None) -> tuple[object, ...]:
+    verdict, environment = run.verdict, run.environment
+    return (
+        str(run.path), verdict.experiment, _cell(verdict.seed), verdict.lab, str(verdict.verdict), verdict.lab_state,
+        f"{RunDir(run.path).started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", environment.git or environment.faultbed,
+        environment.code, environment.accelerator, environment.cpu_count, sweep, point,
+    )  # fmt: skip
+
+
+def _check_rows(run: _Run) -> Iterator[tuple[object, ...]]:
+    name = str(run.path)
+    for check in run.verdict.checks:
+        yield (
+            name, check.name, str(check.verdict), _cell(check.observed), _cell(check.bound), check.unit, check.rule,
+            check.detail,
+        )  # fmt: skip
+
+
+def _fault_rows(run: _Run) -> Iterator[tuple[object, ...]]:
+    name = str(run.path)
+    for fault in run.verdict.faults:
+        fired, cleared = fault.fired, fault.cleared
+        yield (
+            name, fault.id, fault.kind, fault.target, fault.fidelity, fault.proved, "; ".join(fault.unproven) or None,
+            fault.armed.ok, _cell(fired.count), _seconds(fired.first_ns), _seconds(fired.last_ns), fired.witness,
+            cleared.ok, cleared.by,
+        )  # fmt: skip
+
+
+def _point_rows(folder: Path, sweep: SweepFile) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each metric of each point; one without a value where the point has none."""
+    for point in sweep.points:
+        of_metric = {value.metric: value for value in point.values}
+        for metric in sweep.metrics or ("",):
+            value = of_metric.get(metric)
+            numbers: tuple[object, ...] = (None, None, None, None, None)
+            if value is not None:
+                numbers = (value.unit, _cell(value.value), value.low, value.high, value.censored)
+            yield (str(folder), *_point_cells(point), metric, *numbers)
+
+
+def _point_cells(point: SweptPoint) -> tuple[object, ...]:
+    verdict = None if point.verdict is None else str(point.verdict)
+    return point.number, msgspec.json.encode(point.parameters).decode(), verdict, point.why, len(point.runs)
+
+
+def _cell(value: float | str | None) -> float | str | None:
+    """Return a value as SQLite stores it: an integer that does not fit into 64 bits with a sign becomes text."""
+    if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+        return str(value)
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _seconds(time_ns: int | None) -> float | None:
+    return None if time_ns is None else time_ns * _S

@@ -1,0 +1,151 @@
+"""A worker process: one lab of its own, and one task at a time.
+
+The first line of stdin says what to do, with the key of this sweep's channel, which so is in no file, argument or
+environment. End of file on stdin means that the command that started the worker is gone: the run in progress restores
+its lab, and the worker ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import dask
+import msgspec
+from distributed import Security, Worker
+
+from faultbed.harness.run.workers.main_thread import MainThread
+from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.backends.lab_backend import backend_of
+from faultbed.testbed.errors import FaultbedError, UsageError
+from faultbed.testbed.inventory import lab_inventory
+
+__all__ = ["WITHOUT_HTTP", "Channel", "Start", "main"]
+
+WITHOUT_HTTP: dict[str, list[str]] = {"distributed.worker.http.routes": [], "distributed.scheduler.http.routes": []}
+"""Settings of Dask without a page that is served to whoever asks. Its HTTP server is stopped as well."""
+_GONE_S = 30
+"""How long a worker waits for its scheduler."""
+
+
+class Channel(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach a scheduler: its address, and certificate and key that both ends show each other (PEM)."""
+
+    address: str
+    certificate: str
+    key: str
+
+    def security(self) -> Security:
+        """Return Dask's form of it: TLS alone, with certificates of this sweep on both ends."""
+        pair = {f"tls_{role}_{part}": getattr(self, name) for role in ("client", "scheduler", "worker")
+                for part, name in (("cert", "certificate"), ("key", "key"))}  # fmt: skip
+        return Security(require_encryption=True, tls_ca_file=self.certificate, **pair)
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of a worker's stdin. `inventory` None: tasks need no lab."""
+
+    name: str
+    channel: Channel
+    home: str
+    inventory: str | None
+
+
+def main() -> None:
+    """Work until the scheduler or the command that started this process is gone."""
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
+    os.environ["FAULTBED_HOME"] = start.home
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    try:
+        with _alone_in(Path(start.home)), _lab(start.inventory):
+            _work(start)
+    except FaultbedError as error:
+        sys.stderr.write(f"{start.name}: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.ERROR)
+
+
+def _work(start: Start) -> None:
+    tasks = MainThread()
+    server = threading.Thread(target=_serve, args=(start, tasks), daemon=True)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    server.start()
+    tasks.run()
+    server.join()
+
+
+def _serve(start: Start, tasks: MainThread) -> None:
+    async def serve() -> None:
+        with dask.config.set(WITHOUT_HTTP):
+            async with Worker(
+                start.channel.address, name=start.name, nthreads=1, resources={"lab": 1}, executor=tasks,
+                security=start.channel.security(), protocol="tls", host="127.0.0.1", dashboard=False, memory_limit=0,
+                local_directory=str(Path(start.home) / "dask"), death_timeout=_GONE_S,
+            ) as worker:  # fmt: skip
+                worker.http_server.stop()
+                await worker.finished()
+
+    try:
+        asyncio.run(serve())
+    finally:
+        tasks.shutdown()
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _alone_in(home: Path) -> Iterator[None]:
+    """Hold the folder of this worker's state.
+
+    Raises:
+        UsageError: another worker has it.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "worker.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"{home}: another worker has this folder; give each worker its own") from error
+        yield
+
+
+@contextlib.contextmanager
+def _lab(path: str | None) -> Iterator[None]:
+    """Have a lab: end what a worker that was killed has left, start it, and end it with the worker."""
+    if path is None:
+        yield
+        return
+    inventory = lab_inventory.load(Path(path))
+    backend = backend_of(inventory.kind)
+    backend.down(inventory)
+    try:
+        backend.make_ready(inventory, _say)
+        yield
+    finally:
+        backend.down(inventory)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

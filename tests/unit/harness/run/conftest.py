@@ -1,0 +1,5 @@
+"""Fixtures of the run loop's tests."""
+
+from synthetic_sweep import executed
+
+__all__ = ["executed"]

@@ -1,0 +1,173 @@
+"""Workers on this machine with tasks that sleep: deaths, refused connections, and what is left afterwards."""
+
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from house import HOUSE
+
+from faultbed.harness.run.workers.worker_pool import LocalPool
+from faultbed.testbed.errors import LabError
+
+pytestmark = pytest.mark.process
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def pool(tmp_path):
+    lines = []
+    with LocalPool(2, tmp_path / "workers", inventory=None, progress=lines.append) as started:
+        started.lines = lines
+        yield started
+
+
+def publish_once(folder, number, delay_s):
+    """A run in short: look for the key, work in a folder of its own, publish by a rename that one attempt wins."""
+    published = folder / f"key-{number}"
+    if published.exists():
+        return published
+    own = folder / f"own-{number}-{os.getpid()}-{time.monotonic_ns()}"
+    own.mkdir()
+    (own / "result").write_text(str(number))
+    time.sleep(delay_s)
+    try:
+        own.rename(published)
+    except OSError:
+        (own / "result").unlink()
+        own.rmdir()
+    return published
+
+
+def working(folder):
+    return sorted(path for path in folder.iterdir() if path.name.startswith("own-"))
+
+
+def test_results_come_back_and_an_error_is_of_its_task_only(pool):
+    def work(number):
+        if number == 2:
+            raise OSError(28, "No space left on device")
+        return number * 10, os.environ["FAULTBED_HOME"]
+
+    results = dict(pool.map(work, [1, 2, 3, 4]))
+    assert [results[number][0] for number in (1, 3, 4)] == [10, 30, 40]
+    assert isinstance(results[2], OSError)
+    homes = {results[number][1] for number in (1, 3, 4)}
+    assert homes <= {str(path) for path in Path(next(iter(homes))).parent.iterdir()}
+
+
+def test_tasks_of_workers_that_are_killed_are_made_again_and_published_once(pool, tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    ended = threading.Event()
+
+    def kill_some():
+        for _ in range(6):
+            if ended.wait(0.7):
+                return
+            pids = pool.pids()
+            os.kill(pids[len(working(folder)) % len(pids)], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_some)
+    killer.start()
+    results = list(pool.map(lambda number: publish_once(folder, number, 0.3), range(20)))
+    ended.set()
+    killer.join()
+    assert sorted(path.name for _, path in results) == sorted(f"key-{number}" for number in range(20))
+    assert any("killed by signal 9" in line for line in pool.lines)
+    assert len([path for path in folder.iterdir() if path.name.startswith("key-")]) == 20
+
+
+def test_workers_end_with_the_pool(tmp_path):
+    with LocalPool(2, tmp_path, inventory=None, progress=print) as pool:
+        assert [result for _, result in pool.map(abs, [-1])] == [1]
+        pids = pool.pids()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_connection_without_the_certificate_of_the_pool_is_refused(pool):
+    host, port = pool.address.removeprefix("tls://").split(":")
+    list(pool.map(abs, [1]))
+    assert host == "127.0.0.1"
+    with socket.create_connection((host, int(port)), timeout=10) as plain:
+        plain.sendall(b"\0" * 64)
+        with contextlib.suppress(ConnectionResetError):
+            assert plain.recv(64)[:1] in (b"", b"\x15"), "a TLS alert, or the end"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    raw = socket.create_connection((host, int(port)), timeout=10)
+    with raw, pytest.raises((ssl.SSLError, ConnectionError)), context.wrap_socket(raw) as tls:
+        tls.sendall(b"x")
+        if not tls.recv(1):
+            raise ConnectionResetError
+
+
+def test_workers_and_scheduler_listen_on_loopback_alone_and_serve_no_page(pool):
+    list(pool.map(abs, [1]))
+    listening = [address for pid in (os.getpid(), *pool.pids()) for address in listeners(pid)]
+    assert len(listening) == 3, "the scheduler and two workers"
+    assert {address for address, _ in listening} == {"0100007F"}
+
+
+def listeners(pid):
+    """Return the local addresses on which a process listens (proc(5), /proc/net/tcp, state 0A)."""
+    sockets = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    inodes = {name.removeprefix("socket:[").removesuffix("]") for name in sockets if name.startswith("socket:")}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                yield tuple(fields[1].split(":"))
+
+
+def test_secret_of_the_environment_is_in_no_file_of_the_workers(monkeypatch, tmp_path):
+    monkeypatch.setenv("CANARY", "canary-5d41402a")
+    with LocalPool(1, tmp_path, inventory=None, progress=print) as pool:
+        list(pool.map(abs, [1]))
+        key = pool._channel.key
+        words = Path(f"/proc/{pool.pids()[0]}/cmdline").read_bytes()
+    contents = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert contents
+    for secret in (b"canary-5d41402a", key.encode()[30:80]):
+        assert not any(secret in content for content in (*contents, words))
+
+
+def test_two_workers_with_one_home_are_refused(pool, tmp_path):
+    list(pool.map(abs, [1, 2]))
+    message = "another worker has this folder"
+    second = LocalPool(1, tmp_path / "workers", inventory=None, progress=print)
+    with pytest.raises(LabError, match=message), second:
+        list(second.map(abs, [1]))
+    assert [result for _, result in pool.map(abs, [-2])] == [2]
+
+
+_COMMAND = """
+import sys, time
+from pathlib import Path
+from faultbed.harness.run.workers.worker_pool import LocalPool
+with LocalPool(1, Path(sys.argv[1]), inventory=None, progress=print) as pool:
+    list(pool.map(abs, [1]))
+    print(*pool.pids(), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_worker_ends_when_the_command_that_started_it_is_killed(tmp_path):
+    command = [sys.executable, "-c", _COMMAND, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=HOUSE) as process:
+        worker = int(process.stdout.readline())
+        process.kill()
+    deadline = time.monotonic() + 120
+    while Path(f"/proc/{worker}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
