@@ -133,9 +133,9 @@ def campaign(
     A run takes about half a minute; kinds take turns. The command can be ended at any time, and resumes. Another seed
     is another campaign. `attribute` on the runs below --out prints the score.
 
-    Exit codes: 0 every run is PASS or FAIL (a job may not survive its fault); 2 a run of this call is INCONCLUSIVE, or
-    a FAIL without proof of its fault, or that left the lab DIRTY; 3 a run is an ERROR, which the next call repeats; 5
-    the lab is DIRTY.
+    Exit codes, over all runs of the campaign, those of earlier calls included: 0 every run is PASS or FAIL (a job may
+    not survive its fault); 2 a run is INCONCLUSIVE, or a FAIL without proof of its fault, or left the lab DIRTY (remove
+    its run directory to repeat it); 3 a run is an ERROR, which the next call repeats; 5 the lab is DIRTY.
     """
     inventory = session.inventory()
     every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places, probe=probe)
@@ -162,7 +162,8 @@ def campaign(
         in_error = 0
         for label in selected:
             source = campaign_module.experiment(label, inventory.topology, probe=probe)
-            if _is_done(out, label.name, source, inventory.digest):
+            if earlier := _earlier_verdicts(out, label.name, source, inventory.digest):
+                verdicts += map(_counted, earlier)
                 continue
             resolved = run_module.resolve(experiment_module.decode(source, source=label.name), source, inventory)
             finished = run_module.execute(resolved, inventory, out=out, progress=progress, guard=holding.refresh)
@@ -179,9 +180,9 @@ def campaign(
 def _counted(verdict: VerdictFile) -> Verdict:
     """Return a run's verdict for the campaign, to which a FAIL is as good as a PASS if the fault is proven.
 
-    A FAIL hides that the fault is not proven, or that the lab was left DIRTY: it is the worse verdict of the two.
+    A FAIL may hide that the fault is not proven. Neither verdict says that the lab was left DIRTY.
     """
-    if verdict.verdict is not Verdict.FAIL:
+    if verdict.verdict not in (Verdict.PASS, Verdict.FAIL):
         return verdict.verdict
     is_truth = verdict.lab_state == "CLEAN" and not unmet(verdict.checks)
     return Verdict.PASS if is_truth else Verdict.INCONCLUSIVE
@@ -198,18 +199,17 @@ def _refuse_unknown(only: Iterable[str], kinds: Sequence[str], lab: str) -> None
             raise UsageError(f"--only {kind}: the campaign of {lab} has no such run; {hint(kind, kinds)}")
 
 
-def _is_done(out: Path, name: str, source: bytes, inventory: str) -> bool:
-    """Return whether a run of this name and experiment, on this inventory (by its digest), is over, and no ERROR.
+def _earlier_verdicts(out: Path, name: str, source: bytes, inventory: str) -> list[VerdictFile]:
+    """Return the verdicts of finished runs of this name and experiment, on this inventory (by its digest).
 
-    A campaign with probes has runs of the same names as one without, and so has one on another lab.
+    A run that was an ERROR is left out, because it is repeated. A campaign with probes has runs of the same names as
+    one without, and so has one on another lab.
     """
-    runs = (open_run(path.parent) for path in out.glob(f"*-{name}-*/verdict.json"))
-    return any(
-        run.read_experiment() == source
-        and run.read_plan().inventory == inventory
-        and run.read_verdict().verdict is not Verdict.ERROR
-        for run in runs
-    )
+    runs = [open_run(path.parent) for path in sorted(out.glob(f"*-{name}-*/verdict.json"))]
+    verdicts = [
+        run.read_verdict() for run in runs if run.read_experiment() == source and run.read_plan().inventory == inventory
+    ]
+    return [verdict for verdict in verdicts if verdict.verdict is not Verdict.ERROR]
 
 
 def _outcome(verdict: VerdictFile) -> str:

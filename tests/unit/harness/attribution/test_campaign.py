@@ -200,6 +200,29 @@ def test_campaign_repeats_runs_that_were_errors_and_no_other_ones(campaign_of):
     assert campaign_of([verdict_of("PASS")], *ONLY)[1] == 0
 
 
+@pytest.mark.parametrize(
+    ("word", "lab_state", "code"),
+    [
+        ("PASS", "CLEAN", 0), ("FAIL", "CLEAN", 0), ("INCONCLUSIVE", "CLEAN", 2), ("FAIL", "DIRTY", 2),
+        ("PASS", "DIRTY", 2),
+    ],
+)  # fmt: skip
+def test_campaign_called_again_ends_with_the_verdicts_of_its_earlier_runs(
+    campaign_of, monkeypatch, word, lab_state, code
+):
+    """The second call ran nothing and ended with 0, whatever the first one had ended with."""
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.reset", lambda *_, **__: True)
+    first, _ = campaign_of([verdict_of(word, lab_state)], *ONLY)
+    again, began = campaign_of([verdict_of("PASS")], *ONLY)
+    assert (began, first.return_value, again.return_value) == (0, code, code)
+
+
+def test_campaign_resumed_ends_with_the_worst_of_earlier_and_new_runs(campaign_of):
+    assert campaign_of([verdict_of("INCONCLUSIVE")], *ONLY)[0].return_value == 2
+    done, began = campaign_of([verdict_of("PASS")], *ONLY, "--only", "link.down")
+    assert (began, done.return_value) == (1, 2)
+
+
 def test_campaign_repeats_runs_that_were_made_without_probes_or_on_another_lab(campaign_of, tmp_path):
     """The names of the runs are the same: a campaign with probes was done before it had begun."""
     passed, other = [verdict_of("PASS")], tmp_path / "other.yml"
