@@ -20,7 +20,7 @@ from faultbed.inject.leases.channels import last_heal
 from faultbed.inject.leases.claim_request import claim_of
 from faultbed.inject.policy import blast_radius, safety
 from faultbed.inject.policy.conflicts import claims_of
-from faultbed.inject.policy.other_commands import dead_processes, faults_of_others
+from faultbed.inject.policy.other_commands import FaultsOfOthers
 from faultbed.inject.policy.overlap import TAIL_S
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import FaultError, RevertFailed
@@ -103,7 +103,7 @@ class Injector:
         self._idle: list[Lease] = []
         """Leases of holders that have reverted and are kept until the end (`keep_idle`)."""
         self._session = secrets.token_hex(8)
-        self._ended_before: frozenset[str] = frozenset()
+        self._others = FaultsOfOthers(lab, session=self._session)
         """Processes of other commands that were dead when this injector began."""
 
     def prepare(
@@ -226,9 +226,7 @@ class Injector:
             for fault in self._all
             if fault is not prepared and fault.may_act_after(since_ns) and not (only_ended and fault.ended_ns is None)
         ]
-        others = faults_of_others(
-            self.lab, session=self._session, since_ns=since_ns, tail_s=TAIL_S, ended=self._ended_before
-        )
+        others = self._others.since(since_ns, tail_s=TAIL_S)
         return own + [fault for fault, is_over in others if is_over or not only_ended]
 
     def remove(self, prepared: PreparedFault, receipt: FaultReceipt | None = None) -> None:
@@ -260,7 +258,7 @@ class Injector:
         return tuple(receipts)
 
     def __enter__(self) -> Self:
-        self._ended_before = dead_processes(self.lab.state_dir)
+        self._others.begin()
         return self
 
     def __exit__(

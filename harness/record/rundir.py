@@ -59,6 +59,7 @@ __all__ = [
     "RunDir",
     "create",
     "describe_environment",
+    "find_run_folders",
     "open_run",
     "repro_script",
     "whole",
@@ -69,6 +70,8 @@ __all__ = [
 _STARTED = "%Y%m%dT%H%M%SZ"
 """How a directory's name begins."""
 _STARTED_AT = re.compile(r"\d{8}T\d{6}Z")
+_RUN_FILES = frozenset({"experiment.toml", "plan.json", "verdict.json"})
+"""Files of which a run directory has at least one, even if only a part of it was kept."""
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
 
 _FIRST_LINE_BYTES = 1 << 20
@@ -347,6 +350,28 @@ def create(
         run._write("repro.sh", repro_script(seed=seed, lab=lab, without=without, control=control), mode=0o755)  # noqa: SLF001
         return run
     raise UsageError(f"{root / stem}: 99 runs in one second; choose another place with --out")
+
+
+def find_run_folders(root: Path, on_error: Callable[[OSError], None]) -> list[Path]:
+    """Return every run directory in a folder, at any depth, resolved and sorted by name.
+
+    `campaign`, `fuzz` and `sweep` keep their runs in folders of their own. A folder is a run directory if it has at
+    least one file of `_RUN_FILES`, and is not searched further. A symbolic link to a run counts once, like the run.
+
+    Args:
+        root: a folder; one that does not exist has no runs.
+        on_error: called for a folder that cannot be read: runs in it are not in the result.
+    """
+    runs: set[Path] = set()
+    searched: set[Path] = set()
+    for parent, names, files in os.walk(root, onerror=on_error, followlinks=True) if root.exists() else ():
+        folder = Path(parent).resolve()
+        if folder in searched or not _RUN_FILES.isdisjoint(files):
+            names.clear()
+        if not _RUN_FILES.isdisjoint(files):
+            runs.add(folder)
+        searched.add(folder)
+    return sorted(runs, key=lambda folder: (folder.name, folder))
 
 
 def open_run(path: Path) -> RunDir:

@@ -20,7 +20,7 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from faultbed.harness.record.rundir import open_run
+from faultbed.harness.record.rundir import find_run_folders, open_run
 from faultbed.harness.verdict import LabState, Verdict, VerdictFile
 from faultbed.testbed.errors import UsageError
 
@@ -43,9 +43,8 @@ SHOWN = 30
 SHOWN_RUNS = 200
 LONGEST = 300
 """Maximum length of a name or of its message."""
-_OF_A_RUN = ("experiment.toml", "plan.json", "verdict.json")
-"""Files of which a run directory has at least one, even if only a part of it was kept."""
-_JOINT = ("pooled.json", "sweep.json")
+_SWEEP = "sweep.json"
+_JOINT = ("pooled.json", _SWEEP)
 _ROUND = re.compile(r"-?round\d+-?|\[round\d+\]")
 _MARKS = {"passed": "✅", "failed": "❌", "error": "❌", "skipped": "⏭️", "PASS": "✅", "FAIL": "❌"}
 
@@ -169,16 +168,21 @@ def _name(classname: str, name: str) -> str:
 
 
 def read_verdicts(runs: Path) -> tuple[list[VerdictFile], list[str], list[str]]:
-    """Return the verdicts of all run directories in a folder, oldest first; symbolic links to a run do not count.
+    """Return the verdicts of all run directories in a folder, at any depth, oldest first; a link to a run counts once.
+
+    The runs of a sweep are left out: `sweep.json` has their verdict, and a run that was an ERROR may have been
+    repeated.
 
     Returns:
         The verdicts, the names of runs without one, and the errors of those that cannot be read.
     """
     verdicts, unfinished, broken = [], [], []
-    folders = {path.resolve() for path in runs.glob("*") if any((path / name).exists() for name in _OF_A_RUN)}
-    for folder in sorted(folders, key=lambda folder: folder.name):
+    root = runs.resolve()
+    for folder in find_run_folders(runs, lambda error: broken.append(f"{error.filename}: {error.strerror}")):
+        if any((parent / _SWEEP).exists() for parent in folder.parents if parent.is_relative_to(root)):
+            continue
         if not (folder / "verdict.json").exists():
-            unfinished.append(folder.name)
+            unfinished.append(str(folder.relative_to(root)) if folder.is_relative_to(root) else str(folder))
             continue
         try:
             verdicts.append(open_run(folder).read_verdict())
@@ -202,7 +206,7 @@ def read_joint(runs: Path) -> tuple[list[Joint], list[str]]:
     A pool can be INCONCLUSIVE although each of its runs is a PASS, and the runs of a sweep are in its own folder.
     """
     joint, broken = [], []
-    for path in sorted(path for name in _JOINT for path in runs.glob(f"*/{name}")):
+    for path in sorted(path for name in _JOINT for path in runs.rglob(name)):
         try:
             read = msgspec.json.decode(path.read_bytes(), type=Joint)
         except (OSError, msgspec.DecodeError, RecursionError) as error:
@@ -254,7 +258,7 @@ class JobResults:
     @property
     def has_run(self) -> bool:
         """Whether any test or experiment ran."""
-        return any(case.outcome != "skipped" for case in self.cases) or bool(self.verdicts)
+        return any(case.outcome != "skipped" for case in self.cases) or bool(self.verdicts or self.joint)
 
     @property
     def is_good(self) -> bool:
@@ -276,7 +280,10 @@ def markdown(title: str, results: JobResults) -> str:
     lines += _stops([step for step in results.steps if step.stopped], results.missing, results.preflight)
     lines += _section("Files that cannot be read", [_plain(text) for text in results.broken])
     lines += _verdict_table(results.verdicts)
-    lines += _section("Runs without a verdict: killed, or still running", [_code(name) for name in results.unfinished])
+    lines += _section(
+        "Runs without a verdict: killed, still running, or kept by fuzz as a failure to run again",
+        [_code(name) for name in results.unfinished],
+    )
     lines += _section(
         "Pools and sweeps that are no PASS",
         [f"{_code(joint.name)}: {_plain(_state(joint))}" for joint in results.joint if not _is_clean_pass(joint)],

@@ -30,19 +30,17 @@ from faultbed.testbed.tenancy.lab_lease import who
 __all__ = [
     "UNSEEN_S",
     "LastFault",
+    "LogReader",
     "age_s",
     "append",
     "append_before_change",
     "entries",
     "error_text",
     "last_fault",
-    "latest",
     "path_of",
     "try_to_append",
 ]
 
-
-_LATEST_BYTES = 256 << 10
 UNSEEN_S = 10.0
 """How long a fault may be on after its window if its end is not recorded: the lease of a dead controller."""
 
@@ -138,26 +136,32 @@ def try_to_append(state_dir: Path, event: str, **fields: Any) -> None:
 
 def entries(state_dir: Path) -> Iterator[dict[str, Any]]:
     """Yield every whole line, oldest first."""
-    path = path_of(state_dir)
-    yield from _decoded(path.read_bytes() if path.exists() else b"")
+    yield from LogReader(state_dir).new_entries()
 
 
-def _decoded(content: bytes) -> Iterator[dict[str, Any]]:
-    for line in content.splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
-            yield entry
+class LogReader:
+    """Reads each line of a lab's log once, from its beginning, however long the log is."""
 
+    def __init__(self, state_dir: Path) -> None:
+        self._path = path_of(state_dir)
+        self._inode: int | None = None
+        self._offset = 0
 
-def latest(state_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of the end of the log, oldest first."""
-    with contextlib.suppress(FileNotFoundError), path_of(state_dir).open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _LATEST_BYTES))
-        yield from _decoded(file.read())
+    def new_entries(self) -> Iterator[dict[str, Any]]:
+        """Yield the whole lines that were added since the last call, oldest first. A replaced log is read again."""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._inode or status.st_size < self._offset:
+                self._inode, self._offset = status.st_ino, 0
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # it is being written, or a kill has torn it: the next line begins after a newline
+                self._offset += len(line)
+                with contextlib.suppress(ValueError):
+                    entry = json.loads(line)
+                    if isinstance(entry, dict):
+                        yield entry
 
 
 def error_text(error: BaseException) -> str:

@@ -148,9 +148,9 @@ def campaign(
     is another campaign. `attribute` on the runs below --out prints the score. With --shard, several labs share the
     runs.
 
-    Exit codes, which count the runs of earlier calls, too: 0 every run is PASS or FAIL (a job may not survive its
-    fault); 2 a run is INCONCLUSIVE, or a FAIL without proof of its fault, or it left the lab DIRTY; 3 a run is an
-    ERROR, which the next call repeats; 5 the lab is DIRTY.
+    Exit codes, over all runs of the campaign, those of earlier calls included: 0 every run is PASS or FAIL (a job may
+    not survive its fault); 2 a run is INCONCLUSIVE, or a FAIL without proof of its fault, or left the lab DIRTY (remove
+    its run directory to repeat it); 3 a run is an ERROR, which the next call repeats; 5 the lab is DIRTY.
     """
     inventory = session.inventory()
     every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places, probe=probe)
@@ -181,8 +181,8 @@ def campaign(
         backend_of(inventory.kind).make_ready(inventory, progress)
         in_error = 0
         for label, resolved in selected:
-            if (earlier := _newest_of(out, label.name, resolved)) is not None:
-                verdicts.append(_counted(earlier))
+            if earlier := _earlier_verdicts(out, label.name, resolved):
+                verdicts += map(_counted, earlier)
                 continue
             finished = run_module.execute(resolved, inventory, out=out, progress=progress, guard=holding.refresh)
             if finished.verdict.lab_state == "DIRTY" and not backend_of(inventory.kind).reset(inventory, progress):
@@ -198,9 +198,9 @@ def campaign(
 def _counted(verdict: VerdictFile) -> Verdict:
     """Return a run's verdict for the campaign, to which a FAIL is as good as a PASS if the fault is proven.
 
-    A FAIL hides that the fault is not proven, or that the lab was left DIRTY: it is the worse verdict of the two.
+    A FAIL may hide that the fault is not proven. Neither verdict says that the lab was left DIRTY.
     """
-    if verdict.verdict is not Verdict.FAIL:
+    if verdict.verdict not in (Verdict.PASS, Verdict.FAIL):
         return verdict.verdict
     is_truth = verdict.lab_state == "CLEAN" and not unmet(verdict.checks)
     return Verdict.PASS if is_truth else Verdict.INCONCLUSIVE
@@ -222,19 +222,19 @@ def _resolved(label: Label, inventory: Inventory, *, probe: bool) -> ResolvedRun
     return run_module.resolve(experiment_module.decode(source, source=label.name), source, inventory)
 
 
-def _newest_of(out: Path, name: str, resolved: ResolvedRun) -> VerdictFile | None:
-    """Return the verdict of the newest run of this name, experiment and inventory that is over, and no ERROR.
+def _earlier_verdicts(out: Path, name: str, resolved: ResolvedRun) -> list[VerdictFile]:
+    """Return the verdicts of finished runs of this name, experiment and inventory.
 
-    A campaign with probes has runs of the same names as one without, and so has one on another lab.
+    A run that was an ERROR is left out, because it is repeated. A campaign with probes has runs of the same names as
+    one without, and so has one on another lab.
     """
-    runs = (open_run(path.parent) for path in out.glob(f"*-{name}-*/verdict.json"))
+    runs = [open_run(path.parent) for path in sorted(out.glob(f"*-{name}-*/verdict.json"))]
     verdicts = [
-        (run.started, run.path.name, verdict)
+        run.read_verdict()
         for run in runs
         if run.read_experiment() == resolved.source and run.read_plan().inventory == resolved.plan.inventory
-        if (verdict := run.read_verdict()).verdict is not Verdict.ERROR
     ]
-    return max(verdicts, key=lambda found: found[:2])[2] if verdicts else None
+    return [verdict for verdict in verdicts if verdict.verdict is not Verdict.ERROR]
 
 
 def _outcome(verdict: VerdictFile) -> str:

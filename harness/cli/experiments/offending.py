@@ -27,7 +27,7 @@ from faultbed.harness.cli.options.numbers import FiniteRange
 from faultbed.harness.quantities import parse_duration_ns
 from faultbed.harness.record.copies import digest_of
 from faultbed.harness.record.measurements import Measurements
-from faultbed.harness.record.rundir import RunDir, open_run
+from faultbed.harness.record.rundir import RunDir, find_run_folders, open_run
 from faultbed.harness.verdict import Verdict, VerdictFile
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
@@ -179,9 +179,16 @@ def _runs_of(
 
 
 def _run_directories(runs: Path) -> Iterator[Path]:
-    """Yield finished runs, oldest first. A run without a verdict is unfinished, and is left out."""
-    if runs.is_dir():
-        yield from sorted(path.parent for path in runs.glob("*/verdict.json"))
+    """Yield finished runs at any depth, oldest first. A run without a verdict is unfinished, and is left out.
+
+    Raises:
+        UsageError: a folder cannot be read: leaving its runs out would clear their hosts.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise UsageError(f"{error.filename}: {error.strerror}; make it readable, or choose another --runs")
+
+    yield from (folder for folder in find_run_folders(runs, refuse) if (folder / "verdict.json").exists())
 
 
 def _preflights_of(lab: str, files: Sequence[Path], counts: dict[str, int]) -> Iterator[tuple[Path, object]]:

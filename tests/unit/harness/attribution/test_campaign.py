@@ -200,18 +200,34 @@ def test_campaign_repeats_runs_that_were_errors_and_no_other_ones(campaign_of):
     assert campaign_of([verdict_of("PASS")], *ONLY)[1] == 0
 
 
-def test_campaign_called_again_ends_as_it_did_without_running_anything(campaign_of):
-    """The second call used to end with 0, although the only run was INCONCLUSIVE."""
-    assert campaign_of([verdict_of("INCONCLUSIVE")], *ONLY)[0].return_value == 2
-    done, began = campaign_of([verdict_of("PASS")], *ONLY)
-    assert (began, done.return_value) == (0, 2)
-
-
 def test_campaign_shards_make_each_run_once(campaign_of):
     only = ("--only", "gpu.throttle", "--places", "3")
     counts = [campaign_of([verdict_of("PASS")], *only, "--shard", f"{number}/2")[1] for number in (1, 2)]
     assert sorted(counts) == [1, 2]
     assert campaign_of([verdict_of("PASS")], *only)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "lab_state", "code"),
+    [
+        ("PASS", "CLEAN", 0), ("FAIL", "CLEAN", 0), ("INCONCLUSIVE", "CLEAN", 2), ("FAIL", "DIRTY", 2),
+        ("PASS", "DIRTY", 2),
+    ],
+)  # fmt: skip
+def test_campaign_called_again_ends_with_the_verdicts_of_its_earlier_runs(
+    campaign_of, monkeypatch, word, lab_state, code
+):
+    """The second call ran nothing and ended with 0, whatever the first one had ended with."""
+    monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.reset", lambda *_, **__: True)
+    first, _ = campaign_of([verdict_of(word, lab_state)], *ONLY)
+    again, began = campaign_of([verdict_of("PASS")], *ONLY)
+    assert (began, first.return_value, again.return_value) == (0, code, code)
+
+
+def test_campaign_resumed_ends_with_the_worst_of_earlier_and_new_runs(campaign_of):
+    assert campaign_of([verdict_of("INCONCLUSIVE")], *ONLY)[0].return_value == 2
+    done, began = campaign_of([verdict_of("PASS")], *ONLY, "--only", "link.down")
+    assert (began, done.return_value) == (1, 2)
 
 
 def test_campaign_repeats_runs_that_were_made_without_probes_or_on_another_lab(campaign_of, tmp_path):

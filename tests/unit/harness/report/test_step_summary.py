@@ -1,7 +1,9 @@
 """The page for CI: failures come first, and nothing that did not run looks green."""
 
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -229,6 +231,57 @@ def test_step_summary_lists_pools_and_sweeps_that_are_no_pass(tmp_path, name, wo
     assert invoked("--runs", tmp_path).startswith("## ✅")
     (tmp_path / "joint" / name).write_text("{")
     assert f"{name}: not as faultbed writes it" in invoked("--runs", tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["campaign", "fuzz", "a/b"])
+@pytest.mark.parametrize("word", ["FAIL", "INCONCLUSIVE", "ERROR"])
+def test_step_summary_counts_runs_in_nested_folders(tmp_path, folder, word):
+    """`campaign` and `fuzz` keep their runs in folders of their own: a FAIL there was below a green headline."""
+    for name, outcome in (("good", "PASS"), (f"{folder}/bad", word)):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "verdict.json").write_bytes(encode(verdict(name, outcome)))
+    page = invoked("--runs", tmp_path)
+    assert page.startswith("## ❌")
+    assert "1 of 2 experiments PASS" in page
+
+
+def test_step_summary_names_a_nested_run_without_a_verdict(tmp_path):
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good/verdict.json").write_bytes(encode(verdict()))
+    (tmp_path / "fuzz/found-1").mkdir(parents=True)
+    (tmp_path / "fuzz/found-1/experiment.toml").touch()
+    page = invoked("--runs", tmp_path)
+    assert page.startswith("## ❌")
+    assert "- `fuzz/found-1`" in page
+
+
+def test_step_summary_takes_a_sweep_as_its_own_verdict_says(tmp_path):
+    """A run of a sweep that was an ERROR has been repeated; its verdict is in sweep.json, and the link counts once."""
+    for name, word in (("error", "ERROR"), ("again", "PASS")):
+        (tmp_path / "sweep-x/runs" / name).mkdir(parents=True)
+        (tmp_path / "sweep-x/runs" / name / "verdict.json").write_bytes(encode(verdict(name, word)))
+    (tmp_path / "latest").symlink_to("sweep-x")
+    assert invoked("--runs", tmp_path).startswith("## ❌")  # the sweep has not ended
+    together = {"schema": 1, "experiment": "demo", "verdict": "PASS", "lab_state": "CLEAN"}
+    (tmp_path / "sweep-x/sweep.json").write_text(json.dumps(together))
+    assert invoked("--runs", tmp_path).startswith("## ✅")
+    (tmp_path / "sweep-x/sweep.json").write_text(json.dumps({**together, "verdict": "INCONCLUSIVE"}))
+    assert invoked("--runs", tmp_path).startswith("## ❌")
+
+
+def test_find_run_folders_reports_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
+    """What cannot be read may contain a FAIL."""
+    (tmp_path / "shut").mkdir()
+    scandir = os.scandir
+
+    def refusing(path):
+        if Path(path).name == "shut":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    verdicts, _, broken = read_verdicts(tmp_path)
+    assert (verdicts, broken) == ([], [f"{tmp_path}/shut: Permission denied"])
 
 
 def test_step_summary_escapes_markdown():

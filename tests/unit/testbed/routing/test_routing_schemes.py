@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from faultbed.harness.model.routing_prediction import ALL_RANKS, flows_of, job_traffic, predict
 from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment import experiment_file
+from faultbed.harness.model.routing_prediction import ALL_RANKS, flows_of, job_traffic, predict
 from faultbed.harness.run.prepare.bind_to_lab import fit
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.inventory import lab_inventory
