@@ -9,15 +9,14 @@ import contextlib
 import errno
 import os
 import select
-import signal
 import sys
 import traceback
-from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from faultbed.harness.exit_code import ExitCode
+from faultbed.harness.cli import stop_signals
 from faultbed.testbed.errors import FaultbedError, Interrupted
 
 __all__ = ["end_with"]
@@ -30,9 +29,7 @@ def end_with(command: click.Command, name: str) -> NoReturn:
         command: what to run, with the arguments of this process.
         name: how usage and errors call it.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP: the command outlives its terminal
-            signal.signal(number, _as_interrupt)
+    stop_signals.answer(_say)
     code = _run(command, name)
     try:
         sys.stdout.flush()
@@ -113,8 +110,3 @@ def _has_reader(pipe: int) -> bool:
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # its reader has ended; the exit code is still the right one
         click.echo(f"{click.style('faultbed:', fg='red', bold=True)} {text}", err=True)
-
-
-def _as_interrupt(number: int, frame: FrameType | None) -> Any:  # noqa: ARG001 (signal's signature)
-    # Every request to stop becomes one exception, so that every cleanup runs.
-    raise KeyboardInterrupt

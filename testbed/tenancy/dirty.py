@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from faultbed.testbed import stopping
 from faultbed.testbed.errors import DirtyLab, FaultbedError, LabError, RevertFailed
 from faultbed.testbed.observe import fingerprint
 from faultbed.testbed.observe.fingerprint import Fingerprint
@@ -57,6 +58,7 @@ Nodes = Mapping[str, Mapping[str, str]]
 LEASE_S = 10.0
 """How long the faults of a killed command may stay in place, unless its mark says otherwise."""
 _UNKNOWN = "its state is unknown"
+_NOT_COMPARED = "the command was ended by force before it could compare the lab"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,9 @@ def begin(lab: Lab, why: str, *, lease_s: float = LEASE_S, progress: Progress = 
             f"{error.filename or folder}: {error.strerror or error}; nothing was changed, because the lab must be "
             "marked on disk first; free disk space"
         ) from error
-    return Work(why=why, before=before, mark=own)
+    work = Work(why=why, before=before, mark=own)
+    stopping.owe(work, lambda reasons: leave_unknown(lab, work, reasons or (_NOT_COMPARED,)).sentence)
+    return work
 
 
 def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
@@ -118,6 +122,7 @@ def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
     fingerprint shows. An interrupt in the middle leaves the command's mark, and the next command compares.
     """
     folder = lab.state_dir
+    stopping.allow(stopping.COMPARE_S)
     marked = bool(not_cleared) and _try_to_mark(folder, not_cleared, work.before)  # before anything can interrupt it
     others_running: Sequence[Mark] = ()
     kept = ""
@@ -130,10 +135,12 @@ def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
     except Exception as error:  # noqa: BLE001 (a lab that cannot be compared is in an unknown state: DIRTY)
         left = [f"could not compare: {_error_text(error)}"]
     except BaseException:
+        stopping.settle(work)
         work.mark.abandon()
         raise
     if problems := (*not_cleared, *left):
         return _as_dirty(folder, work, problems, marked=marked)
+    stopping.settle(work)
     if others_running:
         names = ", ".join(running.name for running in others_running)
         return Outcome(
@@ -390,6 +397,7 @@ def _try_to_mark(folder: Path, reasons: Sequence[str], before: Fingerprint) -> b
 
 def _as_dirty(folder: Path, work: Work, reasons: tuple[str, ...], *, marked: bool = False) -> Outcome:
     """Turn the mark of a command into one of a DIRTY lab; `marked` says that it was written already."""
+    stopping.settle(work)
     more = "; run `faultbed heal`"
     try:
         if marked or mark(folder, reasons, work.before):
