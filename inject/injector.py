@@ -295,7 +295,7 @@ class Injector:
                 self._is_closed = True
             stopping.allow(stopping.FAULTS_S)
             self.clear_all()
-        except BaseException:
+        except BaseException as failure:
             # After a second Ctrl-C, closing its channel makes each holder revert by itself.
             begun = self._begun()
             self.abandoned += tuple(map(_name_of, begun))
@@ -306,7 +306,8 @@ class Injector:
                         "not cleared", prepared.planned, detail="its end was not observed: the command was interrupted"
                     )
             self._open.clear()
-            raise
+            if isinstance(error, Exception) or isinstance(failure, KeyboardInterrupt) or error is None:
+                raise  # otherwise the command was interrupted, which is why not all faults were cleared
         finally:
             for lease in self._idle:
                 lease.release()

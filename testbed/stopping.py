@@ -20,6 +20,7 @@ __all__ = [
     "FIRST_S",
     "SECOND_S",
     "STEP_S",
+    "WORKLOAD_S",
     "Deadline",
     "activity",
     "allow",
@@ -36,11 +37,11 @@ __all__ = [
 
 FIRST_S, SECOND_S = 30.0, 5.0
 """Within how many seconds of the first and of the second signal a command ends."""
-WORKLOAD_S, FAULTS_S, COMPARE_S = 9.0, 18.0, 26.0
+WORKLOAD_S, FAULTS_S, COMPARE_S = 8.0, 16.0, 23.0
 """Seconds after the first signal at which the waits of each stage of the cleanup end."""
-_AT_ONCE_S = 2.0
+_AT_ONCE_S = 1.0
 """Seconds after the second signal at which every wait ends."""
-_MARGIN_S = 1.5
+_MARGIN_S = 1.0
 """Seconds before the promised end at which a command that is still busy is ended by force."""
 STEP_S = 0.5
 """Longest single wait: a request to stop shortens a wait that has already begun."""
@@ -58,6 +59,7 @@ class _Request:
     def __init__(self) -> None:
         self.count = 0
         self.first_s = 0.0
+        self.stage_s = WORKLOAD_S
         self.until_s: float | None = None
         self.hard_end_s: float | None = None
         self.activity = ""
@@ -94,11 +96,9 @@ class Deadline:
 
     @property
     def waited(self) -> str:
-        """How long the wait has been, for messages: `8 s`, or `3 s, until this command was requested to stop`."""
+        """How long the wait has been, for messages: `8 s`, or `3 s, because this command is ending`."""
         waited_s = time.monotonic() - self._began_s
-        early = (
-            ", until this command was requested to stop" if is_requested() and time.monotonic() < self._end_s else ""
-        )
+        early = ", because this command is ending" if is_requested() and time.monotonic() < self._end_s else ""
         return f"{waited_s:.0f} s{early}"
 
     def wait(self, event: threading.Event) -> bool:
@@ -121,7 +121,7 @@ def request() -> int:
     _request.count += 1
     if _request.count == 1:
         _request.first_s = now_s
-        _request.until_s, _request.hard_end_s = now_s + WORKLOAD_S, now_s + FIRST_S - _MARGIN_S
+        _request.until_s, _request.hard_end_s = now_s + _request.stage_s, now_s + FIRST_S - _MARGIN_S
     elif _request.count == 2:  # noqa: PLR2004 (a third one changes nothing: the process ends in a moment)
         _request.until_s = min(_request.until_s or now_s, now_s) + _AT_ONCE_S
         _request.hard_end_s = min(_request.hard_end_s or now_s, now_s + SECOND_S - _MARGIN_S)
@@ -134,8 +134,13 @@ def is_requested() -> bool:
 
 
 def allow(stage_s: float) -> None:
-    """Let waits of the cleanup last until `stage_s` after the first request; after a second one they do not."""
-    if _request.count == 1:
+    """Begin a stage: its waits last until `stage_s` after the first request; after a second one they do not.
+
+    The main thread may get here before the request is recorded, which another thread does.
+    """
+    if _request.count == 0:
+        _request.stage_s = stage_s
+    elif _request.count == 1:
         _request.until_s = max(_request.until_s or 0.0, _request.first_s + stage_s)
 
 

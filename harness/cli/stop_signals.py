@@ -80,7 +80,5 @@ def _end_by_force(say: Callable[[str], None]) -> NoReturn:
 
 
 def _sentence() -> str:
-    left = stopping.leave_all()
-    busy = f" It was busy with: {stopping.activity()}." if stopping.activity() else ""
-    state = "; ".join(left) if left else "`faultbed status` shows the state of the lab"
-    return f"interrupted, and ended by force because something did not answer in time.{busy} {state}"
+    state = "; ".join(stopping.leave_all()) or "`faultbed status` shows the state of the lab"
+    return f"interrupted, and ended by force because something did not answer in time: {state}"

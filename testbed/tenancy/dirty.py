@@ -87,6 +87,7 @@ def begin(lab: Lab, why: str, *, lease_s: float = LEASE_S, progress: Progress = 
         LabError: the lab cannot be read, or the mark cannot be written. Nothing was changed.
     """
     folder = lab.state_dir
+    stopping.allow(stopping.WORKLOAD_S)
     try:
         with in_progress.locked(folder):
             running = in_progress.live(folder, others_only=True)  # read once: one killed from now on counts as running
@@ -397,7 +398,6 @@ def _try_to_mark(folder: Path, reasons: Sequence[str], before: Fingerprint) -> b
 
 def _as_dirty(folder: Path, work: Work, reasons: tuple[str, ...], *, marked: bool = False) -> Outcome:
     """Turn the mark of a command into one of a DIRTY lab; `marked` says that it was written already."""
-    stopping.settle(work)
     more = "; run `faultbed heal`"
     try:
         if marked or mark(folder, reasons, work.before):
@@ -410,6 +410,7 @@ def _as_dirty(folder: Path, work: Work, reasons: tuple[str, ...], *, marked: boo
             work.mark.path.rename(_path(folder))
         work.mark.abandon()
     sentence = f"the lab is DIRTY: {reasons[0]}" + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else "")
+    stopping.owe(work, lambda _: sentence + more)  # a command that is ended by force from now on still says it
     return Outcome(state="DIRTY", reasons=reasons, sentence=sentence + more)
 
 
