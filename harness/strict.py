@@ -20,6 +20,7 @@ __all__ = ["Section", "convert", "fail", "one_of", "positive", "read"]
 _T = TypeVar("_T")
 
 _AT_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 
 
@@ -58,6 +59,8 @@ def _explain(message: str, prefix: str, section: str, keys: Mapping[str, tuple[s
     inner = match["path"] if match else ""
     sentence = _AT_PATH.sub("", message)
     path = ".".join(part for part in (prefix, inner) if part)
+    if missing := _MISSING.match(sentence):
+        return path, f"{missing['name']} is missing; add it"
     unknown = _UNKNOWN.match(sentence)
     if unknown:
         known = keys.get(re.sub(r"\[.*", "", inner) or section, ())

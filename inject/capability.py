@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +17,7 @@ from faultbed.inject.kinds.catalogue import CATALOGUE
 from faultbed.inject.kinds.kind import FaultKind, Param
 from faultbed.testbed.errors import LabError, Unsupported, UsageError
 from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.side_by_side import on_each
 from faultbed.testbed.suggestions import first_of
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = ["Capability", "query_capabilities", "summary", "targets_of"]
 MODULE = "faultbed.inject.node.probe"
 _FOR_S = 10.0
 _TIMEOUT_S = 600.0
+_ALL_S = 2 * _TIMEOUT_S
 _SAMPLES: Mapping[str, Any] = {"share": 1, "rate": 1000, "period": 8, "percent": 20}
 """Parameter values for the query. A `share` of 1 is the only one that an ASIC's ACL supports."""
 
@@ -75,9 +76,8 @@ def query_capabilities(lab: Lab, kinds: Sequence[FaultKind] | None = None) -> li
             answers_by_target[kind.name, target] = Capability(kind=kind.name, target=target, can=can)
             if can == "unknown":
                 faults_by_node.setdefault(planned.place.node, []).append(planned)
-    with ThreadPoolExecutor(max_workers=max(1, len(faults_by_node))) as pool:
-        for answers in pool.map(lambda node: _query_node(lab, node, faults_by_node[node]), faults_by_node):
-            answers_by_target |= {(answer.kind, answer.target): answer for answer in answers}
+    for answers in on_each(faults_by_node, lambda node: _query_node(lab, node, faults_by_node[node]), timeout_s=_ALL_S):
+        answers_by_target |= {(answer.kind, answer.target): answer for answer in answers}
     return list(answers_by_target.values())
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from faultbed.inject.evidence.witnesses import rebooting_hosts
 from faultbed.inject.kinds.catalogue import Binding, FaultKind, Fidelity, Param, kind_named
+from faultbed.inject.kinds.units import example, in_unit
 from faultbed.inject.mechanisms import rack, soft
 from faultbed.inject.mechanisms.mechanism import Mechanism, Request
 from faultbed.inject.policy.conflicts import both_claim
@@ -337,7 +338,8 @@ def _params(spec: FaultSpec, kind: FaultKind, topology: Topology, *, where: str)
 
 
 def _value(value: Any, param: Param, *, where: str) -> Any:
-    wrong = UsageError(f"{where}: {value!r} is not in {param.range}{param.unit and ' ' + param.unit}")
+    remedy = f"; write {spelled}" if (spelled := example(param)) else ""
+    wrong = UsageError(f"{where}: {value!r} is not in {param.range}{param.unit and ' ' + param.unit}{remedy}")
     if isinstance(value, bool):
         raise wrong
     text = str(value).strip()
@@ -355,7 +357,7 @@ def _value(value: Any, param: Param, *, where: str) -> Any:
 def _number(text: str, param: Param, wrong: UsageError) -> float:
     """Convert a parameter to a number; raise `wrong` if it is no number, out of range, or must be whole and is not."""
     try:
-        number = float(text)
+        number = in_unit(text, param)
     except ValueError:
         raise wrong from None
     low, high = (1, PSN_COUNT - 1) if param.type == "qpn" else (param.low, param.high)

@@ -25,7 +25,6 @@ import secrets
 import shlex
 import subprocess
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,13 +40,15 @@ from faultbed.inject.node.network.latereceives import FILE as LATE
 from faultbed.inject.node.network.scheme import LEFTOVERS, SWEEP
 from faultbed.inject.node.network.steer import PRIORITY, TABLE
 from faultbed.inject.node.qmp import set_link
-from faultbed.testbed.errors import LabError, RevertFailed
+from faultbed.testbed.errors import CommandFailed, LabError, RevertFailed
 from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.model.topology import Port
 from faultbed.testbed.node.gpu.health import FOLDER as HEALTH
 from faultbed.testbed.node.holders import claim_file, end_holder, locked, read_claim
 from faultbed.testbed.observe import counters
 from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.side_by_side import in_background, on_each, result_of
+from faultbed.testbed.stopping import Deadline
 from faultbed.testbed.tenancy import dirty, interventions
 from faultbed.testbed.tenancy.reservation import covered
 
@@ -208,12 +209,17 @@ def heal(lab: Lab, *, only: Collection[str] = (), panic: bool = False, timeout_s
             lines.append(f"{machine}: failed: the healing script did not run to its end (status {ran.rc}): {message}")
         return lines
 
-    with ThreadPoolExecutor(max_workers=len(machines) + 1) as pool:
-        local_lines = pool.submit(_lines_of, lambda: _heal_local(lab, most_s=_REVERT_S if panic else None))
-        if not panic:
-            wait([local_lines])  # a rebooting or frozen host answers only after its revert beside QEMU
-        parts = list(pool.map(heal_machine, machines))
-        lines = [*local_lines.result(), *(line for part in parts for line in part)]
+    most_s = _REVERT_S if panic else None
+    local_end = Deadline(2 * (most_s or REPROVISION_DEADLINE_S))
+    local = in_background(lambda: _lines_of(lambda: _heal_local(lab, most_s=most_s)), "heal: here")
+    # A rebooting or frozen host answers only after its revert beside QEMU; in a panic nothing is waited for.
+    first = [] if panic else _lines_of(lambda: result_of(local, local_end, "here"))
+    try:
+        parts = on_each(machines, heal_machine, timeout_s=2 * timeout_s)
+    except CommandFailed as error:
+        raise RevertFailed(f"{error}; it may still hold a fault: run `faultbed heal` again") from error
+    here = _lines_of(lambda: result_of(local, local_end, "here")) if panic else first
+    lines = [*here, *(line for part in parts for line in part)]
     if not panic:
         lines += _lines_of(lambda: _provision_again(lab, lines))
     failed = [line for line in lines if ": failed: " in line]
@@ -305,9 +311,11 @@ def _heal_local(lab: Lab, *, most_s: float | None) -> list[str]:
     with contextlib.suppress(OSError):
         healed_file(lab).write_text(secrets.token_hex(8), encoding="ascii")
     names = {path.stem for suffix in ("revert", "claim") for path in folder.glob(f"*.{suffix}")}
-    with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
-        lines = pool.map(lambda name: _heal_local_holder(folder / f"{name}.revert", most_s), sorted(names))
-        return [line for part in lines for line in part]
+    longest_s = 2 * (most_s or REPROVISION_DEADLINE_S)  # one deadline for its lock, one for its revert
+    lines = on_each(
+        sorted(names), lambda name: _heal_local_holder(folder / f"{name}.revert", most_s), timeout_s=longest_s
+    )
+    return [line for part in lines for line in part]
 
 
 def _heal_local_holder(stored: Path, most_s: float | None) -> list[str]:

@@ -11,7 +11,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -23,7 +23,9 @@ from faultbed.inject.policy.conflicts import claims_of
 from faultbed.inject.policy.other_commands import FaultsOfOthers
 from faultbed.inject.policy.overlap import TAIL_S
 from faultbed.inject.prepared_fault import PreparedFault
+from faultbed.testbed import stopping
 from faultbed.testbed.errors import FaultError, RevertFailed
+from faultbed.testbed.side_by_side import on_each
 from faultbed.testbed.tenancy import audit_log, interventions
 from faultbed.testbed.tenancy.lab_lease import this_process
 
@@ -37,6 +39,9 @@ __all__ = ["TTL_S", "Injector", "Mutation", "audit_fields", "longest_lease_s"]
 
 TTL_S = 10.0
 """How long a target keeps a fault without hearing from its controller."""
+
+CLEAR_ALL_S = 1800.0
+"""Deadline for clearing all faults. Each has its own, and one that lets a host boot may take 15 minutes."""
 
 Mutation = Literal["noop", "lie"]
 """`noop` makes a holder do nothing; `lie` also makes it report success. Only for tests of the harness."""
@@ -99,6 +104,7 @@ class Injector:
         self._ended: tuple[PlannedFault, float] | None = None
         """The armed fault that ended last, and when (time.monotonic)."""
         self._opening = threading.Lock()
+        self._removing = threading.Lock()
         self._is_closed = False
         self._idle: list[Lease] = []
         """Leases of holders that have reverted and are kept until the end (`keep_idle`)."""
@@ -231,9 +237,9 @@ class Injector:
 
     def remove(self, prepared: PreparedFault, receipt: FaultReceipt | None = None) -> None:
         """Remove a fault from the active ones: it was never prepared, or it has ended with this receipt."""
-        if receipt is not None:
-            self.receipts += (receipt,)
-        with contextlib.suppress(ValueError):
+        with self._removing, contextlib.suppress(ValueError):
+            if receipt is not None:
+                self.receipts += (receipt,)
             self._open.remove(prepared)
             if prepared.was_armed:
                 self._ended = (prepared.planned, time.monotonic())
@@ -247,19 +253,37 @@ class Injector:
         lease.release()
 
     def clear_all(self) -> tuple[FaultReceipt, ...]:
-        """Clear every fault, the last one first; a failure does not stop the others.
+        """Clear every fault, the last one of each place first; a failure does not stop the others.
 
         Raises:
             RevertFailed: at least one fault may still be in place.
+            CommandFailed: not all were cleared in time.
         """
-        receipts = [prepared.clear() for prepared in reversed(self._open[:])]
+        by_place: dict[str, list[PreparedFault]] = {}
+        for prepared in reversed(self._open[:]):
+            by_place.setdefault(prepared.planned.place.node, []).append(prepared)
+        # Places side by side: one that hangs must not use up the time of the others.
+        of_places = on_each(
+            by_place, lambda place: [prepared.clear() for prepared in by_place[place]], timeout_s=CLEAR_ALL_S
+        )
+        receipts = [receipt for of_place in of_places for receipt in of_place]
         if failed := not_cleared(receipts):
             raise RevertFailed(f"{'; '.join(failed)}; run `faultbed heal`")
         return tuple(receipts)
 
     def __enter__(self) -> Self:
         self._others.begin()
+        stopping.owe(self, self._leave)
         return self
+
+    def _leave(self, _: Sequence[str]) -> str:
+        """Return the end of the faults of a command that is ended by force; their holders revert when it is gone."""
+        self.abandoned += tuple(map(_name_of, self._begun()))
+        return self.end_sentence
+
+    def _begun(self) -> list[PreparedFault]:
+        """Return the open faults that may have changed something. One that was never armed cannot any more."""
+        return [fault for fault in self._open if fault.began_ns is not None]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -267,12 +291,12 @@ class Injector:
         try:
             with self._opening:
                 self._is_closed = True
+            stopping.allow(stopping.FAULTS_S)
             self.clear_all()
-        except BaseException:
+        except BaseException as failure:
             # After a second Ctrl-C, closing its channel makes each holder revert by itself.
-            # A fault that was never armed has changed nothing, and cannot any more.
-            begun = [fault for fault in self._open if fault.began_ns is not None]
-            self.abandoned += tuple(f"{fault.planned.kind} on {fault.planned.target.text}" for fault in begun)
+            begun = self._begun()
+            self.abandoned += tuple(map(_name_of, begun))
             for prepared in self._open[:]:
                 prepared.lease.release()
                 if prepared in begun:
@@ -280,8 +304,14 @@ class Injector:
                         "not cleared", prepared.planned, detail="its end was not observed: the command was interrupted"
                     )
             self._open.clear()
-            raise
+            if isinstance(error, Exception) or isinstance(failure, KeyboardInterrupt) or error is None:
+                raise  # otherwise the command was interrupted, which is why not all faults were cleared
         finally:
             for lease in self._idle:
                 lease.release()
             self._idle.clear()
+            stopping.settle(self)
+
+
+def _name_of(fault: PreparedFault) -> str:
+    return f"{fault.planned.kind} on {fault.planned.target.text}"

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,6 +29,8 @@ from faultbed.testbed.observe.watcher import Watcher, WatcherGone
 from faultbed.testbed.remote import node_archive
 from faultbed.testbed.remote.remote_node import Channel, Node
 from faultbed.testbed.remote.ssh import Address, SshConnection, SshNode
+from faultbed.testbed.side_by_side import in_background, result_of
+from faultbed.testbed.stopping import Deadline
 from faultbed.testbed.tenancy.reservation import WHOLE_LAB
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ __all__ = [
 
 ALIVE_TIMEOUT_S = 5.0
 """How long a machine has to run the shortest command, to show that the connection to it is alive."""
+START_S = 120.0
+"""How long a module has to start on a machine, with the installation of the node code."""
 _SUDO = ("sudo", "-n", "--")
 
 
@@ -186,7 +191,7 @@ class Lab:
             started = None if words else self._started_ahead.pop((name, module), None)
         if started is not None:
             with contextlib.suppress(FaultbedError):  # if that start has failed, the module is started again below
-                return started.result()
+                return result_of(started, Deadline(START_S), name)
         return self._open_module(name, module, *words)
 
     def _open_module(self, name: str, module: str, *words: str) -> Channel:
@@ -201,17 +206,19 @@ class Lab:
         block are ended.
         """
         keys = [(name, module) for name in dict.fromkeys(names)]
-        with ThreadPoolExecutor(max_workers=max(1, len(keys))) as pool:
+        with self._lock:
+            for key in keys:
+                name, _ = key
+                self._started_ahead[key] = in_background(functools.partial(self._open_module, *key), f"start on {name}")
+        try:
+            yield
+        finally:
             with self._lock:
-                self._started_ahead |= {key: pool.submit(self._open_module, *key) for key in keys}
-            try:
-                yield
-            finally:
-                with self._lock:
-                    left = [self._started_ahead.pop(key, None) for key in keys]
-                for started in filter(None, left):
+                left = [(name, self._started_ahead.pop((name, module), None)) for name, module in keys]
+            for name, started in left:
+                if started is not None:
                     with contextlib.suppress(FaultbedError):
-                        started.result().close()
+                        result_of(started, Deadline(START_S), name).close()
 
     def watcher(self, machine: str) -> Watcher:
         """Return the watcher of a machine, started at first use.

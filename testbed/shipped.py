@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from faultbed.testbed.errors import UsageError
+from faultbed.testbed.suggestions import nearest
 
 __all__ = [
     "PARTS",
@@ -106,8 +107,10 @@ def _named(text: str, folder: Path, suffix: str, what: str) -> Path:
         return named
     if path.suffix or len(path.parts) > 1:
         return path
-    known = ", ".join(sorted(path.stem for path in folder.glob(f"*{suffix}")))
-    raise UsageError(f'no {what} "{text}": give a path, or one of these names: {known}')
+    known = sorted(path.stem for path in folder.glob(f"*{suffix}"))
+    near = nearest(text, known)
+    meant = f"did you mean {near}? " if near else ""
+    raise UsageError(f'no {what} "{text}"; {meant}Give a path, or one of these names: {", ".join(known)}')
 
 
 def _package() -> Path:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from faultbed.harness.verdict import Verdict
-from faultbed.testbed import shipped
+from faultbed.testbed import shipped, stopping
 from faultbed.testbed.inventory import lab_inventory as inventory_module
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.lab import Lab, open_lab
@@ -79,6 +79,7 @@ class Session:
 
         def line(text: str) -> None:
             also()
+            stopping.report_activity(text)
             at = f"{time.monotonic() - started:6.1f} s"
             with contextlib.suppress(OSError):  # if the terminal is gone, an error must still be reported
                 self.err.print(Text.assemble((at, "dim"), f"  {text}"), soft_wrap=True)

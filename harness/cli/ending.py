@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import select
-import signal
 import sys
 import traceback
-from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
+from faultbed.harness.cli import stop_signals, usage_errors
 from faultbed.harness.exit_code import ExitCode
 from faultbed.testbed.errors import FaultbedError, Interrupted
 
@@ -30,15 +30,24 @@ def end_with(command: click.Command, name: str) -> NoReturn:
         command: what to run, with the arguments of this process.
         name: how usage and errors call it.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP: the command outlives its terminal
-            signal.signal(number, _as_interrupt)
+    _make_output_usable()
+    stop_signals.answer(_say)
     code = _run(command, name)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # at the interpreter's end it would replace the exit code
+    except OSError as error:  # at the interpreter's end it would replace the exit code
+        if not isinstance(error, BrokenPipeError):
+            _say(f"stdout: {error.strerror or error}; the output is not complete")
+            code = code or ExitCode.ERROR
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _make_output_usable() -> None:
+    """Let no character end a command: a terminal or pipe whose encoding is ASCII gets `?` for what it cannot show."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _run(command: click.Command, name: str) -> int:
@@ -47,8 +56,7 @@ def _run(command: click.Command, name: str) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
-        with contextlib.suppress(OSError):
-            error.show()
+        _report_usage(error, name)
         return ExitCode.USAGE
     except FaultbedError as error:
         _say(str(error))
@@ -58,6 +66,14 @@ def _run(command: click.Command, name: str) -> int:
     except Exception as error:  # noqa: BLE001 - reported, and ended with the exit code of an ERROR
         _report_unforeseen(error)
         return ExitCode.ERROR
+
+
+def _report_usage(error: click.ClickException, name: str) -> None:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):  # a group without a command: its help
+        with contextlib.suppress(OSError):
+            error.show()
+    else:
+        _say(usage_errors.sentence(error, name))
 
 
 def _main(command: click.Command, name: str) -> int:
@@ -113,8 +129,3 @@ def _has_reader(pipe: int) -> bool:
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # its reader has ended; the exit code is still the right one
         click.echo(f"{click.style('faultbed:', fg='red', bold=True)} {text}", err=True)
-
-
-def _as_interrupt(number: int, frame: FrameType | None) -> Any:  # noqa: ARG001 (signal's signature)
-    # Every request to stop becomes one exception, so that every cleanup runs.
-    raise KeyboardInterrupt

@@ -44,6 +44,7 @@ from faultbed.harness.strict import Section, convert, fail, one_of, positive, re
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.errors import ConfigError
 from faultbed.testbed.model.lab_kind import LabKind
+from faultbed.testbed.text_files import decoded, read_text
 from faultbed.traffic.flows.flow_run import FlowSpec
 from faultbed.traffic.probes.prober import ProbeSpec
 
@@ -182,11 +183,7 @@ def load(path: Path) -> Experiment:
     Raises:
         ConfigError: the file cannot be read, is not TOML, or has an invalid value, whose path the message names.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; name an experiment file (TOML)") from error
-    return decode(content, source=str(path))
+    return decode(read_text(path, "name an experiment file (TOML)").encode(), source=str(path))
 
 
 def decode(content: bytes, *, source: str) -> Experiment:
@@ -196,9 +193,9 @@ def decode(content: bytes, *, source: str) -> Experiment:
         ConfigError: as `load`.
     """
     try:
-        raw = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{source}: not TOML: {error}") from error
+        raw = tomllib.loads(decoded(content, source))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{source}: not TOML: {error}; correct that line") from error
     parsed = convert(raw, _ExperimentFile, source, keys=SECTION_KEYS)
     faults = _faults(parsed.faults, source)
     _refuse_without_bystander(parsed, source)

@@ -30,6 +30,7 @@ from faultbed.inject.kinds.catalogue import CATALOGUE
 from faultbed.testbed.errors import ConfigError, UsageError
 from faultbed.testbed.leaves import leaves
 from faultbed.testbed.suggestions import first_of, nearest
+from faultbed.testbed.text_files import decoded
 from faultbed.traffic.engine.task_specs import QpParams
 
 __all__ = ["Parameter", "known_paths", "parse", "with_values"]
@@ -104,7 +105,7 @@ def with_values(content: bytes, values: Mapping[str, str], *, source: str) -> tu
         ConfigError: a path is none of `known_paths` (the message has the nearest one), or a value is invalid there.
     """
     decode(content, source=source)  # so that errors of the file itself are not blamed on the values
-    raw = tomllib.loads(content.decode())
+    raw = tomllib.loads(decoded(content, source))
     known = known_paths(raw)
     for path in values:
         if path not in known:

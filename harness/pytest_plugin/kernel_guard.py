@@ -6,13 +6,13 @@ A log that cannot be read says nothing: the test is INCONCLUSIVE then, because a
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from faultbed.harness.record import kernel_log
 from faultbed.testbed.errors import LabError
 from faultbed.testbed.lab import Lab
 from faultbed.testbed.observe.telemetry import Change
+from faultbed.testbed.side_by_side import on_each
 
 __all__ = ["KernelGuard", "KernelReport"]
 
@@ -23,6 +23,10 @@ class KernelReport:
 
     unhealthy: list[str]
     unknown: list[str]
+
+
+_READ_S = 120.0
+"""Deadline for the kernel logs of all machines."""
 
 
 class KernelGuard:
@@ -60,7 +64,6 @@ class KernelGuard:
             return [Change(at_ns=at_ns, node=machine, subject="kernel", text=text) for text in messages]
 
         machines = self._lab.nodes()
-        with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-            changes = [change for part in pool.map(changes_of, machines) for change in part]
+        changes = [change for part in on_each(machines, changes_of, timeout_s=_READ_S) for change in part]
         self._unread = unread
         return changes

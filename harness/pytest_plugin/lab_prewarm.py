@@ -64,5 +64,6 @@ class LabPrewarm:
                 self._process.wait(timeout=_CLEAN_UP_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a process in an uninterruptible wait
+                    self._process.wait(timeout=_CLEAN_UP_S)
         self._output.close()

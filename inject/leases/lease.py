@@ -16,6 +16,7 @@ from faultbed.inject.leases.channels import START_S, UNIT_PREFIX, open_holder, r
 from faultbed.inject.node.holder import REVERT_DIR
 from faultbed.testbed.errors import FaultbedError, FaultError, Unreachable
 from faultbed.testbed.observe import clock
+from faultbed.testbed.stopping import Deadline
 
 if TYPE_CHECKING:
     from faultbed.inject.leases.leased import Leased
@@ -104,17 +105,17 @@ class Lease:
                 raise Unreachable(f"{self.where}: its lease was released")
             self._seq += 1
             self._channel.send({**request, "seq": self._seq})
-            answer = self._answer(self._channel, time.monotonic() + ANSWER_S + self.patience_s)
+            answer = self._answer(self._channel, Deadline(ANSWER_S + self.patience_s))
         if answer is None:
             raise Unreachable(f"{self.where}: its holder has ended; the target reverts by itself")
         if answer.get("event") == "error":
             raise FaultError(f"{self.where}: {answer.get('error')} (request: {answer.get('where')})")
         return answer
 
-    def _answer(self, channel: Channel, deadline: float) -> dict[str, Any] | None:
+    def _answer(self, channel: Channel, deadline: Deadline) -> dict[str, Any] | None:
         """Receive the answer to the last request, skipping answers to requests that Ctrl-C interrupted."""
         while True:
-            answer = channel.receive(timeout_s=max(0.0, deadline - time.monotonic()))
+            answer = channel.receive(timeout_s=deadline.left_s)
             if answer is None or answer.get("seq") == self._seq:
                 return answer
             if "seq" not in answer and answer.get("event") == "error":  # the holder could not parse the request
@@ -155,14 +156,14 @@ class Lease:
         Returns:
             Whether the target has reverted, and the last error.
         """
-        deadline = time.monotonic() + self.ttl_s + 2 + self.patience_s
+        deadline = Deadline(self.ttl_s + 2 + self.patience_s)
         while True:
             try:
                 if self.has_reverted():
                     return True, str(error)
             except FaultbedError as unreachable:
                 error = unreachable
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 return False, str(error)
             self.pause(0.2)
 

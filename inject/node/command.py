@@ -44,7 +44,7 @@ def run(argv: list[str], *, stdin: str = "", timeout_s: float = 30.0) -> str:
     heartbeat()  # many quick commands may together take longer than the watchdog allows
     words, deadline = " ".join(argv)[:200], time.monotonic() + timeout_s
     pipe = subprocess.PIPE
-    with subprocess.Popen(argv, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+    with subprocess.Popen(argv, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:  # deadline: killed below
         rest: str | None = stdin
         try:
             while True:

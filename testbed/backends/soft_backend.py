@@ -6,6 +6,7 @@ import functools
 import os
 from pathlib import Path
 
+from faultbed.testbed import shipped
 from faultbed.testbed.backends.lab_backend import NOT_A_VM, Access, DoctorFinding, Environment, LabBackend, Progress
 from faultbed.testbed.backends.soft import capacity, fleet, image, lifecycle, serial_console, ssh_access, vm
 from faultbed.testbed.backends.soft.lab_state import read_snapshot, read_state, sockets_of
@@ -43,7 +44,9 @@ class _Soft:
         folder = lab_dir(inventory.name)
         state = read_state(folder) if folder.exists() else None
         if state is None:
-            raise LabError(f"{inventory.name} is not up: `faultbed --lab {inventory.path} up` starts it")
+            raise LabError(
+                f"{inventory.name} is not up: `faultbed --lab {shipped.inventory_word(inventory.path)} up` starts it"
+            )
         fleet.refuse_copy(lifecycle.vms(inventory), state)
         snapshot = read_snapshot(folder)
         if snapshot is None:

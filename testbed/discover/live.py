@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from faultbed.testbed.discover.answers import SCRIPT, learning_trigger, split
 from faultbed.testbed.discover.facts import Machine, broadcast, machine_of
 from faultbed.testbed.errors import LabError, UsageError
 from faultbed.testbed.inventory.lab_inventory import Management
 from faultbed.testbed.remote.remote_node import Node
+from faultbed.testbed.side_by_side import on_each
 
 __all__ = ["parse_seed", "parse_seeds", "query"]
 
@@ -81,15 +81,16 @@ def query(
             progress(f"{name}: {error}")
             return None
 
-    with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
-        by_name = {machine.name: machine for machine in pool.map(query_or_silent, nodes) if machine is not None}
-        if not by_name:
-            raise LabError(f"no machine answers: {'; '.join(silent.values()) or 'none was given'}")
-        bridges = [name for name, machine in by_name.items() if _has_bridge(machine)]
-        if bridges:
-            hosts = [machine for machine in by_name.values() if machine.is_host]
-            list(pool.map(lambda host: _trigger_learning(nodes[host.name], host), hosts))
-            by_name |= dict(zip(bridges, pool.map(query_machine, bridges), strict=True))
+    all_s = 2 * timeout_s
+    answers = on_each(nodes, query_or_silent, timeout_s=all_s)
+    by_name = {machine.name: machine for machine in answers if machine is not None}
+    if not by_name:
+        raise LabError(f"no machine answers: {'; '.join(silent.values()) or 'none was given'}")
+    bridges = [name for name, machine in by_name.items() if _has_bridge(machine)]
+    if bridges:
+        hosts = [machine.name for machine in by_name.values() if machine.is_host]
+        on_each(hosts, lambda name: _trigger_learning(nodes[name], by_name[name]), timeout_s=all_s)
+        by_name |= dict(zip(bridges, on_each(bridges, query_machine, timeout_s=all_s), strict=True))
     return list(by_name.values())
 
 

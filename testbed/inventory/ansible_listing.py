@@ -26,6 +26,7 @@ from faultbed.testbed.directories import cache_dir
 from faultbed.testbed.errors import ConfigError, UsageError
 from faultbed.testbed.inventory.schema import near
 from faultbed.testbed.shipped import playbooks
+from faultbed.testbed.text_files import read_text
 
 __all__ = ["digest_of", "listing"]
 
@@ -58,13 +59,11 @@ def listing(path: Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         beside = sorted(str(other) for other in path.parent.glob("*.yml")) if path.parent.is_dir() else []
-        raise ConfigError(f"{path}: no such inventory{near(str(path), beside)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a text file: {error}") from None
+        meant = near(str(path), beside) if beside else "; name an Ansible inventory, or a lab such as soft"
+        raise ConfigError(f"{path}: no such inventory{meant}")
+    return read_text(path, "name an Ansible inventory (YAML)")
 
 
 @functools.lru_cache(maxsize=16)

@@ -14,7 +14,6 @@ import math
 import socket
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from faultbed.testbed.inventory.rules.role_variables import misspelt
 from faultbed.testbed.inventory.rules.unsupported_parts import check_parts
 from faultbed.testbed.inventory.schema import GoldenVars, LabVars, Mistakes, QosVars
 from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.side_by_side import on_each
 from faultbed.testbed.suggestions import first_of
 
 __all__ = ["InventoryFinding", "audit", "unreachable"]
@@ -47,6 +47,8 @@ _SEEDS = 2**32
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "send-recv")
 """The names that faultbed.testbed.preflight.busbw gives to the collectives of nccl-tests."""
 _REACH_TIMEOUT_S = 5.0
+_ALL_S = 300.0
+"""Deadline of all devices together: a large lab has some hundred addresses, 32 at once."""
 _REDFISH_PORT, _IPMI_PORT = 443, 623
 _PDU_PORTS = (443, 80, 22, 23)
 _PRESENCE_PING = bytes([6, 0, 0xFF, 6, 0, 0, 0x11, 0xBE, 0x80, 0, 0, 0])
@@ -95,8 +97,8 @@ def unreachable(inventory: Inventory) -> list[InventoryFinding]:
     """
     if traits_of(inventory.kind).is_emulated:
         return []
-    with ThreadPoolExecutor(max_workers=32) as pool:
-        return [finding for finding in pool.map(_unanswered, _endpoints(inventory)) if finding]
+    findings = on_each(_endpoints(inventory), _unanswered, timeout_s=_ALL_S, at_once=32)
+    return [finding for finding in findings if finding]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

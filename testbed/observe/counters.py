@@ -9,10 +9,10 @@ Names in `STATES` are states, not counters: the same reading shows them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from faultbed.testbed.errors import LabError
+from faultbed.testbed.side_by_side import on_each
 
 if TYPE_CHECKING:
     from faultbed.testbed.lab import Lab
@@ -87,8 +87,8 @@ def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 60.
         nodes: dict[str, dict[str, int]] = answer["nodes"]
         return nodes
 
-    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        snapshot = {name: values for part in pool.map(read_machine, machines) for name, values in part.items()}
+    answers = on_each(machines, read_machine, timeout_s=2 * timeout_s)
+    snapshot = {name: values for answer in answers for name, values in answer.items()}
     return {name: snapshot[name] for name in names}
 
 

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from faultbed.testbed.model.fault_names import is_fault_on, targets_on
 from faultbed.testbed.node.settings import UNKNOWN
 from faultbed.testbed.node.state import ROUTE_SETTINGS
+from faultbed.testbed.side_by_side import on_each
+from faultbed.testbed.stopping import Deadline
 from faultbed.testbed.tenancy.reservation import WHOLE_LAB
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
         )["nodes"]
         return nodes
 
-    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        state = {name: facts for answer in pool.map(capture_machine, machines) for name, facts in answer.items()}
+    answers = on_each(machines, capture_machine, timeout_s=2 * timeout_s)
+    state = {name: facts for answer in answers for name, facts in answer.items()}
     if reverts := {f"revert {path.stem}": "there" for path in stored_reverts(lab.state_dir).glob("*.revert")}:
         state[CONTROLLER] = reverts
     return Fingerprint(nodes=part(state, lab.topology, covers), covers=covers)
@@ -187,10 +188,10 @@ def settle(lab: Lab, before: Fingerprint, *, within_s: float = SETTLE_S) -> list
 
     Traffic that another command has begun meanwhile, and that still runs, is not a difference.
     """
-    deadline = time.monotonic() + within_s
+    deadline = Deadline(within_s)
     lab.reserved = before.covers
-    while (left := _left(lab, before)) and time.monotonic() < deadline:
-        time.sleep(0.5)
+    while (left := _left(lab, before)) and not deadline.is_over:
+        time.sleep(deadline.step_s)
     return left
 
 

@@ -15,7 +15,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from faultbed.testbed.errors import FaultbedError, LabError
 from faultbed.testbed.observe.clock import ClockOffset, widened
 from faultbed.testbed.observe.watcher import Watcher
+from faultbed.testbed.side_by_side import on_each
 
 if TYPE_CHECKING:
     from faultbed.testbed.lab import Lab
@@ -32,6 +32,8 @@ __all__ = ["CHANGES_LOST", "EVERY_MS", "REPORT_MS", "Change", "Following", "Mach
 EVERY_MS = 100
 REPORT_MS = 4000
 """How often samples are sent: sending costs an emulated machine as much as two samples."""
+_START_S, _STOP_S = 240.0, 20.0
+"""Deadlines of all machines to begin, and of each to stop. A machine without a watcher starts an interpreter first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +155,7 @@ class Following:
             request = {"do": "follow", "nodes": machines[machine], "every_ms": every_ms, "report_ms": report_ms}
             data.no_log = self._lab.request(machine, request).get("no_log")
 
-        with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-            list(pool.map(follow_machine, machines))
+        on_each(machines, follow_machine, timeout_s=_START_S)
 
     def heard_ns(self) -> dict[str, int]:
         """Return when the last message of each machine arrived (controller time); samples come every `report_ms`."""
@@ -227,15 +228,15 @@ class Following:
             try:
                 if watcher.on_news is not None:
                     # Not by `Lab.request`: a watcher that was restarted follows nothing.
-                    watcher.request({"do": "unfollow"}, timeout_s=20.0)
+                    watcher.request({"do": "unfollow"}, timeout_s=_STOP_S)
                     self._data[machine].clocks.append(watcher.clock())
             except LabError as error:
                 self._lost[machine] = str(error)
             watcher.on_news = None
 
         if self._data:
-            with ThreadPoolExecutor(max_workers=len(self._data)) as pool, contextlib.suppress(FaultbedError):
-                list(pool.map(stop_machine, self._data))
+            with contextlib.suppress(FaultbedError):
+                on_each(self._data, stop_machine, timeout_s=2 * _STOP_S)
 
     def __enter__(self) -> Self:
         return self

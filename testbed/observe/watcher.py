@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from faultbed.testbed.errors import CommandFailed, FaultbedError, LabError, Unreachable
 from faultbed.testbed.observe import clock
 from faultbed.testbed.observe.clock import ClockOffset
+from faultbed.testbed.stopping import Deadline
 
 if TYPE_CHECKING:
     from faultbed.testbed.lab import Lab
@@ -63,7 +63,7 @@ class Watcher:
                 self._channel.send({**request, "seq": self._seq})
             except Unreachable as error:
                 raise WatcherGone(str(error)) from error
-            return self._answer(str(request["do"]), time.monotonic() + timeout_s, timeout_s)
+            return self._answer(str(request["do"]), Deadline(timeout_s))
 
     def clock(self) -> ClockOffset:
         """Measure the machine's clock offset.
@@ -79,12 +79,14 @@ class Watcher:
         now = self.clock()
         self.offset = clock.renewed(self.offset, now)
 
-    def _answer(self, request: str, deadline: float, timeout_s: float) -> dict[str, Any]:
+    def _answer(self, request: str, deadline: Deadline) -> dict[str, Any]:
         while True:
             try:
-                answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                answer = self._answers.get(timeout=deadline.step_s)
             except queue.Empty:
-                raise CommandFailed(f"{self.machine}: no answer to `{request}` in {timeout_s:.0f} s") from None
+                if not deadline.is_over:
+                    continue
+                raise CommandFailed(f"{self.machine}: no answer to `{request}` in {deadline.waited}") from None
             if isinstance(answer, FaultbedError):
                 self._answers.put(answer)
                 raise answer

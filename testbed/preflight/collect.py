@@ -11,7 +11,6 @@ import json
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from faultbed.testbed.lab import Lab
 from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.model.topology import Host, Rnic
 from faultbed.testbed.remote.remote_node import Node
+from faultbed.testbed.side_by_side import on_each
 
 __all__ = ["FAR_ADDRESS", "Facts", "Interface", "parse", "read_facts", "script"]
 
@@ -140,8 +140,8 @@ def read_facts(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | N
             return {}
 
     machines = lab.nodes()
-    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        return {name: facts for of_machine in pool.map(read_or_record, machines) for name, facts in of_machine.items()}
+    answers = on_each(machines, read_or_record, timeout_s=2 * timeout_s)
+    return {name: facts for answer in answers for name, facts in answer.items()}
 
 
 def _read_machine(lab: Lab, machine: str, *, timeout_s: float) -> dict[str, Facts]:

@@ -11,13 +11,13 @@ import io
 import re
 import tarfile
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from faultbed.testbed.errors import LabError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.preflight.collect import script
+from faultbed.testbed.side_by_side import on_each
 
 if TYPE_CHECKING:
     from faultbed.testbed.lab import Lab
@@ -112,8 +112,7 @@ def gather(lab: Lab, *, timeout_s: float = 300.0) -> dict[str, str]:
         return done.stdout + done.stderr
 
     machines = lab.nodes()
-    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        return dict(zip(machines, pool.map(gather_machine, machines), strict=True))
+    return dict(zip(machines, on_each(machines, gather_machine, timeout_s=2 * timeout_s), strict=True))
 
 
 def write(path: Path, texts: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ import queue
 from typing import Any
 
 from faultbed.testbed.errors import CommandFailed, LabError
+from faultbed.testbed.stopping import Deadline
 
 __all__ = ["next_message"]
 
@@ -26,10 +27,14 @@ def next_message(
         CommandFailed: no line came by the timeout.
         LabError: the line is not JSON.
     """
-    try:
-        line = lines.get(timeout=timeout_s)
-    except queue.Empty:
-        raise CommandFailed(f"{program}: no output for {timeout_s:.0f} s{stderr_note}") from None
+    deadline = Deadline(timeout_s)
+    while True:
+        try:
+            line = lines.get(timeout=deadline.step_s)
+            break
+        except queue.Empty:
+            if deadline.is_over:
+                raise CommandFailed(f"{program}: no output for {deadline.waited}{stderr_note}") from None
     if line is None:
         lines.put(None)
         return None

@@ -12,8 +12,7 @@ import queue
 import shlex
 import socket
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,16 @@ import paramiko
 from faultbed.testbed.errors import CommandFailed, Unreachable
 from faultbed.testbed.remote.jsonlines import next_message
 from faultbed.testbed.remote.remote_node import Completed
+from faultbed.testbed.stopping import Deadline
 
 __all__ = ["Address", "JsonChannel", "SshConnection", "SshNode"]
 
 CONNECT_TIMEOUT_S = 15.0
+LOCK_TIMEOUT_S, CLOSE_TIMEOUT_S = 120.0, 2.0
+"""How long to wait for other threads that connect to the same machine, to use the connection and to close it."""
+REPLY_TIMEOUT_S = 60.0
+"""How long an SSH server may take to accept a command or data, and to report the exit status of one that has ended."""
+_LEAST_S = 0.2
 STDERR_TAIL = 2000
 
 
@@ -51,6 +56,30 @@ class Address:
     cannot_answer: Callable[[], str | None] = lambda: None
 
 
+class _Reply(threading.Event):
+    """Event of a channel that is set by the server's reply to a request, such as the one to run a command.
+
+    paramiko waits for it without a timeout (`Channel._wait_for_event`). A machine that hangs keeps its TCP connections,
+    so that this wait would not end.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the reply.
+
+        Raises:
+            Unreachable: it did not come in time.
+        """
+        deadline = Deadline(REPLY_TIMEOUT_S if timeout is None else timeout)
+        while not super().wait(deadline.step_s):
+            if deadline.is_over:
+                raise Unreachable(f"{self._name}: its SSH server did not reply in {deadline.waited}")
+        return True
+
+
 class SshConnection:
     """One SSH connection to one machine, opened at first use and shared by all nodes on that machine. Thread-safe."""
 
@@ -66,19 +95,41 @@ class SshConnection:
         Raises:
             Unreachable: the machine does not answer, or has another host key.
         """
-        with self._lock:
+        with self._exclusive():
             if self._transport is None or not self._transport.is_active():
                 self._transport = self._connect()
             try:
-                return self._transport.open_session(timeout=CONNECT_TIMEOUT_S)
+                session = self._transport.open_session(timeout=max(_LEAST_S, Deadline(CONNECT_TIMEOUT_S).left_s))
             except (paramiko.SSHException, EOFError, OSError) as error:
                 self._drop()
                 raise Unreachable(f"{self.name}: the SSH connection is gone ({error})") from error
+        session.event = _Reply(self.name)
+        return session
 
     def close(self) -> None:
         """Close the connection; the next use opens a new one."""
-        with self._lock:
-            self._drop()
+        try:
+            with self._exclusive(CLOSE_TIMEOUT_S):
+                self._drop()
+        except Unreachable:  # a thread hangs in it: without its transport it ends
+            if (transport := self._transport) is not None:
+                transport.close()
+
+    @contextlib.contextmanager
+    def _exclusive(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+        """Hold the connection's lock. Other threads may be connecting, one after the other.
+
+        Raises:
+            Unreachable: they have held it until the timeout.
+        """
+        deadline = Deadline(timeout_s)
+        while not self._lock.acquire(timeout=deadline.step_s):
+            if deadline.is_over:
+                raise Unreachable(f"{self.name}: not connected after {deadline.waited}")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _drop(self) -> None:
         if self._transport is not None:
@@ -143,13 +194,14 @@ class SshNode:
     ) -> Completed:
         """See `faultbed.testbed.remote.remote_node.Node.run`."""
         session = self._connection.session()
+        session.settimeout(REPLY_TIMEOUT_S)
         with contextlib.closing(session):
             session.exec_command(shlex.join([*self._prefix, *argv]))
             if stdin is not None:
                 session.sendall(stdin.encode())
             session.shutdown_write()
             out, err = _read_to_end(session, timeout_s, f"{self._name}: `{_short(argv)}`")
-            rc = session.recv_exit_status()
+            rc = _exit_status(session, f"{self._name}: `{_short(argv)}`")
         done = Completed(
             argv=tuple(argv), rc=rc, stdout=out.decode(errors="replace"), stderr=err.decode(errors="replace")
         )
@@ -168,12 +220,13 @@ class SshNode:
         """See `faultbed.testbed.remote.remote_node.Node.put`."""
         script = 'set -e; mkdir -p "$(dirname "$1")"; cat >"$1.new"; chmod "$2" "$1.new"; mv "$1.new" "$1"'
         session = self._connection.session()
+        session.settimeout(REPLY_TIMEOUT_S)
         with contextlib.closing(session):
             session.exec_command(shlex.join([*self._prefix, "sh", "-c", script, "put", path, f"{mode:o}"]))
             session.sendall(content)
             session.shutdown_write()
             _, err = _read_to_end(session, 60.0, f"{self._name}: writing {path}")
-            if session.recv_exit_status():
+            if _exit_status(session, f"{self._name}: writing {path}"):
                 raise CommandFailed(f"{self._name}: could not write {path}: {err.decode(errors='replace').strip()}")
 
 
@@ -186,6 +239,7 @@ class JsonChannel:
     def __init__(self, program: str, session: paramiko.Channel) -> None:
         self._what = program
         self._session = session
+        session.settimeout(REPLY_TIMEOUT_S)
         self._lock = threading.Lock()
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._stderr = b""
@@ -209,7 +263,7 @@ class JsonChannel:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._session.shutdown_write()
         self._session.close()
-        self._reader.join(timeout=5.0)
+        Deadline(5.0).join(self._reader)
 
     def stderr(self) -> str:
         """Return the end of the program's stderr."""
@@ -221,7 +275,7 @@ class JsonChannel:
     def _read(self) -> None:
         buffer = b""
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            while data := self._session.recv(65536):
+            while data := self._next_data():
                 self._drain_stderr()
                 *lines, buffer = (buffer + data).split(b"\n")
                 for line in lines:
@@ -229,6 +283,14 @@ class JsonChannel:
                         self._lines.put(line)
         self._drain_stderr()
         self._lines.put(None)
+
+    def _next_data(self) -> bytes:
+        """Return the next output; empty at its end. The program may be silent: only sending has a timeout."""
+        while True:
+            try:
+                return self._session.recv(65536)
+            except TimeoutError:
+                continue
 
     def _drain_stderr(self) -> None:
         while self._session.recv_stderr_ready():
@@ -240,8 +302,15 @@ def _short(argv: Sequence[str]) -> str:
     return line if len(line) <= 120 else line[:117] + "..."  # noqa: PLR2004 (a line of an error message)
 
 
+def _exit_status(session: paramiko.Channel, program: str) -> int:
+    """Return the exit status of a program that has closed its output."""
+    if not Deadline(REPLY_TIMEOUT_S).wait(session.status_event):
+        raise CommandFailed(f"{program}: it has closed its output, and its exit status did not come")
+    return session.recv_exit_status()  # deadline: it has come
+
+
 def _read_to_end(session: paramiko.Channel, timeout_s: float, program: str) -> tuple[bytes, bytes]:
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     out, err = bytearray(), bytearray()
     session.settimeout(0.05)
     while True:
@@ -250,8 +319,8 @@ def _read_to_end(session: paramiko.Channel, timeout_s: float, program: str) -> t
         try:
             data = session.recv(65536)
         except TimeoutError:
-            if time.monotonic() > deadline:
-                raise CommandFailed(f"{program} did not end in {timeout_s:.0f} s") from None
+            if deadline.is_over:
+                raise CommandFailed(f"{program} did not end in {deadline.waited}") from None
             # After a channel is closed, its buffer still has the end of file: the next recv returns it.
             continue
         if not data:

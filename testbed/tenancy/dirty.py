@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from faultbed.testbed import stopping
 from faultbed.testbed.errors import DirtyLab, FaultbedError, LabError, RevertFailed
 from faultbed.testbed.observe import fingerprint
 from faultbed.testbed.observe.fingerprint import Fingerprint
@@ -57,6 +58,7 @@ Nodes = Mapping[str, Mapping[str, str]]
 LEASE_S = 10.0
 """How long the faults of a killed command may stay in place, unless its mark says otherwise."""
 _UNKNOWN = "its state is unknown"
+_NOT_COMPARED = "the command was ended by force before it could compare the lab"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,7 @@ def begin(lab: Lab, why: str, *, lease_s: float = LEASE_S, progress: Progress = 
         LabError: the lab cannot be read, or the mark cannot be written. Nothing was changed.
     """
     folder = lab.state_dir
+    stopping.allow(stopping.WORKLOAD_S)
     try:
         with in_progress.locked(folder):
             running = in_progress.live(folder, others_only=True)  # read once: one killed from now on counts as running
@@ -108,7 +111,9 @@ def begin(lab: Lab, why: str, *, lease_s: float = LEASE_S, progress: Progress = 
             f"{error.filename or folder}: {error.strerror or error}; nothing was changed, because the lab must be "
             "marked on disk first; free disk space"
         ) from error
-    return Work(why=why, before=before, mark=own)
+    work = Work(why=why, before=before, mark=own)
+    stopping.owe(work, lambda reasons: leave_unknown(lab, work, reasons or (_NOT_COMPARED,)).sentence)
+    return work
 
 
 def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
@@ -118,6 +123,7 @@ def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
     fingerprint shows. An interrupt in the middle leaves the command's mark, and the next command compares.
     """
     folder = lab.state_dir
+    stopping.allow(stopping.COMPARE_S)
     marked = bool(not_cleared) and _try_to_mark(folder, not_cleared, work.before)  # before anything can interrupt it
     others_running: Sequence[Mark] = ()
     kept = ""
@@ -130,10 +136,12 @@ def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
     except Exception as error:  # noqa: BLE001 (a lab that cannot be compared is in an unknown state: DIRTY)
         left = [f"could not compare: {_error_text(error)}"]
     except BaseException:
+        stopping.settle(work)
         work.mark.abandon()
         raise
     if problems := (*not_cleared, *left):
         return _as_dirty(folder, work, problems, marked=marked)
+    stopping.settle(work)
     if others_running:
         names = ", ".join(running.name for running in others_running)
         return Outcome(
@@ -402,6 +410,7 @@ def _as_dirty(folder: Path, work: Work, reasons: tuple[str, ...], *, marked: boo
             work.mark.path.rename(_path(folder))
         work.mark.abandon()
     sentence = f"the lab is DIRTY: {reasons[0]}" + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else "")
+    stopping.owe(work, lambda _: sentence + more)  # a command that is ended by force from now on still says it
     return Outcome(state="DIRTY", reasons=reasons, sentence=sentence + more)
 
 

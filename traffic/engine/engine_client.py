@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -21,6 +20,8 @@ from faultbed.testbed.model.selectors import resolve
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.observe import clock
 from faultbed.testbed.remote.remote_node import Channel, Node
+from faultbed.testbed.side_by_side import on_each
+from faultbed.testbed.stopping import Deadline
 from faultbed.traffic.engine.run_results import Endpoint
 
 __all__ = ["GONE", "TIME_FIELDS", "Engines", "Event", "Fabric", "FabricModel", "TrafficLab", "endpoint"]
@@ -134,8 +135,7 @@ class Engines:
             LabError: an engine does not start, or the engines are closed meanwhile. Those that did start are kept.
         """
         names = list(dict.fromkeys(hosts))
-        with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
-            list(pool.map(lambda name: self._add_one(lab, name, module), names))
+        on_each(names, lambda name: self._add_one(lab, name, module), timeout_s=3 * START_TIMEOUT_S)
 
     def _add_one(self, lab: TrafficLab, host: str, module: str) -> None:
         self._start_one(lab, host, module)
@@ -301,14 +301,15 @@ class Engines:
         for channel in list(self._channels.values()):
             with contextlib.suppress(FaultbedError):
                 channel.send({"do": "quit"})
-        deadline = time.monotonic() + 5.0
+        deadline = Deadline(5.0)
         for pump in self._pumps:
-            pump.join(timeout=max(0.0, deadline - time.monotonic()))
+            deadline.join(pump)
         self._closed.set()
         for channel in list(self._channels.values()):
             channel.close()
+        deadline = Deadline(2.0)
         for pump in self._pumps:
-            pump.join(timeout=2.0)
+            deadline.join(pump)
 
 
 def endpoint(topology: Topology, name: str) -> Endpoint:

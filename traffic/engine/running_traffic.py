@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from faultbed.testbed.errors import FaultbedError, LabError, UsageError
+from faultbed.testbed.stopping import Deadline
 from faultbed.traffic.engine import dump_signal
 from faultbed.traffic.engine.connections import ConnectionManager
 from faultbed.traffic.engine.engine_client import Engines, Event, TrafficLab
@@ -40,8 +41,6 @@ class BackgroundService(Protocol):
 
 POLL_NS = 250_000_000
 """Longest wait for an event, so that deadlines and retries are checked in time."""
-STEP_S = 0.5
-"""Longest single wait in `Running.wait`."""
 SETUP_TIMEOUT_S = 120.0
 POSTMORTEM_TIMEOUT_S = 5.0
 ABORT_TIMEOUT_S = 15.0
@@ -142,13 +141,13 @@ class Running(Generic[Result]):
         """
         source_of = {connection.index: connection.src for connection in self.plan.connections}
         sources = set(source_of.values())
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         with self._reply_arrived:
             self._psn_answers = {}
             for name in sources:
                 self._engines.send(self._tasks[name].endpoint.host, {"do": "psn", "task": name})
             while set(self._psn_answers) != sources:
-                if self._over.is_set() or not self._reply_arrived.wait(max(0.0, deadline - time.monotonic())):
+                if self._over.is_set() or (not self._reply_arrived.wait(deadline.step_s) and deadline.is_over):
                     raise LabError(
                         f"{self.plan.what}: no reply with PSNs from {', '.join(sources - set(self._psn_answers))}"
                     )
@@ -161,12 +160,12 @@ class Running(Generic[Result]):
 
     def dump(self, *, timeout_s: float = 5.0) -> dict[str, Flight]:
         """Return the current flight recorders by task. Engines that do not answer in time are left out."""
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         with self._reply_arrived:
             self._received_flights = {}
             pending = self._request_flights()
             while pending - set(self._received_flights) and not self._over.is_set():
-                if not self._reply_arrived.wait(max(0.0, deadline - time.monotonic())):
+                if not self._reply_arrived.wait(deadline.step_s) and deadline.is_over:
                     break
             return dict(self._received_flights)
 
@@ -183,14 +182,9 @@ class Running(Generic[Result]):
             LabError: the run is not over by the timeout, or its result could not be built. A run that is not over is
                 aborted, and nothing is left on the nodes once it has ended; the message says whether it has.
         """
-        deadline = time.monotonic() + timeout_s
-        # Wait in small steps: Python runs signal handlers on the main thread, and the kernel may deliver the signal to
-        # another one.
-        while not self._over.wait(min(STEP_S, max(0.0, deadline - time.monotonic()))) and time.monotonic() < deadline:
-            pass
-        if not self._over.is_set():
+        if not Deadline(timeout_s).wait(self._over):
             self.abort(f"not over after {timeout_s:.0f} s")
-            ended = self._over.wait(ABORT_TIMEOUT_S)
+            ended = Deadline(ABORT_TIMEOUT_S).wait(self._over)
             state = "it was ended" if ended else f"aborted {ABORT_TIMEOUT_S:g} s ago, it may still be ending"
             raise LabError(f"{self.plan.what}: not over after {timeout_s:.0f} s; {state}")
         self._thread.join(timeout=10.0)
@@ -208,7 +202,7 @@ class Running(Generic[Result]):
     def __exit__(self, *_: object) -> None:
         if not self._over.is_set():
             self.abort("abandoned by its user")
-            self._over.wait(ABORT_TIMEOUT_S)
+            Deadline(ABORT_TIMEOUT_S).wait(self._over)
 
     # Setup, in the caller's thread.
 

@@ -91,7 +91,8 @@ class GpuClient:
                 self.process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:  # a kernel that never ends
                 self.process.kill()
-                self.process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(PATIENCE_S)
 
 
 def _connected(path: str) -> socket.socket:

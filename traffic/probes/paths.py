@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from faultbed.testbed.errors import FaultbedError
 from faultbed.testbed.lab import Lab
+from faultbed.testbed.stopping import STEP_S, Deadline
 from faultbed.traffic.engine.run_results import Connection
 from faultbed.traffic.probes.ecmp_entropy import QUERY_TIMEOUT_S, data_paths
 from faultbed.traffic.probes.rtt import Echo, Trip
@@ -71,7 +72,7 @@ class PathTracker:
         self._closing.set()
         self._change_reported.set()
         if self._thread.ident is not None:
-            self._thread.join(2 * QUERY_TIMEOUT_S)
+            Deadline(2 * QUERY_TIMEOUT_S).join(self._thread)
 
     def query(self) -> None:
         """Query the paths now. A failed query is a gap: probes next to it have no known path."""
@@ -86,7 +87,8 @@ class PathTracker:
     def _follow(self) -> None:
         closing = False
         while not closing:
-            self._change_reported.wait()
+            if not self._change_reported.wait(STEP_S):
+                continue
             self._change_reported.clear()
             closing = self._closing.is_set()
             self.query()

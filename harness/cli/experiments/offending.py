@@ -107,7 +107,7 @@ def offenders_command(
     thresholds = Thresholds(drain=drain, rma=rma, half_life=_duration(half_life))
     lab = session.inventory().name
     files = tuple({path.resolve(): path for path in preflights}.values())  # a file named twice is one preflight
-    counts = dict.fromkeys(("runs", "drills", "errors", "other_labs", "other_preflights", "copies"), 0)
+    counts = dict.fromkeys(("runs", "drills", "errors", "other_labs", "other_preflights", "copies", "unreadable"), 0)
     counts["preflights"] = len(files)
     if not runs.is_dir() and not preflights:
         raise UsageError(f"--runs {runs}: no such folder; name the one that `faultbed run --out` wrote to")
@@ -154,7 +154,11 @@ def _blame_of_runs(
 def _runs_of(
     session: Session, lab: str, runs: Path, counts: dict[str, int]
 ) -> Iterator[tuple[RunDir, VerdictFile, Measurements]]:
-    """Yield the runs of a lab, oldest first, and count them, those of other labs, and copies."""
+    """Yield the runs of a lab, oldest first, and count them, those of other labs, and copies.
+
+    Raises:
+        UsageError: a run cannot be read, and `counts` has no place for those that are left out.
+    """
     known: set[str] = set()
     with session.progress() as progress:
         due = time.monotonic() + _PROGRESS_S
@@ -162,12 +166,19 @@ def _runs_of(
             if time.monotonic() > due:
                 progress(f"offenders: {number} runs read")
                 due += _PROGRESS_S
-            directory = open_run(path)
-            verdict = directory.read_verdict()
-            if verdict.lab != lab:
-                counts["other_labs"] += 1
+            try:
+                directory = open_run(path)
+                verdict = directory.read_verdict()
+                if verdict.lab != lab:
+                    counts["other_labs"] += 1
+                    continue
+                measured = directory.read_measurements()
+            except UsageError as error:  # one damaged file must not hide what all others blame
+                if "unreadable" not in counts:
+                    raise
+                counts["unreadable"] += 1
+                session.err.print(f"{path.name} is left out: {error}", soft_wrap=True)
                 continue
-            measured = directory.read_measurements()
             if (digest := digest_of(measured)) in known:
                 counts["copies"] += 1
                 continue

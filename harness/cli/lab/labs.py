@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -168,10 +169,15 @@ def reset(session: Session) -> None:
 
 
 @click.command()
-@click.option("--purge", is_flag=True, help="Remove the lab's snapshot too; the next up boots and provisions.")
+@click.option(
+    "--purge",
+    is_flag=True,
+    help="Remove the whole folder of the lab: its snapshot (the next up boots and provisions), its audit log, the "
+    "journals of its faults and its reservations. The folder is printed.",
+)
 @pass_session
 def down(session: Session, *, purge: bool) -> None:
-    """End the lab and remove its processes, sockets and files. Only its snapshot stays, for the next `up`."""
+    """End the lab and remove its processes and sockets. Its snapshot stays, for the next `up`, and its audit log."""
     inventory = session.inventory()
     backend = backend_of(inventory.kind)
     backend.check_can_start(inventory)
@@ -180,8 +186,23 @@ def down(session: Session, *, purge: bool) -> None:
     with contextlib.suppress(*gone), hold_if_recorded(inventory, why="down"):
         was_up = backend.down(inventory)
         if purge:
+            kept = _kept_records(lab_dir(inventory.name))
+            if kept:
+                session.err.print(f"removing {lab_dir(inventory.name)} with {kept}", soft_wrap=True)
             backend.purge(inventory)
     session.err.print(f"{inventory.name} {'is down' if was_up else 'was not up'}")
+
+
+def _kept_records(folder: Path) -> str:
+    """Return what a purge of a lab's folder deletes besides the files of its VMs; empty if there is no folder."""
+    if not folder.is_dir():
+        return ""
+    records = {
+        "its snapshot": folder / "snapshot.json",
+        "its audit log": folder / "audit.jsonl",
+        "the journals of its faults": folder / "journal",
+    }
+    return ", ".join(name for name, path in records.items() if path.exists()) or "its files"
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

@@ -85,7 +85,7 @@ class VmResetActuator(Actuator):
                     heartbeat()
             finally:
                 os.close(exit_fd)
-            code = run.wait()
+            code = run.wait(timeout=_HEARTBEAT_S)  # its pidfd is readable: it has ended
             output.seek(0)
             text = output.read().decode(errors="replace")
         if code:

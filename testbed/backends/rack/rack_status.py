@@ -6,13 +6,13 @@ Nothing logs in to a machine: only the banner of its SSH server is read.
 from __future__ import annotations
 
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from faultbed.testbed.directories import lab_dir
 from faultbed.testbed.errors import Unreachable
 from faultbed.testbed.inventory.lab_inventory import Inventory, Management
 from faultbed.testbed.lab import open_machine
+from faultbed.testbed.side_by_side import on_each
 from faultbed.testbed.tenancy import dirty
 
 __all__ = ["MachineStatus", "RackStatus", "status"]
@@ -62,8 +62,9 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S) -> RackStatu
         role = "host" if name in hosts else str(switches[name].role) if name in switches else "jump"
         return _machine_status(name, role, management_by_name[name], patience_s)
 
-    with ThreadPoolExecutor(max_workers=_MAX_CONNECTIONS) as pool:
-        machines = tuple(pool.map(query, management_by_name))
+    rounds = 1 + len(management_by_name) // _MAX_CONNECTIONS
+    all_s = 3 * patience_s * rounds
+    machines = tuple(on_each(management_by_name, query, timeout_s=all_s, at_once=_MAX_CONNECTIONS))
     return RackStatus(
         name=inventory.name,
         state="up" if all(machine.ssh and machine.pinned for machine in machines) else "broken",

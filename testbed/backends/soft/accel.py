@@ -31,6 +31,7 @@ PROBE_DEADLINE_S = 8.0
 FIRST_BYTE_S = 4.0
 """Even an emulated kernel prints its version within two seconds; one that hangs under KVM prints nothing."""
 FIRST_BYTE_CPU_S = 1.0
+_KILLED_S = 10.0
 """CPU time in which a working kernel prints its first byte, however busy the machine is. A hung kernel spins."""
 
 _WORD = b"faultbed-probe-ok"
@@ -109,7 +110,8 @@ def probe_kvm(
             return _WORD in _content(serial)
         finally:
             child.kill()
-            child.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=_KILLED_S)
 
 
 def _content(file: Path) -> bytes:

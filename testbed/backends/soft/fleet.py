@@ -7,7 +7,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
@@ -18,6 +17,7 @@ from faultbed.testbed.backends.soft.lab_state import LabState, VmState
 from faultbed.testbed.backends.soft.qmp_client import Qmp
 from faultbed.testbed.backends.soft.vm import Vm
 from faultbed.testbed.errors import BootFailed, LabError
+from faultbed.testbed.side_by_side import on_each
 
 __all__ = [
     "BOOT_DEADLINE_S",
@@ -37,6 +37,9 @@ __all__ = [
 
 SNAPSHOT = "provisioned"
 BOOT_DEADLINE_S = {"kvm": 90.0, "tcg": 300.0}
+_ALL_VMS_S = 900.0
+"""Deadline of one step on all VMs. Each VM has shorter ones of its own."""
+_DISK_S = 60.0
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 
@@ -120,11 +123,13 @@ def make_overlay(built: Image, machine: Vm) -> None:
     """
     argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(built.disk), "-F", "raw", str(machine.disk)]
     try:
-        subprocess.run(argv, check=True, capture_output=True, text=True)
+        subprocess.run(argv, check=True, capture_output=True, text=True, timeout=_DISK_S)
     except FileNotFoundError as error:
         raise LabError(
             "qemu-img not found: install it with `apt-get install qemu-utils`, or run `make demo`, which installs it"
         ) from error
+    except subprocess.TimeoutExpired as error:
+        raise LabError(f"{machine.disk}: qemu-img did not end in {_DISK_S:g} s; check that disk") from error
     except subprocess.CalledProcessError as error:
         output = error.stderr.strip()
         raise LabError(f"cannot create {machine.disk}: {output}; check that there is disk space") from error
@@ -156,8 +161,7 @@ def resume(all_vms: Sequence[Vm]) -> None:
 
 def in_parallel(items: Sequence[_S], work: Callable[[_S], _T]) -> list[_T]:
     """Run the same work on all items at once; return the results in the order of the items."""
-    with ThreadPoolExecutor(max_workers=max(1, len(items))) as pool:
-        return list(pool.map(work, items))
+    return on_each(items, work, timeout_s=_ALL_VMS_S)
 
 
 def end(all_vms: Sequence[Vm], state: LabState | None) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 __all__ = ["ignored_signals"]
 
@@ -21,10 +22,14 @@ def ignored_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOP_SIGNALS}
+    before = {number: signal.signal(number, _ignore) for number in _STOP_SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
             # None stands for a handler that was not installed from Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing. Unlike SIG_IGN, it lets a command count its signals, and end by its deadline."""

@@ -78,6 +78,8 @@ _EXCLUDED = (
 )
 
 _CLEAN_UP_S = 60.0
+_PROGRAM_S = 120.0
+"""Deadline of a program that takes a second on an idle machine."""
 """How long mmdebstrap may take to remove its tree after it has been interrupted."""
 _ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 _GUEST = Path(__file__).resolve().parent / "guest"
@@ -196,7 +198,11 @@ def _build_into(folder: Path, progress: Callable[[str], None]) -> None:
         (folder / "vmlinux").write_bytes(_unpack_kernel((out / "vmlinuz").read_bytes()))
         for name in ("initrd", "kernel-version", "packages"):
             shutil.copyfile(out / name, folder / name)
-        subprocess.run(["cp", "--sparse=always", out / "disk.raw", folder / "disk.raw"], check=True)
+        copying = ["cp", "--sparse=always", str(out / "disk.raw"), str(folder / "disk.raw")]
+        try:
+            subprocess.run(copying, check=True, timeout=BUILD_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise LabError(f"{folder}: copying the image took longer than {BUILD_TIMEOUT_S:.0f} s") from error
     finally:
         shutil.rmtree(exchange, ignore_errors=True)
     for path in folder.iterdir():
@@ -222,7 +228,7 @@ def _mmdebstrap(guest: Path, out: Path, log: Path) -> None:
     ]
     # INITRD=No: Debian's kernel hook would build a 36 MB initrd that nothing uses.
     environment = {**os.environ, "INITRD": "No", "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
-    with (
+    with (  # deadline: `_end_build` has ended it
         log.open("wb") as sink,
         subprocess.Popen(
             argv, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
@@ -261,9 +267,11 @@ def _end_build(build: subprocess.Popen[bytes]) -> None:
 
 def _mode() -> str:
     """Return mmdebstrap's mode: user namespaces if possible, so that not even root's build can change the machine."""
-    probe = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True, check=False
-    )
+    argv = ["unshare", "--user", "--map-root-user", "--mount", "true"]
+    try:
+        probe = subprocess.run(argv, capture_output=True, check=False, timeout=_PROGRAM_S)
+    except subprocess.TimeoutExpired:
+        return "auto"
     return "unshare" if probe.returncode == 0 else "auto"
 
 
@@ -273,7 +281,12 @@ def _unpack_kernel(image: bytes) -> bytes:
     Bytes after the compressed stream make zstd end with an error, but its output before them is complete.
     """
     start = image.find(_ZSTD_MAGIC)
-    done = subprocess.run(["zstd", "-dcq"], input=image[start:], capture_output=True, check=False)
+    try:
+        done = subprocess.run(
+            ["zstd", "-dcq"], input=image[start:], capture_output=True, check=False, timeout=_PROGRAM_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LabError(f"zstd did not unpack the guest's kernel in {_PROGRAM_S:g} s; repeat the command") from error
     if start < 0 or not done.stdout.startswith(b"\x7fELF"):
         raise LabError(
             "the guest's kernel image is not a zstd-compressed bzImage: this version of Debian is not supported"

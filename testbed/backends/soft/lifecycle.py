@@ -20,7 +20,7 @@ from types import MappingProxyType
 import msgspec
 
 from faultbed.testbed import lab as lab_module
-from faultbed.testbed import provision
+from faultbed.testbed import provision, shipped
 from faultbed.testbed.backends.soft import accel, capacity, fleet, image, serial_console, snapshot_key, ssh_access, vm
 from faultbed.testbed.backends.soft.ignored_signals import ignored_signals
 from faultbed.testbed.backends.soft.image import Image
@@ -464,8 +464,9 @@ def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> boo
         if machine.machine.name in running.vms
     ):
         raise UsageError(
-            f'a lab named "{inventory.name}" is up from {running.inventory}: `faultbed --lab {running.inventory} down` '
-            "ends it, or give this inventory another faultbed_name"
+            f'a lab named "{inventory.name}" is up from {running.inventory}: '
+            f"`faultbed --lab {shipped.inventory_word(Path(running.inventory))} down` ends it, or give "
+            "this inventory another faultbed_name"
         )
     built = image.cached()
     if built is None or running.key != snapshot_key.key(inventory, built, running.accelerator):

@@ -221,8 +221,8 @@ def qemu_version() -> str:
         LabError: QEMU is not installed.
     """
     try:
-        done = subprocess.run([vm_process.QEMU, "--version"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
+        done = subprocess.run([vm_process.QEMU, "--version"], capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
         raise LabError(_NO_QEMU) from error
     return done.stdout.splitlines()[0].strip()
 

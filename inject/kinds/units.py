@@ -1,0 +1,64 @@
+"""Numbers of fault parameters with their units, as people write them: `20%`, `5ms`, `100Mbit/s`.
+
+A bare number is in the parameter's own unit, which `faultbed faults KIND` prints.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from faultbed.inject.kinds.kind import Param
+
+__all__ = ["example", "in_unit"]
+
+_NUMBER_AND_UNIT = re.compile(r"(?P<number>[+-]?[0-9]*\.?[0-9]+)\s*(?P<unit>[^\s0-9].*)")
+_SCALES = (
+    {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9},
+    {"bit/s": 1, "kbit/s": 10**3, "Mbit/s": 10**6, "Gbit/s": 10**9},
+    {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
+)
+"""Units that measure the same, with their sizes."""
+
+
+def in_unit(text: str, param: Param) -> float:
+    """Return a number in a parameter's unit.
+
+    Args:
+        text: a bare number, one with the unit, or one with another unit of the same quantity (`0.5s` for ms).
+        param: the parameter. A share (0..1) also takes a percentage.
+
+    Raises:
+        ValueError: it is no number, or has a unit of something else.
+    """
+    match = _NUMBER_AND_UNIT.fullmatch(text.strip())
+    if match is None or text.strip().lower() in ("nan", "inf"):
+        return float(text)
+    number, unit = Decimal(match["number"]), match["unit"].strip()
+    if unit == param.unit:
+        return float(number)
+    if unit == "%" and _is_share(param):
+        return float(number / 100)
+    for scale in _SCALES:
+        if unit in scale and param.unit in scale:
+            return float(number * scale[unit] / scale[param.unit])
+    return float(text)  # raises: the unit does not fit, or the number has an exponent and no unit
+
+
+def example(param: Param) -> str:
+    """Return a value that the parameter takes, in the ways to write it: `0.5 or 50%`; empty if it is no number."""
+    if param.type not in ("number", "integer"):
+        return ""
+    if isinstance(param.default, int | float):
+        number = float(param.default)
+    else:
+        low = 0.0 if param.low is None else param.low
+        high = low + 10.0 if param.high is None else min(param.high, low + 10.0)
+        number = round((low + high) / 2) if param.type == "integer" else round((low + high) / 2, 2)
+    if _is_share(param):
+        return f"{number:g} or {number * 100:g}%"
+    return f"{number:g} or {number:g}{param.unit}" if param.unit and " " not in param.unit else f"{number:g}"
+
+
+def _is_share(param: Param) -> bool:
+    return param.unit == "" and param.type == "number" and param.high == 1
