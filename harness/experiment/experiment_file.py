@@ -6,7 +6,8 @@
 
     [[faults]]     `kind`; `target` (a name, or a list from which the seed chooses); `at` (a time after the workload's
                    start, or a range `["6s", "9s"]` from which the seed draws); `for`; optionally `id` (default: the
-                   kind, numbered if it repeats); `set = { ... }`, parameters that the injector gets unchanged
+                   kind, numbered if it repeats); `exposed` (`none`: the fault must act on nothing that the
+                   workload uses); `set = { ... }`, parameters that the injector gets unchanged
     [[stop]]       `metric` (`METRICS` of `harness/experiment/stop.py`); its bound (`min` or `max`); optionally `for`
                    (how long the value must be beyond the bound) and `verdict` (`FAIL` or `INCONCLUSIVE`). Such
                    a value clears all faults at once and ends the run
@@ -48,9 +49,11 @@ from faultbed.testbed.text_files import decoded, read_text
 from faultbed.traffic.flows.flow_run import FlowSpec
 from faultbed.traffic.probes.prober import ProbeSpec
 
-__all__ = ["MOST_SEED", "SECTION_KEYS", "Expectation", "Experiment", "Fault", "Scalar", "decode", "load"]
+__all__ = ["MOST_SEED", "SECTION_KEYS", "Expectation", "Experiment", "Exposed", "Fault", "Scalar", "decode", "load"]
 
 Scalar = str | int | float | bool
+Exposed = Literal["workload", "none"]
+"""On what a fault must act: on something that the workload uses, or on nothing that it uses."""
 
 MOST_SEED = 2**63 - 1
 _PROBED_S = 24 * 3600.0
@@ -67,6 +70,7 @@ class Fault:
     at_earliest_ns: int
     at_latest_ns: int
     duration_ns: int
+    exposed: Exposed = "workload"
     parameters: dict[str, Scalar] = field(default_factory=dict)
 
 
@@ -119,6 +123,7 @@ class _FaultFile(Section, frozen=True, kw_only=True):
     at: str | tuple[str, str]
     duration: str = msgspec.field(name="for")
     id: str | None = None
+    exposed: Exposed = "workload"
     parameters: dict[str, Scalar] = msgspec.field(name="set", default_factory=dict)
 
 
@@ -170,7 +175,7 @@ SECTION_KEYS = {
     "probe": ("rate", "qps"),
     "bystander": BYSTANDER_KEYS,
     "lab": ("kind", "needs"),
-    "faults": ("id", "kind", "target", "at", "for", "set"),
+    "faults": ("id", "kind", "target", "at", "for", "exposed", "set"),
     "stop": ("metric", "min", "max", "for", "verdict"),
     "expect": ("metric", "min", "max", "equals"),
 }
@@ -273,6 +278,7 @@ def _fault(item: _FaultFile, path: str, source: str, fault_id: str) -> Fault:
         at_earliest_ns=earliest,
         at_latest_ns=latest,
         duration_ns=positive(parse_duration_ns, item.duration, source, f"{path}.for"),
+        exposed=item.exposed,
         parameters=dict(item.parameters),
     )
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from faultbed.harness.experiment.experiment_file import Experiment, Fault, Scalar
+from faultbed.harness.experiment.experiment_file import Experiment, Exposed, Fault, Scalar
 from faultbed.harness.json_text import json_text
 from faultbed.inject.fault_plan import FaultSpec
 from faultbed.inject.kinds.kind import Fidelity
@@ -40,6 +40,7 @@ class ScheduledFault(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: int
     duration_ns: int
     seed: int
+    exposed: Exposed = "workload"
     parameters: dict[str, Scalar]
 
     @property
@@ -159,5 +160,6 @@ def _schedule(fault: Fault, seed: int) -> ScheduledFault:
         at_ns=fault.at_earliest_ns + _draw(seed, fault.id, "at", steps) * _MS,
         duration_ns=fault.duration_ns,
         seed=_draw(seed, fault.id, "seed", 1 << 31),
+        exposed=fault.exposed,
         parameters=fault.parameters,
     )

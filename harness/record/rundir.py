@@ -3,6 +3,7 @@
 experiment.toml     the file as it was given
 trace/              the trace, if the experiment replays one (faultbed.harness.experiment.replayed)
 plan.json           what the seed decided
+ledger.json         every claim of the plan with its status; on disk, unknown, before the lab is touched
 journal.jsonl       what was done to the lab
 measurements.json   what was measured
 samples.parquet     goodput samples, long form (faultbed.harness.record.samples_file)
@@ -43,6 +44,8 @@ from faultbed.harness import verdict as verdict_file
 from faultbed.harness.experiment import run_plan as plan_file
 from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.json_text import json_text
+from faultbed.harness.ledger import ledger as ledger_file
+from faultbed.harness.ledger.ledger import Ledger
 from faultbed.harness.packets import evidence
 from faultbed.harness.packets.evidence import Evidence
 from faultbed.harness.record import code
@@ -130,6 +133,10 @@ class RunDir:
         """Write `plan.json`."""
         self._write("plan.json", plan_file.encode(plan))
 
+    def write_ledger(self, ledger: Ledger) -> None:
+        """Write `ledger.json`: before the lab is touched, and again when the run is judged."""
+        self._write("ledger.json", ledger_file.encode(ledger))
+
     def write_measurements(self, measured: Measurements) -> None:
         """Write `measurements.json` and `samples.parquet`."""
         self._write("measurements.json", measurements_file.encode(measured))
@@ -207,6 +214,10 @@ class RunDir:
     def read_plan(self) -> Plan:
         """Read `plan.json`."""
         return self._decoded("plan.json", plan_file.decode)
+
+    def read_ledger(self) -> Ledger:
+        """Read `ledger.json`. That of a run that was killed has only unknown claims."""
+        return self._decoded("ledger.json", ledger_file.decode)
 
     def read_measurements(self) -> Measurements:
         """Read `measurements.json`."""

@@ -12,6 +12,7 @@ import msgspec
 from faultbed.harness import judge
 from faultbed.harness.analysis import noise
 from faultbed.harness.analysis.observe import observe
+from faultbed.harness.bounds import noisy_checks
 from faultbed.harness.confidence import level_for
 from faultbed.harness.experiment.stop import judged
 from faultbed.harness.packets import evidence
@@ -68,9 +69,9 @@ def conclude(
     )
     if floor is not None:
         run_dir.write_noise_floor(noise.encode(floor))
-    level = level_for(judge.noisy_checks(resolved.experiment.expectations))
+    level = level_for(noisy_checks(resolved.experiment.expectations))
     observed = observe(measured, level=level)
-    verdict = judge.judge(
+    judged_run = judge.judge(
         plan=resolved.plan,
         expectations=resolved.experiment.expectations,
         run=measured,
@@ -79,7 +80,8 @@ def conclude(
         flights=flights,
         trips=data.probed.trips if data.probed else (),
     )
-    verdict = judged(verdict, data.stops, t0_ns=data.t0_ns)
+    run_dir.write_ledger(judged_run.ledger)
+    verdict = judged(judged_run.verdict, data.stops, t0_ns=data.t0_ns)
     if data.is_control:
         verdict = as_control(verdict, observed.metrics.get("jct_ratio"))
     verdict = msgspec.structs.replace(verdict, left_out=resolved.left_out)

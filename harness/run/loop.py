@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from faultbed.harness import judge
 from faultbed.harness.analysis import noise
 from faultbed.harness.experiment.stop import Guard
 from faultbed.harness.record import code, rundir
@@ -143,6 +144,7 @@ def _make_run_dir(resolved: ResolvedRun, inventory: Inventory, out: Path, *, con
     )
     code.digest()  # read and cached now, because the source may be edited during the run
     run_dir.write_plan(resolved.plan)
+    run_dir.write_ledger(judge.planned_ledger(resolved.plan, resolved.experiment.expectations))
     work = resolved.experiment.workload
     kind_of(work).keep_inputs(work, resolved.experiment.source, run_dir.path)
     return run_dir

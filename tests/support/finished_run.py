@@ -58,9 +58,9 @@ def finished(root, run, name="demo"):
     )
     directory.write_plan(planned)
     directory.write_measurements(run)
-    directory.write_verdict(
-        judge.judge(plan=planned, expectations=experiment.expectations, run=run, observed=observe(run))
-    )
+    judged = judge.judge(plan=planned, expectations=experiment.expectations, run=run, observed=observe(run))
+    directory.write_ledger(judged.ledger)
+    directory.write_verdict(judged.verdict)
     directory.write_environment(rundir.describe_environment(accelerator="tcg"))
     return directory
 

@@ -12,6 +12,11 @@ from faultbed.harness.record.measurements import Serving
 PLAN = plans.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=())
 
 
+def plan_of(run):
+    """Return a plan with the faults of a run: claims are made from the plan."""
+    return msgspec.structs.replace(PLAN, faults=tuple(fault.plan for fault in run.faults))
+
+
 def served(*ttft_s, kept=1.0):
     """Return an inference job with these times to first token, and a tenth of them for each of three more tokens."""
     times = [round(1e9 * float(time_s)) for time_s in np.random.default_rng(1).permutation(ttft_s)]

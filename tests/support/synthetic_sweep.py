@@ -51,7 +51,7 @@ def written(decided, out, *, fired=True, error=None, lab_state="CLEAN", code=Non
     directory.write_environment(msgspec.structs.replace(environment, code=code or environment.code))
     directory.write_measurements(run)
     expected = decided.experiment.expectations
-    output = judge.judge(plan=decided.plan, expectations=expected, run=run, observed=observed)
+    output = judge.judge(plan=decided.plan, expectations=expected, run=run, observed=observed).verdict
     if error is not None:
         check = Check(name="harness", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="", detail=error)
         output = msgspec.structs.replace(output, checks=(check, *output.checks), verdict=Verdict.ERROR)

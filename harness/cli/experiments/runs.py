@@ -10,6 +10,7 @@ import msgspec
 from rich.text import Text
 
 from faultbed.harness.analysis.observe import observe
+from faultbed.harness.bounds import noisy_checks
 from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from faultbed.harness.cli.experiments.histories import PAIR, show_comparison
 from faultbed.harness.cli.experiments.offending import drained_hosts
@@ -21,7 +22,6 @@ from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment import run_plan as plan_module
 from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.experiment.workload_file import Job
-from faultbed.harness.judge import noisy_checks
 from faultbed.harness.record import rundir
 from faultbed.harness.record.run_key import publish
 from faultbed.harness.report import summary

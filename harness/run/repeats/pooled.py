@@ -32,13 +32,13 @@ import msgspec
 import numpy as np
 
 from faultbed.harness.analysis.observations import Observation, faster_than_twin
+from faultbed.harness.bounds import COMPARISONS, NO_INTERVAL, bounds_of, is_noisy, noisy_checks, risk
 from faultbed.harness.check_places import Place, comparison_of, places
 from faultbed.harness.conditions import unmet
 from faultbed.harness.confidence import LEVEL, Interval, decide, level_for, student, tail_of
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import Metric
 from faultbed.harness.json_text import json_text
-from faultbed.harness.judge import COMPARISONS, NO_INTERVAL, bounds_of, is_noisy, noisy_checks, risk
 from faultbed.harness.run.repeats.alpha_spending import FIRST, tails
 from faultbed.harness.verdict import Check, LabState, Verdict, VerdictFile, worst
 from faultbed.testbed.errors import UsageError

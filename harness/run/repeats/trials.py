@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from faultbed.harness.analysis import noise
 from faultbed.harness.analysis.observe import observe
+from faultbed.harness.bounds import noisy_checks
 from faultbed.harness.confidence import level_for
 from faultbed.harness.experiment.experiment_file import Expectation
-from faultbed.harness.judge import noisy_checks
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.run.repeats.pooled import Trial
 from faultbed.harness.verdict import VerdictFile

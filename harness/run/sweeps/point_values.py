@@ -8,9 +8,9 @@ from pathlib import Path
 
 from faultbed.harness.analysis.observations import Observation, faster_than_twin
 from faultbed.harness.analysis.prediction import goodput_under_loss
+from faultbed.harness.bounds import noisy_checks
 from faultbed.harness.confidence import level_for
 from faultbed.harness.experiment.metrics import Metric
-from faultbed.harness.judge import noisy_checks
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.record.sweep_file import SweptPoint, SweptRun, SweptValue
 from faultbed.harness.run.repeats import pooled

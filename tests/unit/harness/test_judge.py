@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from judged_runs import PLAN, served
+from judged_runs import plan_of, served
 from synthetic_run import synthetic_run
 
 from faultbed.harness.analysis.observations import Observation, straggler
 from faultbed.harness.analysis.observe import observe
+from faultbed.harness.bounds import check_expectation, noisy_checks
 from faultbed.harness.confidence import Interval, level_for
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS, lookup
-from faultbed.harness.judge import check_expectation, judge, noisy_checks
+from faultbed.harness.judge import judge
 from faultbed.harness.proof import unproven
-from faultbed.harness.record.measurements import Connection
 from faultbed.harness.record.measurements import decode as decode_measurements
 from faultbed.harness.record.measurements import encode as encode_measurements
 from faultbed.harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
@@ -30,7 +30,7 @@ ELEMENTS = "wrong_elements"
 
 
 def verdict_of(run, *expectations):
-    return judge(plan=PLAN, expectations=expectations, run=run, observed=observe(run))
+    return judge(plan=plan_of(run), expectations=expectations, run=run, observed=observe(run)).verdict
 
 
 def at_most(name, bound):
@@ -306,7 +306,7 @@ def test_judge_doubt_of_the_injector_is_inconclusive():
     verdict = verdict_of(msgspec.structs.replace(run, faults=(doubted, *run.faults[1:])))
 
     assert verdict.verdict is INCONCLUSIVE
-    assert verdict.checks[0].detail == "no independent witness"
+    assert next(check for check in verdict.checks if check.name == "fired.uplink").detail == "no independent witness"
 
 
 def test_judge_run_without_fired_faults_is_inconclusive():
@@ -418,7 +418,9 @@ def test_judge_with_four_noisy_checks_shares_the_risk_between_them():
     assert (noisy_checks(bounds), noisy_checks([*bounds, *exact]), noisy_checks(exact)) == (4, 4, 0)
     level = level_for(noisy_checks(bounds))
     assert level == pytest.approx(0.995)
-    result = judge(plan=PLAN, expectations=[*bounds, *exact], run=run, observed=observe(run, level=level))
+    result = judge(
+        plan=plan_of(run), expectations=[*bounds, *exact], run=run, observed=observe(run, level=level)
+    ).verdict
     rules = {check.name: check.rule for check in result.checks}
     decided = [rule for rule in rules.values() if "interval" in rule]
     assert decided
@@ -634,28 +636,13 @@ def test_judge_wrong_elements_of_the_fault_free_twin_fail():
     assert [check for check in verdict_of(synthetic_run()).checks if check.name == "twin_wrong_elements"] == []
 
 
-@pytest.mark.parametrize(("transport", "silent"), [("rc", "src"), ("uc", "dst"), ("ud", "dst")])
-def test_judge_flow_that_moved_nothing_beside_others_is_inconclusive(transport, silent):
-    """One of several flows never carried a byte: bounds on errors held, and the rest of the goodput hid it."""
-    run = msgspec.structs.replace(synthetic_run(), qp_errors=0)
-    names = [f"{rank.host}:{rank.rnic}" for rank in run.ranks]
-    common = {"lqpn": 17, "rqpn": 17, "udp_sport": None, "path": ()}
-    connections = tuple(
-        Connection(src=src, dst=dst, **common) for src, dst in zip(names[::2], names[1::2], strict=True)
-    )
+def test_judge_flows_without_a_record_of_silent_ones_are_inconclusive():
+    """Bytes are counted by RNIC: a flow that never carried one is hidden by another flow of its RNIC."""
     flows = msgspec.structs.replace(
-        run,
-        workload={"flow": "send", "transport": transport, "size_bytes": 4096, "qps": 1},
-        connections=connections,
-        series=tuple(msgspec.structs.replace(series, iterations=()) for series in run.series),
+        synthetic_run(), workload={"flow": "send", "transport": "rc", "size_bytes": 4096, "qps": 1}, silent_flows=None
     )
-    assert [check for check in verdict_of(flows).checks if check.name == "workload"] == []
-    quiet = names.index(getattr(connections[0], silent))
-    series = tuple(msgspec.structs.replace(one, samples=()) if one.rank == quiet else one for one in flows.series)
-    result = verdict_of(msgspec.structs.replace(flows, series=series), at_most("qp_errors", 0))
-    assert result.verdict is INCONCLUSIVE
-    (check,) = [check for check in result.checks if check.name == "workload"]
-    assert check.detail.startswith(f"nothing arrived on {connections[0].src} > {connections[0].dst} from beginning")
+    check = next(check for check in verdict_of(flows).checks if check.name == "workload")
+    assert (check.verdict, check.detail) == (INCONCLUSIVE, "no record says whether each flow carried data")
 
 
 @pytest.mark.parametrize("transport", ["rc", "uc"])
@@ -673,7 +660,7 @@ def test_judge_flow_that_moved_nothing_is_not_hidden_by_another_one_at_its_rnic(
     (check,) = [check for check in result.checks if check.name == "workload"]
     assert check.detail.startswith("nothing arrived on host2:rxe0 > host4:rxe0 from beginning to end")
     whole = msgspec.structs.replace(flows, silent_flows=())
-    assert [check for check in verdict_of(whole).checks if check.name == "workload"] == []
+    assert next(check for check in verdict_of(whole).checks if check.name == "workload").verdict is PASS
 
 
 def test_judge_flow_of_which_no_byte_was_compared_is_not_hidden_by_another_one():

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judged_runs import PLAN
+from judged_runs import plan_of
 from planned_faults import SAMPLES, soft
 from synthetic_run import FLAP, LOSS, MS, T0, S, synthetic_run
 
@@ -214,7 +214,7 @@ def test_one_shot_kind_is_complete_after_its_hits_and_others_last_for_their_wind
 
 def judged(run, *metrics):
     expectations = [Expectation(metric=lookup(name, ["uplink", "loss", "slow-gpu"]), maximum=9.0) for name in metrics]
-    return judge(plan=PLAN, expectations=expectations, run=run, observed=observe(run))
+    return judge(plan=plan_of(run), expectations=expectations, run=run, observed=observe(run)).verdict
 
 
 def checks_of(verdict):

@@ -20,12 +20,14 @@ FLOORS = {
 }
 PRODUCT = [floor for floor in FLOORS if floor != "bench"]
 ROOMS = (
+    "ledger",
     "experiment",
     "packets",
     "record",
     "model",
     "analysis",
     "attribution",
+    "parts",
     "report",
     "run",
     "fuzz",

@@ -4,7 +4,7 @@ import random
 
 import msgspec
 import pytest
-from judged_runs import PLAN
+from judged_runs import plan_of
 from synthetic_run import MS, T0, S, synthetic_run
 
 from faultbed.harness.analysis.effects.fault_windows import acting_windows
@@ -85,7 +85,7 @@ def test_bystander_that_fell_silent_without_an_error_has_no_known_number_of_erro
     assert (errors.value, errors.censored) == (0, True)
     assert doubt in errors.detail
     expectation = Expectation(metric=METRICS["bystander.qp_errors"], maximum=0)
-    verdict = judge(plan=PLAN, expectations=[expectation], run=run, observed=observe(run))
+    verdict = judge(plan=plan_of(run), expectations=[expectation], run=run, observed=observe(run)).verdict
     assert (
         next(check for check in verdict.checks if check.name == "bystander.qp_errors").verdict is Verdict.INCONCLUSIVE
     )
@@ -171,7 +171,7 @@ def test_bystander_that_no_fault_touched_passes_only_if_the_faults_fired(name, b
 
 
 def _verdict_of(name, run, expected):
-    judgement = judge(plan=PLAN, expectations=expected, run=run, observed=observe(run))
+    judgement = judge(plan=plan_of(run), expectations=expected, run=run, observed=observe(run)).verdict
     return next(check.verdict for check in judgement.checks if check.name.startswith(name))
 
 

@@ -10,9 +10,9 @@ import pytest
 from synthetic_run import synthetic_run
 
 from faultbed.harness.analysis.observe import observe
+from faultbed.harness.bounds import check_expectation
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
-from faultbed.harness.judge import check_expectation
 from faultbed.harness.record import measurements
 from faultbed.harness.record.sweep_file import SweptPoint, SweptValue
 from faultbed.harness.record.workload_series import latencies_of

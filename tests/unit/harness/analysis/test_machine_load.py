@@ -8,10 +8,10 @@ from synthetic_run import synthetic_run
 
 from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.analysis.observe import observe
+from faultbed.harness.bounds import check_expectation
 from faultbed.harness.confidence import Interval
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
-from faultbed.harness.judge import check_expectation
 from faultbed.harness.record import measurements
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.observe.machine_load import MachineLoad, differences

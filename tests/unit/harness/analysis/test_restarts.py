@@ -321,7 +321,7 @@ def test_ettr_formula_is_a_row_of_the_predictions():
 
 def verdict_of(run, *expectations):
     plan = _plan_of(run)
-    return judge.judge(plan=plan, expectations=expectations, run=run, observed=observe(run))
+    return judge.judge(plan=plan, expectations=expectations, run=run, observed=observe(run)).verdict
 
 
 def _plan_of(run):

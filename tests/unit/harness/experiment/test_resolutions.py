@@ -12,9 +12,9 @@ from samples import some_of
 from synthetic_run import MS, T0, S, Window, _fault, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
+from faultbed.harness.bounds import check_expectation
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
-from faultbed.harness.judge import check_expectation
 from faultbed.harness.record.measurements import Iteration, RankSeries, Sample
 from faultbed.harness.verdict import Verdict
 

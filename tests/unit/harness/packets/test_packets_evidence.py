@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from gbn_model import go_back_n
 from synthetic_run import soft_topology, synthetic_run
 
-from faultbed.harness import judge
+from faultbed.harness import bounds
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment import experiment_file as experiments
@@ -238,7 +238,7 @@ def test_capture_that_is_not_whole_proves_nothing_and_says_both(tmp_path, missed
     verdicts = {}
     for name in ("capture.missed", "capture.broken_rules"):
         bound = replace(expectation, metric=METRICS[name], maximum=0)
-        (check,) = judge.check_expectation(bound, metrics[name], ())
+        (check,) = bounds.check_expectation(bound, metrics[name], ())
         verdicts[name] = check.verdict
     assert verdicts == {
         "capture.missed": "FAIL" if missed else "INCONCLUSIVE", "capture.broken_rules": "INCONCLUSIVE"
@@ -350,7 +350,7 @@ def test_broken_rules_of_a_doubtful_capture_fail_or_are_inconclusive(broken, bou
     summary = PacketSummary(frames=10, missed=0, broken=broken, doubts=("the capture has no frames",))
     run = msgspec.structs.replace(synthetic_run(seconds=12.0), packets=summary)
     (expectation,) = decide('["host4:rxe0"]').expectations
-    (check,) = judge.check_expectation(
+    (check,) = bounds.check_expectation(
         replace(expectation, maximum=float(bound)), observe(run).metrics["capture.broken_rules"], ()
     )
     assert check.verdict == verdict

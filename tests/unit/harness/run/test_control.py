@@ -90,7 +90,7 @@ def test_control_run_with_good_numbers_is_inconclusive():
         Expectation(metric=METRICS["iterations"], minimum=1),
     ]
     verdict = as_control(
-        judge(plan=plan, expectations=bounds, run=run, observed=observed), observed.metrics["jct_ratio"]
+        judge(plan=plan, expectations=bounds, run=run, observed=observed).verdict, observed.metrics["jct_ratio"]
     )
 
     assert verdict.verdict is Verdict.INCONCLUSIVE

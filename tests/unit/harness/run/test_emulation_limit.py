@@ -62,7 +62,7 @@ def judged(**fields):
     experiment = fit(load(house.DEMO), SOFT.topology, "soft")
     run = msgspec.structs.replace(synthetic_run(), **fields)
     plan = run_plan.plan(experiment, inventory_digest="9f" * 32, version="0")
-    return judge.judge(plan=plan, expectations=experiment.expectations, run=run, observed=observe(run))
+    return judge.judge(plan=plan, expectations=experiment.expectations, run=run, observed=observe(run)).verdict
 
 
 def test_run_beyond_half_the_emulation_limit_is_inconclusive_with_both_numbers():

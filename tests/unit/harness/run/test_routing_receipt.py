@@ -84,7 +84,7 @@ def verdict_of(scheme, receipt):
     fabric = run_plan.PlannedFabric(routing=scheme, fidelity=scheme_named(scheme).fidelity)
     plan = run_plan.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=(), fabric=fabric)
     run = replace(synthetic_run(), faults=(), lab_state="CLEAN", lab_diff=(), routing=receipt)
-    return judge(plan=plan, expectations=(), run=run, observed=observe(run))
+    return judge(plan=plan, expectations=(), run=run, observed=observe(run)).verdict
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -136,7 +136,7 @@ def verdict_of(lab, result):
     )
     expectation = Expectation(metric=METRICS["state_errors"], equals=0)
     plan = Plan(faultbed="0", experiment="losses", seed=1, inventory="x", workload=run.workload, faults=())
-    return judge.judge(plan=plan, expectations=[expectation], run=run, observed=observe(run))
+    return judge.judge(plan=plan, expectations=[expectation], run=run, observed=observe(run)).verdict
 
 
 def state_without_a_loss(lab):

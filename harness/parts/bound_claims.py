@@ -1,0 +1,75 @@
+"""Bounds of the experiment: one claim for each, decided by the rule of its metric."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from faultbed.harness.bounds import bounds_of, check_bound, noisy_checks
+from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.metrics import PER_FAULT_PREFIXES
+from faultbed.harness.ledger.claims import Claim
+from faultbed.harness.ledger.settle import Finding
+from faultbed.harness.parts import fault_claims, routing_claims
+from faultbed.harness.parts.part import Planned, Row, View
+from faultbed.harness.verdict import Verdict
+
+__all__ = ["claims", "found", "row"]
+
+
+def claims(planned: Planned) -> Iterator[Claim]:
+    """Yield a claim for each bound, with the faults and the routing scheme without which it means nothing."""
+    for name, (expectation, _, _) in _bounds(planned).items():
+        depends = (*_faults(expectation, planned), *_scheme(expectation, planned))
+        yield Claim(name=name, says=name, depends=depends)
+
+
+def found(_view: View) -> Iterator[Claim]:
+    """Yield nothing: bounds are planned."""
+    yield from ()
+
+
+def row(claim: Claim, view: View) -> Row | None:
+    """Return the metric's value compared with its bound."""
+    expectation, sign, bound = _bounds(view.planned)[claim.name]
+    observation = view.observed.metrics.get(expectation.metric.name)
+    check = check_bound(expectation.metric, sign, bound, observation, (), noisy_checks(view.planned.expectations))
+    return Row(
+        finding=Finding(
+            refuted=check.detail if check.verdict is Verdict.FAIL else None,
+            undecided=check.detail if check.verdict is Verdict.INCONCLUSIVE else None,
+        ),
+        name=check.name,
+        rule=check.rule,
+        observed=check.observed,
+        bound=check.bound,
+        unit=check.unit,
+        detail=check.detail,
+    )
+
+
+def _bounds(planned: Planned) -> dict[str, tuple[Expectation, str, float | int | str]]:
+    """Return every bound with its sign, by the name of its claim. Equal bounds are one claim."""
+    return {
+        f"{expectation.metric.name} {sign} {bound}": (expectation, sign, bound)
+        for expectation in planned.expectations
+        for sign, bound in bounds_of(expectation)
+    }
+
+
+def _faults(expectation: Expectation, planned: Planned) -> Iterator[str]:
+    """Yield the claims of the faults that a metric is about: one for `recovery.<id>`, else all."""
+    if not expectation.metric.about_faults:
+        return
+    ids = [fault.id for fault in planned.plan.faults]
+    for prefix in PER_FAULT_PREFIXES:
+        fault_id = expectation.metric.name.removeprefix(prefix)
+        if expectation.metric.name.startswith(prefix) and fault_id in ids:
+            yield f"{fault_claims.PREFIX}{fault_id}"
+            return
+    yield from (f"{fault_claims.PREFIX}{fault_id}" for fault_id in ids)
+
+
+def _scheme(expectation: Expectation, planned: Planned) -> Iterator[str]:
+    """Yield the claim of the routing scheme. A count (of wrong elements, say) is what it is under any routing."""
+    if planned.plan.fabric and expectation.metric.unit != "count":
+        yield f"{routing_claims.PREFIX}{planned.plan.fabric.routing}"

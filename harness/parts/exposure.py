@@ -1,0 +1,93 @@
+"""Exposure of a fault: whether it acted on something that the workload used. Pure.
+
+A link or a switch is used by the queue pairs whose data or ACKs cross it, as the switches' kernels route them. A host,
+an RNIC or a GPU is used by the ranks there, and a host by the job whose storage it has. A spare is not used until a
+rank moves to it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.topology import Link, Target, Topology
+
+__all__ = ["why_not_exposed"]
+
+
+def why_not_exposed(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
+    """Return why it is not shown that a fault acted where its plan says; empty if it is.
+
+    A fault with `exposed = "none"` must act on nothing that the workload used. An unknown path counts against either.
+    """
+    try:
+        target = run.topology.resolve(fault.plan.target)
+    except UsageError as error:
+        return (f"it is unknown whether the workload used {fault.plan.target}: {error}",)
+    used = _is_used(run, target)
+    if used is None:
+        return (f"it is unknown whether the workload used {target.text}: the path of a queue pair was not read",)
+    if fault.plan.exposed == "none":
+        return (f'the workload used {target.text}, although the experiment says exposed = "none"',) if used else ()
+    if used:
+        return ()
+    unused = f"the workload did not use {target.text}: no rank was there and no queue pair crossed it"
+    return (f'{unused}; choose a target that it uses, or write exposed = "none" for a fault that must touch nothing',)
+
+
+def _is_used(run: Measurements, target: Target) -> bool | None:
+    """Return whether the workload used a target; None: some path is unknown, and no known one crosses it."""
+    rnics = _rnics(run)
+    hosts = {name.partition(":")[0] for name in rnics} | _storage_hosts(run)
+    if target.kind in ("host", "gpu"):
+        return target.node in hosts
+    if target.link is not None and target.link.rnic is not None:
+        return f"{target.link.b.node}:{target.link.rnic}" in rnics
+    found = [
+        _crosses(path, (connection.src, connection.dst), target, run)
+        for connection in run.connections
+        for path in (connection.path, connection.ack_path)
+    ]
+    if True in found:
+        return True
+    return None if None in found or not found else False
+
+
+def _rnics(run: Measurements) -> set[str]:
+    """Return the RNICs of all ranks: those at the start, and those to which ranks moved after a loss."""
+    at_start = run.workload.get("ranks") or ()
+    return {f"{rank.host}:{rank.rnic}" for rank in run.ranks} | {name for name in at_start if isinstance(name, str)}
+
+
+def _storage_hosts(run: Measurements) -> set[str]:
+    storage = run.workload.get("storage") or {}
+    return {host for host in (storage.get("host"),) if host}
+
+
+def _crosses(path: tuple[str, ...], ends: tuple[str, str], target: Target, run: Measurements) -> bool | None:
+    """Return whether packets of a path cross a link or a switch; None: unknown.
+
+    Sprayed packets have no path of their own. They take every uplink of the rack switches at both ends in turn.
+    """
+    if not path:
+        is_sprayed = run.routing is not None and run.routing.scheme == "spray"
+        racks = {_rack_switch(end, run.topology) for end in ends}
+        is_near = target.link is not None and bool(racks & {target.link.a.node, target.link.b.node})
+        return True if is_sprayed and is_near and len(racks) > 1 else None
+    if target.link is None:
+        return target.node in path
+    if {target.link.a.node, target.link.b.node} not in [set(pair) for pair in pairwise(path)]:
+        return False
+    # Of parallel links between two switches, nothing says which one the packets take.
+    parallel = [link for link in run.topology.links_of(target.node) if _ends(link) == _ends(target.link)]
+    return True if len(parallel) == 1 else None
+
+
+def _rack_switch(rnic: str, topology: Topology) -> str:
+    host, _, name = rnic.partition(":")
+    return topology.rnic_link(host, name).a.node
+
+
+def _ends(link: Link) -> set[str]:
+    return {link.a.node, link.b.node}

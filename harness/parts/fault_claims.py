@@ -1,0 +1,78 @@
+"""Every planned fault happened as planned, on something that the workload used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from faultbed.harness.ledger.claims import Claim
+from faultbed.harness.ledger.settle import Finding
+from faultbed.harness.parts.exposure import why_not_exposed
+from faultbed.harness.parts.part import Planned, Row, View
+from faultbed.harness.proof import why_unproven_in
+from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.inject.evidence import firing_times
+from faultbed.inject.evidence.receipt import Receipt
+
+__all__ = ["PREFIX", "claims", "found", "row", "why_unproven_as_planned"]
+
+PREFIX = "fired."
+_PROVEN, _EXPOSED = "happened as planned", "exposed"
+_LATE_NS = 500_000_000
+_SAYS = (
+    "observed >= bound. Armed, fired, seen by a counter or a reading, nothing moved that must not, cleared, "
+    f"{firing_times.RULE}; on something that the workload used"
+)
+
+
+def claims(planned: Planned) -> Iterator[Claim]:
+    """Yield a claim for each planned fault."""
+    yield from _claims(fault.id for fault in planned.plan.faults)
+
+
+def found(view: View) -> Iterator[Claim]:
+    """Yield a claim for each recorded fault that the plan does not have."""
+    planned = {fault.id for fault in view.planned.plan.faults}
+    yield from _claims(fault_id for fault_id in view.faults if fault_id not in planned)
+
+
+def _claims(fault_ids: Iterable[str]) -> Iterator[Claim]:
+    for fault_id in fault_ids:
+        yield Claim(name=f"{PREFIX}{fault_id}", says=_SAYS, conditions=(_PROVEN, _EXPOSED))
+
+
+def why_unproven_as_planned(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
+    """Return why a run does not show that a fault happened, and acted on what the workload used; empty if it does."""
+    return (*why_unproven_in(run, fault), *why_not_exposed(run, fault))
+
+
+def row(claim: Claim, view: View) -> Row | None:
+    """Return what the receipt of a fault says; nothing if the run has no record of it."""
+    fault = view.faults.get(claim.name.removeprefix(PREFIX))
+    if fault is None:
+        return None
+    problems, receipt = why_unproven_in(view.run, fault), fault.receipt
+    exposed = why_not_exposed(view.run, fault)
+    evidence = [*problems, *exposed]
+    if not evidence:
+        evidence = [f"witness: {receipt.fired.witness if receipt else None}", *_on_for(receipt)]
+    armed_ns = receipt.armed.at_ns if receipt else None
+    late_ns = armed_ns - view.run.t0_ns - fault.plan.at_ns if isinstance(armed_ns, int) else 0
+    if late_ns > _LATE_NS:
+        evidence.append(f"armed {late_ns / 1e9:.1f} s later than planned, because the lab was busy")
+    return Row(
+        finding=Finding(conditions={_PROVEN: problems, _EXPOSED: exposed}),
+        observed=0 if receipt is None else receipt.fired.count,
+        bound=1,
+        unit="count",
+        detail="; ".join(evidence),
+    )
+
+
+def _on_for(receipt: Receipt | None) -> list[str]:
+    if receipt is None or (on_time := receipt.on_time) is None:
+        return []
+    if on_time.complete:
+        return ["complete: it hit as often as planned"]
+    on_s, planned_s, off_s = (ns / 1e9 for ns in (on_time.measured_ns, on_time.planned_ns, on_time.tolerance_ns))
+    switching = f"switching took {on_time.changing_ns / 1e9:.2f} s"
+    return [f"on for {on_s:.2f} s of {planned_s:.2f} s (tolerance {off_s:.2f} s), {switching}"]

@@ -1,0 +1,36 @@
+"""The lab is as it was before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from faultbed.harness.ledger.claims import Claim
+from faultbed.harness.ledger.settle import Finding
+from faultbed.harness.parts.part import Planned, Row, View
+
+__all__ = ["claims", "found", "row"]
+
+_SAME = "every machine is as before"
+
+
+def claims(_planned: Planned) -> Iterator[Claim]:
+    """Yield the claim of the lab."""
+    says = "observed = bound. Fingerprint of every node after the run against the one before"
+    yield Claim(name="lab_restored", says=says, conditions=(_SAME,))
+
+
+def found(_view: View) -> Iterator[Claim]:
+    """Yield nothing: the lab is planned."""
+    yield from ()
+
+
+def row(_claim: Claim, view: View) -> Row | None:
+    """Return how the lab differs from its state before the run."""
+    state, clean = view.run.lab_state, view.run.lab_state == "CLEAN"
+    detail = "; ".join(view.run.lab_diff) or "the comparison with the state before the run failed"
+    return Row(
+        finding=Finding(conditions={_SAME: () if clean else (detail,)}),
+        observed=state,
+        bound="CLEAN",
+        detail="the same as before the run" if clean else detail,
+    )

@@ -1,0 +1,53 @@
+"""The routing scheme that the experiment chose routed the workload, by kernels, marks and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from faultbed.harness.ledger.claims import Claim
+from faultbed.harness.ledger.settle import Finding
+from faultbed.harness.parts.part import Planned, Row, View
+from faultbed.harness.verdict import RoutingReceipt
+
+__all__ = ["PREFIX", "claims", "found", "row"]
+
+PREFIX = "routing."
+_ROUTED = "routed the workload"
+_SAYS = (
+    "observed = bound. Applied, the switches' kernels decide as the scheme does, packets seen, not changed while the "
+    "workload ran, removed"
+)
+
+
+def claims(planned: Planned) -> Iterator[Claim]:
+    """Yield the claim of the scheme, if the experiment chose one."""
+    if planned.plan.fabric:
+        yield Claim(name=f"{PREFIX}{planned.plan.fabric.routing}", says=_SAYS, conditions=(_ROUTED,))
+
+
+def found(_view: View) -> Iterator[Claim]:
+    """Yield nothing: a scheme is planned."""
+    yield from ()
+
+
+def row(claim: Claim, view: View) -> Row | None:
+    """Return what the receipt of the scheme says; nothing if there is none, or that of another scheme."""
+    receipt = view.run.routing
+    if receipt is None or claim.name != f"{PREFIX}{receipt.scheme}":
+        return Row(finding=Finding(conditions={_ROUTED: ("it was never applied",)}), detail="it was never applied")
+    return Row(
+        finding=Finding(conditions={_ROUTED: receipt.unproven}),
+        observed=receipt.decisions.agreed,
+        bound=receipt.decisions.queried,
+        unit="count",
+        detail="; ".join(receipt.unproven or _evidence(receipt)),
+    )
+
+
+def _evidence(receipt: RoutingReceipt) -> Iterator[str]:
+    marked = "" if receipt.marked is None else f", {sum(receipt.marked.values())} packets marked"
+    copied = receipt.cleared.copied
+    followed = f", {copied} next hops were changed after BGP" if copied else ""
+    yield f"{receipt.carried_packets} packets left by ports among which the scheme chooses{marked}{followed}"
+    if by := sorted({deviation.fault for deviation in receipt.deviations if deviation.fault}):
+        yield f"BGP lost next hops because of {', '.join(by)}"
