@@ -1,7 +1,7 @@
 """Exposure of a fault: whether it acted on something that the workload used. Pure.
 
 A link or a switch is used by the queue pairs whose data or ACKs cross it, as the switches' kernels route them. A host,
-an RNIC or a GPU is used by the ranks there, and a host by the job whose storage it has. A spare is not used until a
+an RNIC or a GPU is used by the ranks on it, and a host by the job whose storage it has. A spare is not used until a
 rank moves to it.
 """
 
@@ -39,9 +39,10 @@ def why_not_exposed(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
 def _is_used(run: Measurements, target: Target) -> bool | None:
     """Return whether the workload used a target; None: some path is unknown, and no known one crosses it."""
     rnics = _rnics(run)
-    hosts = {name.partition(":")[0] for name in rnics} | _storage_hosts(run)
-    if target.kind in ("host", "gpu"):
-        return target.node in hosts
+    if target.kind == "host":
+        return target.node in {name.partition(":")[0] for name in rnics} | _storage_hosts(run)
+    if target.gpu is not None:
+        return f"{target.node}:{target.gpu.name}" in {_gpu(name, run) for name in rnics}
     if target.link is not None and target.link.rnic is not None:
         return f"{target.link.b.node}:{target.link.rnic}" in rnics
     found = [
@@ -58,6 +59,14 @@ def _rnics(run: Measurements) -> set[str]:
     """Return the RNICs of all ranks: those at the start, and those to which ranks moved after a loss."""
     at_start = run.workload.get("ranks") or ()
     return {f"{rank.host}:{rank.rnic}" for rank in run.ranks} | {name for name in at_start if isinstance(name, str)}
+
+
+def _gpu(rnic: str, run: Measurements) -> str:
+    """Return the GPU of the rank at an RNIC: the one that the inventory assigns to it, or that of the workload."""
+    host, _, name = rnic.partition(":")
+    rnics = run.topology.host_by_name[host].rnics if host in run.topology.host_by_name else ()
+    assigned = next((item.gpu for item in rnics if item.name == name), None)
+    return f"{host}:{assigned or run.workload.get('gpu') or 'gpu0'}"
 
 
 def _storage_hosts(run: Measurements) -> set[str]:
