@@ -56,6 +56,7 @@ class Noise:
 
 
 NOISES = (
+    Noise(deviation=0.0007, correlation=0.5, long=0.0, ranks=4),
     Noise(deviation=0.01, correlation=0.0, long=0.0, ranks=8),
     Noise(deviation=0.02, correlation=0.0, long=0.01, ranks=8),
     Noise(deviation=0.02, correlation=0.0, long=0.01, ranks=4),

@@ -14,7 +14,9 @@ slow-down of 2 % is detected at 1 % of noise, and often not at 2 % of noise.
 
 The result is clipped, because one long iteration is no slow rank, and compared with the rank's own past: mean and
 deviation up to `GUARD` iterations ago, so that a slow-down does not become the norm before it is detected. For
-correlated noise, the deviation is that of blocks of iterations if theirs is larger.
+correlated noise, the deviation is that of blocks of iterations if theirs is larger. It is at least half of the smallest
+slow-down: otherwise, the drift of very quiet GPUs (0.1 %, H100) would count as one. An iteration is never clipped below
+the largest shift that is searched for, because then no slow-down could add up.
 
 The score feeds a **Shiryaev-Roberts** statistic for each slow-down of `SLOWDOWNS`: R' = (1 + R) L, with L the
 likelihood ratio of a shift by that slow-down. Without a change, R minus the number of iterations is a martingale
@@ -63,6 +65,9 @@ RESOLVED = 6.0
 MIN_RANKS = 2
 _LARGEST_SHIFT = 2.0
 """In deviations. Larger shifts are detected at once, and would make a single long iteration an alarm."""
+_SMALLEST_DEVIATION = math.log1p(SLOWDOWNS[0]) / _LARGEST_SHIFT
+"""A GPU's compute times may vary by less than 0.1 %. Below this deviation, shifts smaller than the smallest slow-down
+would be searched for."""
 _HEALED_AFTER = 10
 """Latest iterations whose median decides whether a slow rank has recovered."""
 
@@ -287,7 +292,8 @@ class _Norm:
     def score(self, residuals: Floats, until: int) -> Floats:
         """Return the deviations of the iterations before `until`: array of the shape of the residuals."""
         rest = residuals - self.expected(len(residuals), until)
-        score: Floats = np.minimum(np.maximum(rest, -self.cut), self.cut) / self.deviation
+        cut = np.maximum(self.cut, _LARGEST_SHIFT * self.deviation)
+        score: Floats = np.minimum(np.maximum(rest, -cut), cut) / self.deviation
         return score
 
     def resolves(self, shift: Floats) -> NDArray[np.bool_]:
@@ -321,7 +327,7 @@ def _deviation(inner: Floats) -> Floats:
         deviation = np.maximum(deviation, means.std(axis=0, ddof=1) * math.sqrt(block))
     # Learnt from few values: an underestimated deviation causes false alarms, so add its error.
     careful = 1 + 0.3 / math.sqrt(max(blocks, 1)) + 6 / count
-    cautious: Floats = np.maximum(deviation, 1e-6) * careful
+    cautious: Floats = np.maximum(deviation * careful, _SMALLEST_DEVIATION)
     return cautious
 
 

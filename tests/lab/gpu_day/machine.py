@@ -1,12 +1,15 @@
 """Record the machine and its GPU's settings; the second time, compare the settings with the first.
 
 python tests/lab/gpu_day/machine.py OUT before|after
+
+What identifies the machine (serial numbers, UUIDs) is removed: the files become recorded data of this project.
 """
 
 from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +29,14 @@ COMMANDS = {
     "cpu": ("sh", "-c", "nproc; free -m; df -h /tmp /dev/shm; which awk nvcc dcgmi"),
 }
 
+IDENTITY = re.compile(r"(?m)((?:Serial Number|UUID|PDI|GUID)\s*: )(?!N/A).*$|GPU-[0-9a-f]{8}-[0-9a-f-]+")
+"""Of the text of `nvidia-smi -q` and `nvidia-smi -L`."""
+
+
+def anonymous(text):
+    """Return the text without serial numbers and UUIDs. Pure."""
+    return IDENTITY.sub(lambda match: f"{match[1] or ''}removed", text)
+
 
 def main():
     when = sys.argv[2]
@@ -33,7 +44,7 @@ def main():
     for name, command in COMMANDS.items():
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-            texts[name] = done.stdout + done.stderr
+            texts[name] = anonymous(done.stdout + done.stderr)
         except (OSError, subprocess.TimeoutExpired) as error:
             texts[name] = repr(error)
     settings, facts = nvml.settings(), nvml.look()
