@@ -3,7 +3,7 @@
     python -m pytest tests/lab/test_gpu.py
 
 It needs no lab, and sets nothing: clocks, limits and modes are read, GPU time and memory are taken. Elsewhere it is
-skipped, with that reason. Not yet run on hardware.
+skipped, with that reason. On an H100 with driver 580.159.04 it passed, and skipped no test.
 """
 
 import functools
@@ -145,6 +145,7 @@ def test_gpu_neighbours_compute_are_counted_and_end(rank, pcie):
         done = neighbours.hits()
         until(lambda: neighbours.hits() > done)
         reading = neighbours.read()
+        print("neighbours:", reading, "own process is listed:", rank.pid in nvml.computing(pcie))
         assert (reading["applied"], reading["processes"]) == (True, 2)
         # In a container NVML reports process ids of the host: then no process is found, and the fault is not proved.
         if rank.pid in nvml.computing(pcie):

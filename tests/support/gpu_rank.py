@@ -12,7 +12,7 @@ from faultbed.traffic.node.gpu_client import GpuClient
 PATIENCE_S = 60.0
 """For an answer of the GPU: a driver that has to wake it up first needs seconds."""
 WARM = 200
-"""Units after which the clocks are up: half a second of work."""
+"""Units after which the clocks are up: a quarter of a second of work on an H100."""
 
 
 def first_pcie():

@@ -4,7 +4,7 @@
 
 The process serves the socket that it inherited as `DESCRIPTOR`, with the protocol of the soft GPU
 (`faultbed.traffic.node.softgpu`). It ends when the other end is closed. If the GPU is unavailable it sends `{"error":
-...}` and ends. Not yet run on hardware.
+...}` and ends.
 """
 
 from __future__ import annotations

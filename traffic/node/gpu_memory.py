@@ -1,7 +1,9 @@
-"""GPU memory that an RNIC can register (dma-buf), by the CUDA driver API. Not yet run on hardware.
+"""GPU memory that an RNIC can register (dma-buf), by the CUDA driver API.
 
 Source: CUDA driver API reference, memory management. `cuMemGetHandleForAddressRange` requires the address and the size
 to be multiples of the host's page size; allocations in whole 2 MiB are.
+
+Memory and its export were verified on an H100. Its registration by an RNIC is not yet run on hardware.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python3 -m faultbed.testbed.node.gpu.power PCIE EVERY_MS
 
 Each line is a sample of `faultbed.testbed.node.gpu.nvml.power_samples`. The process ends when its stdin is closed. If
-NVML gives no answer, it prints `{"error": ...}` and ends. Not yet run on hardware.
+NVML gives no answer, it prints `{"error": ...}` and ends.
 """
 
 from __future__ import annotations

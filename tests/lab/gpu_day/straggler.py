@@ -26,7 +26,7 @@ from faultbed.inject.node.machine.hog import busy_processes
 RANKS, SLOW_RANK, UNITS = 4, 1, 20
 HEALTHY, SLOW = 70, 24
 DRAIN_S = 0.05
-"""After neighbours are stopped: they have queued 16 ms of work."""
+"""After neighbours are stopped: they have queued 11 ms of work on an H100."""
 BURST_S = 0.01
 
 
