@@ -251,6 +251,8 @@ def _iteration(run: Measurements, calibration: Calibration | None) -> tuple[Pred
             qps=traffic.qps,
             compute_units=traffic.compute_units,
         )
+    elif traffic.compute_units:
+        reasons = (f"without the {traffic.compute_units} units of compute",)
     origin = "not calibrated" if calibration is None else f"calibrated by {calibration.runs} runs"
     band = "" if calibration is None or reasons else f" ±{calibration.band:.0%}"
     which = "of the fault-free twin" if run.faults else "of this run"

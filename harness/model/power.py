@@ -7,8 +7,8 @@ that their dips add up: the supply of a building sees ramps of tens of megawatts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -24,8 +24,8 @@ __all__ = [
     "Phase",
     "PowerTrace",
     "Watts",
-    "calibrated_watts",
     "dips_by_phase",
+    "measured_watts",
     "power_trace",
     "step_power",
 ]
@@ -45,7 +45,7 @@ class Watts:
 
 
 H100_WATTS = Watts(compute=680.0, collective=420.0, checkpoint=230.0, restart=110.0)
-"""An H100 SXM of 700 W: an estimate between its limit and its idle power. `calibrated_watts` measures it."""
+"""An H100 SXM of 700 W: an estimate between its limit and its idle power. `measured_watts` takes measured ones."""
 
 Interval = tuple[Phase, float]
 """A phase and its length in s."""
@@ -153,18 +153,14 @@ def step_power(
     return power_trace(intervals, watts, gpus=step.gpus)
 
 
-def calibrated_watts(samples: Sequence[tuple[Phase, float]], defaults: Watts = H100_WATTS) -> Watts:
-    """Return the watts of each phase from NVML's samples of one GPU: (phase, W). A phase without samples keeps its own.
+def measured_watts(levels: Mapping[str, float], defaults: Watts = H100_WATTS) -> Watts:
+    """Return the watts of each phase as a real GPU drew them, by its name; a phase that is missing keeps its default.
 
-    The median counts, because NVML averages over up to 1 s (nvmlDeviceGetPowerUsage), across the border of two phases.
+    `faultbed.harness.analysis.power.dips.levels` has them from NVML's samples.
 
     Raises:
-        UsageError: a sample is negative or not finite.
+        UsageError: a level is negative or not finite.
     """
-    if not all(np.isfinite(value) and value >= 0 for _, value in samples):
-        raise UsageError("power: a sample is negative or not a number; remove it")
-    by_phase: dict[str, float] = {}
-    for name in get_args(Phase):
-        values = [value for phase, value in samples if phase == name]
-        by_phase[name] = float(np.median(values)) if values else float(getattr(defaults, name))
-    return Watts(**by_phase, rise_s=defaults.rise_s)
+    if not all(np.isfinite(value) and value >= 0 for value in levels.values()):
+        raise UsageError("power: the level of a phase is negative or not a number; record the power again")
+    return replace(defaults, **{name: levels[name] for name in get_args(Phase) if name in levels})

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
 
+from faultbed.harness.analysis.power.dips import PhaseSpan, Sample, levels
 from faultbed.harness.cli.context import Session
 from faultbed.harness.cli.options.parsed import parsed
-from faultbed.harness.model.power import PowerTrace, dips_by_phase, step_power
+from faultbed.harness.model.power import H100_WATTS, PowerTrace, Watts, dips_by_phase, measured_watts, step_power
 from faultbed.harness.model.preset_fabric import PRESETS, PresetFabric, preset_named
 from faultbed.harness.model.training_step import (
     LLAMA3_405B,
@@ -47,6 +49,12 @@ _OPTIONS = (
         help="Measured compute of one micro-batch in one stage. Default: from the published 430 TFLOP/s on 8,192 GPUs.",
     ),
     click.option("--power", is_flag=True, help="Also the power of the step: dips, ramps and spectrum."),
+    click.option(
+        "--power-from",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="power.parquet",
+        help="Watts of each phase from this recording of a GPU.",
+    ),
 )
 
 
@@ -70,6 +78,7 @@ class PresetOptions:
     micro_batches: int
     micro_batch_time: str | None
     power: bool
+    power_from: Path | None
 
 
 def show_preset(session: Session, options: PresetOptions, *, seed: int, as_json: bool) -> None:
@@ -86,7 +95,8 @@ def show_preset(session: Session, options: PresetOptions, *, seed: int, as_json:
         else parsed("--micro-batch-time", parse_duration_ns, options.micro_batch_time) / 1e9
     )
     steps = [_step(fabric, options, micro_batch_s, seed) for fabric in fabrics]
-    power = step_power(steps[0]) if options.power else None
+    watts = H100_WATTS if options.power_from is None else _watts_in(options.power_from)
+    power = step_power(steps[0], watts) if options.power or options.power_from is not None else None
     if as_json:
         rows = [_row(fabric, step) for fabric, step in zip(fabrics, steps, strict=True)]
         session.json({"fidelity": "modelled", "points": rows, "power": None if power is None else _power_row(power)})
@@ -131,6 +141,25 @@ def _step(fabric: PresetFabric, options: PresetOptions, micro_batch_s: float, se
         scheme=options.scheme,
         seed=seed,
     )
+
+
+def _watts_in(path: Path) -> Watts:
+    """Return the watts of each phase in a recording of a GPU."""
+    from faultbed.harness.record import power_file  # noqa: PLC0415 - pyarrow takes long to import
+
+    samples, spans, _ = power_file.read(path)
+    drawn = [
+        Sample(t_ns=int(sample["t_ns"]), watts=sample["instant_mw"] / 1e3)
+        for sample in samples
+        if sample["instant_mw"] is not None
+    ]
+    try:
+        of_phases = levels(drawn, [PhaseSpan(**span) for span in spans])
+    except TypeError as error:
+        raise UsageError(f"--power-from {path}: its phases cannot be read: {error}; record it again") from error
+    if not of_phases:
+        raise UsageError(f"--power-from {path}: no phase has a sample; record a longer load")
+    return measured_watts({name: level.watts for name, level in of_phases.items()})
 
 
 def _row(fabric: PresetFabric, step: StepTime) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from faultbed.harness.model.power import Watts, calibrated_watts, dips_by_phase, power_trace
+from faultbed.harness.model.power import Watts, dips_by_phase, measured_watts, power_trace
 from faultbed.testbed.errors import UsageError
 
 WATTS = Watts(compute=700, collective=400, checkpoint=250, restart=100, rise_s=0.05)
@@ -46,8 +46,8 @@ def test_power_constant_phase_has_no_dip_and_no_line():
     assert trace.mean_mw == pytest.approx(700e-6)
 
 
-def test_calibrated_watts_take_the_median_of_samples_and_keep_other_phases():
-    found = calibrated_watts([("compute", 610.0), ("compute", 600.0), ("compute", 90.0), ("restart", 70.0)], WATTS)
+def test_measured_watts_keep_the_default_of_other_phases():
+    found = measured_watts({"compute": 600.0, "restart": 70.0, "idle": 1.0}, WATTS)
     assert (found.compute, found.collective, found.restart) == (600.0, 400.0, 70.0)
 
 
@@ -62,5 +62,5 @@ def test_power_impossible_lengths_are_refused(intervals):
 def test_power_impossible_watts_are_refused():
     with pytest.raises(UsageError, match="watts"):
         power_trace([("compute", 1.0)], Watts(compute=float("nan"), collective=1, checkpoint=1, restart=1), gpus=1)
-    with pytest.raises(UsageError, match="sample"):
-        calibrated_watts([("compute", float("nan"))])
+    with pytest.raises(UsageError, match="level"):
+        measured_watts({"compute": float("nan")})
