@@ -124,7 +124,7 @@ def by_commands(
     shows: dict[str, Any],
     must_move: tuple[Witness, ...] = (),
     restored: tuple[tuple[str, int], ...] = (),
-    while_on: tuple[tuple[str, int], ...] = (),
+    while_on: tuple[tuple[str, int | None], ...] = (),
     edges: list[list[Any]] | None = None,
     patience_s: float | None = None,
 ) -> Mechanism:
