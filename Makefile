@@ -1,5 +1,5 @@
 # Each target makes what it needs: system packages, .venv/, VM image, lab. Second runs reuse everything.
-.PHONY: demo test unit bench lint smoke nightly soak rack-smoke rack-nightly rack-soak history setup setup-image setup-tests clean
+.PHONY: demo test unit bench lint smoke nightly soak rack-smoke rack-nightly rack-soak rack-rehearsal history setup setup-image setup-tests clean
 
 RUN = .venv/bin/
 # Compiled modules are kept: what tests start by the hundred would compile all of ours each time.
@@ -68,6 +68,13 @@ soak: setup ## leases and receipts, again and again
 
 # On a rack lab (FAULTBED_LAB names its inventory): not yet run on hardware.
 RACK_TESTS = tests/common tests/lab tests/experiments
+
+# The parts are not in our environment: they are what a rack has, not what faultbed needs.
+rack-rehearsal: setup-tests ## real parts of a rack on this machine: FRR in network namespaces, ipmi_sim, sushy-tools (as root)
+	@command -v ipmi_sim ipmitool redis-server >/dev/null && [ -x /usr/lib/frr/bgpd ] || \
+		apt-get install -y --no-install-recommends frr ipmitool openipmi redis-server
+	@[ -x .venv-rehearsal/bin/sushy-emulator ] || { python3 -m venv .venv-rehearsal && .venv-rehearsal/bin/pip install -q sushy-tools; }
+	@REHEARSAL_CYCLES=20 $(RUN)python -m pytest tests/unit/rehearsal -m "" -v
 
 rack-smoke: setup ## the experiments, once
 	@$(RUN)python -m pytest tests/experiments

@@ -28,6 +28,11 @@ _PACKETS = {
     "asic_tx_packets": ("SAI_PORT_STAT_IF_OUT_UCAST_PKTS", "SAI_PORT_STAT_IF_OUT_NON_UCAST_PKTS"),
     "asic_rx_dropped": ("SAI_PORT_STAT_IF_IN_DISCARDS",),
     "asic_tx_dropped": ("SAI_PORT_STAT_IF_OUT_DISCARDS",),
+    "asic_rx_oversize": ("SAI_PORT_STAT_ETHER_RX_OVERSIZE_PKTS",),
+    "asic_tx_oversize": ("SAI_PORT_STAT_ETHER_TX_OVERSIZE_PKTS",),
+    "asic_ecn_marked": ("SAI_PORT_STAT_ECN_MARKED_PACKETS",),
+    "asic_rx_pause": tuple(f"SAI_PORT_STAT_PFC_{priority}_RX_PKTS" for priority in range(8)),
+    "asic_tx_pause": tuple(f"SAI_PORT_STAT_PFC_{priority}_TX_PKTS" for priority in range(8)),
 }
 _FIELDS = tuple(field for fields in _PACKETS.values() for field in fields)
 

@@ -79,7 +79,7 @@ ON_LINUX = {
     "congestion.hash-collision": [("rtsw1:ctsw1", {}, "rtsw1/Ethernet128.tx_packets")],
     "switch.hash-policy": [("rtsw1", {}, "rtsw1/Ethernet128.tx_packets")],
     "switch.bgp-reset": [("rtsw1", {}, "ctsw1/tcp.ActiveOpens")],
-    "switch.withdraw": [("rtsw1", {}, "rtsw2/ip.InNoRoutes")],
+    "switch.withdraw": [("rtsw1", {}, "ctsw1/ip.InNoRoutes")],
     "switch.drain": [("ctsw1", {}, "rtsw1/Ethernet136.tx_packets")],
 }
 HOPS = [(kind, *case) for kind, each in ON_LINUX.items() for case in each]

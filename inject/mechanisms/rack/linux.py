@@ -25,7 +25,12 @@ from faultbed.inject.mechanisms.mechanism import (
     holder_request,
     link_of,
 )
-from faultbed.inject.mechanisms.rack.rack_mechanism import RackMechanism, hardware_counter, port_down_pattern
+from faultbed.inject.mechanisms.rack.rack_mechanism import (
+    RackMechanism,
+    ends_on_paths,
+    hardware_counter,
+    port_down_pattern,
+)
 from faultbed.inject.mechanisms.soft.hop import counters_of_ends
 from faultbed.testbed.errors import Unsupported
 
@@ -90,11 +95,12 @@ def resolve(request: Request) -> Mechanism:
         return _down(request)
     mechanism = soft.resolve(request)
     witnesses = [
-        Witness(any_of=_on_rack(request, witness.any_of), at_least=witness.at_least) for witness in mechanism.must_move
+        Witness(any_of=_at_target(request, _on_rack(request, witness.any_of)), at_least=witness.at_least)
+        for witness in mechanism.must_move
     ]
     usable = tuple(witness for witness in witnesses if witness.any_of)
     if not usable and request.kind in _AT_THE_RNIC:
-        fallback = _on_rack(request, counters_of_ends(request, *_AT_THE_RNIC[request.kind]))
+        fallback = _at_target(request, _on_rack(request, counters_of_ends(request, *_AT_THE_RNIC[request.kind])))
         usable = (Witness(any_of=fallback),) if fallback else ()
     if not usable:
         raise Unsupported(
@@ -109,6 +115,20 @@ def _acting_node(request: Request) -> str:
     """Return the node at which a fault acts: the switch at the other end of an RNIC's link, or the target's node."""
     link = request.target.link
     return link.a.node if request.target.kind == "rnic" and link is not None else request.target.node
+
+
+def _at_target(request: Request, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the counters at a fault's target and on the paths that use it; other jobs move the others."""
+    rnics, acting = set(ends_on_paths(request)), _acting_node(request)
+    switches = {acting, *(link.other(acting).node for link in request.topology.links_of(acting))}
+    hosts = {rnic.partition("/")[0] for rnic in rnics}
+    names = {f"{host.name}/{rnic.name}" for host in request.topology.hosts for rnic in host.rnics}
+    return tuple(
+        key
+        for key in keys
+        if (device := key.rpartition(".")[0]) in rnics
+        or (device not in names and key.partition("/")[0] in switches | hosts)
+    )
 
 
 def _on_rack(request: Request, keys: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from faultbed.inject.kinds.kind import Fidelity
 from faultbed.inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, holder_request
+from faultbed.inject.mechanisms.soft.hop import ends_of
 from faultbed.testbed.errors import Unsupported
-from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.model.topology import Port
 from faultbed.testbed.observe import counters
 
 __all__ = [
@@ -20,7 +21,9 @@ __all__ = [
     "PCI",
     "Commands",
     "RackMechanism",
+    "at_port",
     "by_commands",
+    "ends_on_paths",
     "hardware_counter",
     "port_down_pattern",
     "require_phases",
@@ -121,7 +124,7 @@ def by_commands(
     shows: dict[str, Any],
     must_move: tuple[Witness, ...] = (),
     restored: tuple[tuple[str, int], ...] = (),
-    while_on: tuple[tuple[str, int], ...] = (),
+    while_on: tuple[tuple[str, int | None], ...] = (),
     edges: list[list[Any]] | None = None,
     patience_s: float | None = None,
 ) -> Mechanism:
@@ -148,19 +151,47 @@ def by_commands(
     )
 
 
-def retransmissions(topology: Topology, *names: str, but: str | None = None) -> tuple[str, ...]:
-    """Return the retransmission counters of every hardware RNIC, except on the host `but`.
-
-    `names` are rxe's names of the counters; default: all of `COUNTERS`. `ADAPTIVE` is always included.
-    """
-    rxe_names = (*(names or tuple(COUNTERS)), ADAPTIVE)
+def retransmissions(rnics: Iterable[str]) -> tuple[str, ...]:
+    """Return the retransmission counters of hardware RNICs, which are given as `host/rnic`."""
+    names = tuple(rnics)
     return tuple(
-        f"{host.name}/{rnic.name}.{COUNTERS.get(name, name)}"
-        for name in rxe_names
-        for host in topology.hosts
-        if host.name != but
-        for rnic in host.rnics
+        f"{rnic}.{counter}" for counter in (*COUNTERS.values(), ADAPTIVE, "duplicate_request") for rnic in names
     )
+
+
+def ends_on_paths(request: Request) -> tuple[str, ...]:
+    """Return the RNICs on the paths that use a fault's target, as `host/rnic`; counters of others prove nothing.
+
+    They are the RNIC at the link, and those of `src` and `dst`: one end of a connection counts what happens to the
+    other, as retransmissions, NAKs or duplicates. If none is known, they are the RNICs below the switch that is the
+    target, or below the lower end of an uplink: one end of every path over it is there.
+    """
+    link = request.target.link
+    ends = [f"{link.b.node}/{link.rnic}"] if link is not None and link.rnic is not None else []
+    ends += [f"{end.node}/{end.rnic.name}" for end in ends_of(request).values() if end.rnic is not None]
+    below, reached = [link.a.node if link is not None else request.target.node], set[str]()
+    while not ends and below:
+        reached |= set(below)
+        links = [other for switch in below for other in request.topology.links_of(switch) if other.a.node == switch]
+        lower = [other for switch in below for other in request.topology.links_of(switch) if other.b.node == switch]
+        ends = [f"{other.b.node}/{other.rnic}" for other in links if other.rnic is not None]
+        below = [other.a.node for other in lower if other.a.node not in reached]
+    return tuple(dict.fromkeys(ends))
+
+
+def at_port(request: Request, port: Port, *counters_of_port: str, rnic: Sequence[str] = ()) -> Witness:
+    """Return the witness of a fault at a switch port whose ASIC counts no hits: counters of this port and its link.
+
+    Args:
+        request: the fault.
+        port: the port.
+        counters_of_port: names of the port's counters (faultbed.testbed.node.asic_ports).
+        rnic: names of counters of the RNIC at the other end; a link between switches has none.
+    """
+    own = tuple(f"{port.node}/{port.netdev}.{name}" for name in counters_of_port)
+    link = request.target.link
+    end = f"{link.b.node}/{link.rnic}" if link is not None and link.rnic is not None else None
+    return Witness(any_of=(*own, *(f"{end}.{name}" for name in rnic if end)))
 
 
 def hardware_counter(key: str) -> str:

@@ -27,9 +27,13 @@ from faultbed.inject.mechanisms.mechanism import (
     link_of,
 )
 from faultbed.inject.mechanisms.rack.rack_mechanism import (
+    ADAPTIVE,
+    COUNTERS,
     Commands,
     RackMechanism,
+    at_port,
     by_commands,
+    ends_on_paths,
     require_phases,
     retransmissions,
 )
@@ -40,6 +44,8 @@ from faultbed.testbed.model.topology import Port
 __all__ = ["ACL_POLL_WAS", "BY_KIND", "LINK_MECHANISMS", "MECHANISMS", "ONE_ASIC", "front_panel_port"]
 
 ROCE_PORT = "4791"
+_TOO_LARGE = ("asic_rx_oversize", "asic_tx_oversize", "asic_rx_dropped", "asic_tx_dropped")
+_CONGESTED = ("asic_ecn_marked", "asic_tx_dropped")
 _DB = "sonic-db-cli"
 _RULE_PRIORITY = "9999"
 _PORT_S = 1.0
@@ -181,7 +187,7 @@ def _mtu(request: Request) -> Mechanism:
         node=port.node,
         claims=f"{port.node}/{port.netdev}/mtu",
         shows={"device": port.netdev},
-        must_move=(Witness(any_of=retransmissions(request.topology)),),
+        must_move=(at_port(request, port, *_TOO_LARGE, rnic=(*COUNTERS.values(), ADAPTIVE)),),
         while_on=((f"{port.node}/{port.netdev}.mtu", int(mtu)),),
     )
 
@@ -256,7 +262,8 @@ def _acl(request: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> 
         node=port.node,
         claims=f"{port.node}/{port.netdev}/acl/{prefix}",
         shows={"device": port.netdev, "stage": stage.lower()},
-        must_move=(Witness(any_of=retransmissions(request.topology)),),
+        # The rule's own hits, which the ASIC counts, prove the fault; these show its effect at RNICs.
+        must_move=(Witness(any_of=retransmissions(ends_on_paths(request))),),
     )
 
 
@@ -333,8 +340,20 @@ def _rate(request: Request) -> Mechanism:
         node=port.node,
         claims=f"{port.node}/{port.netdev}/scheduler",
         shows={"device": port.netdev},
-        must_move=(Witness(any_of=retransmissions(request.topology)),),
+        must_move=(_congested(request, port),),
     )
+
+
+def _congested(request: Request, port: Port) -> Witness:
+    """Return the witness of a port that sends more slowly than it receives.
+
+    On a lossless fabric nothing is lost and no counter of retransmission moves. The port marks or drops packets, or the
+    switch pauses the senders at its other ports; the RNIC at the end of the link counts marks and sends CNPs.
+    """
+    own = at_port(request, port, *_CONGESTED, rnic=("np_ecn_marked_roce_packets", "np_cnp_sent"))
+    others = [link.end(port.node).netdev for link in request.topology.links_of(port.node)]
+    pauses = tuple(f"{port.node}/{netdev}.asic_tx_pause" for netdev in others if netdev != port.netdev)
+    return Witness(any_of=(*own.any_of, *pauses))
 
 
 def _programmed_scheduler(device: str, qos: str) -> str:
@@ -433,7 +452,8 @@ def _withdraw(request: Request) -> Mechanism:
             request, "frr", {"netns": None, "path": path, "line": line}, claims=f"{switch.name}/bgpd/{line}"
         ),
         steps=(Step(do=f"vtysh {shell} -c 'no {line}'", undo=f"vtysh {shell} -c '{line}'"),),
-        must_move=(Witness(any_of=retransmissions(request.topology)),),
+        # Answers to the hosts below the switch find no route.
+        must_move=(Witness(any_of=retransmissions(ends_on_paths(request))),),
         must_not_move=(),
         shows={"netns": None, "line": line},
     )

@@ -23,14 +23,19 @@ from faultbed.testbed.inventory.schema import BmcVars
 __all__ = ["PowerCycle", "plan"]
 
 _SYSTEMS = "/redfish/v1/Systems"
-_ONLY_SYSTEM = (
-    'import json,sys; m=[x["@odata.id"] for x in json.load(sys.stdin)["Members"]]; '
+_JSON = (
+    "import json,sys; t=sys.stdin.read().strip(); t or sys.exit(1); "
+    't[0]=="{" or sys.exit("the BMC did not answer in JSON: "+t[:80]); '
+)
+"""Python: read an answer. Without one, as after a wrong password, curl has said why."""
+_ONLY_SYSTEM = _JSON + (
+    'm=[x["@odata.id"] for x in json.loads(t)["Members"]]; '
     'm=[x for x in m if not x.rpartition("/")[2].startswith("HGX_")]; '
     'print(m[0]) if len(m)==1 else sys.exit(f"{len(m)} systems, {m}: name one in faultbed_bmc.system")'
 )
 """Python, for the shell: the path of the only host in a ComputerSystemCollection."""
-_RESET = (
-    'import json,sys; a=json.load(sys.stdin)["Actions"]["#ComputerSystem.Reset"]; '
+_RESET = _JSON + (
+    'a=json.loads(t)["Actions"]["#ComputerSystem.Reset"]; '
     'o=a.get("ResetType@Redfish.AllowableValues") or ["ForceRestart"]; '
     'f=[w for w in ("PowerCycle","ForceRestart") if w in o]; '
     'print(f[0],a["target"]) if f else sys.exit(f"it offers {o}: neither PowerCycle nor ForceRestart")'

@@ -248,3 +248,37 @@ class TestOnNode:
         source = "import signal\ndef main(desired, check):\n    signal.pause()\n"
         result = on_node(tmp_path, source, timeout_s=1)
         assert "program did not end within 1 s" in result["msg"]
+
+
+ON_NODE = """\
+from pathlib import Path
+from ansible.plugins.action import ActionBase
+
+class ActionModule(ActionBase):
+    def run(self, tmp=None, task_vars=None):
+        name = task_vars["inventory_hostname"]
+        with Path({log!r}).open("a") as log:
+            log.write(name + "\\n")
+        return {{"failed": name == {failing!r}, "msg": "BGP is not established again", "changed": True}}
+"""
+
+
+@pytest.mark.process
+def test_switch_that_is_not_healthy_again_leaves_the_others_untouched(tmp_path):
+    """The play of all switches, with a program that fails on the second one."""
+    for name in ("roles", "filter_plugins", "module_utils", "rack.yml", "ansible.cfg"):
+        (tmp_path / name).symlink_to(playbooks().resolve() / name)
+    (tmp_path / "action_plugins").mkdir()
+    log = tmp_path / "log"
+    (tmp_path / "action_plugins" / "on_node.py").write_text(ON_NODE.format(log=str(log), failing="rtsw2"))
+    argv = [BIN / "ansible-playbook", "-i", inventories() / "rack-h100.example.yml", "-l", "switches"]
+    environment = {
+        "PATH": f"{BIN}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
+    }
+    done = subprocess.run(
+        [*map(str, argv), str(tmp_path / "rack.yml")], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 2, done.stdout
+    assert log.read_text().split() == ["rtsw1", "rtsw2"], done.stdout
