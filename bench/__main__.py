@@ -28,11 +28,11 @@ from bench import fault_free as bench_fault_free
 from bench import faults as bench_faults
 from bench import model as bench_model
 from bench import packets as bench_packets
-from bench import pages as bench_pages
-from bench import query as bench_query
 from bench import restarts as bench_restarts
 from bench import telemetry as bench_telemetry
 from bench import traffic as bench_traffic
+from bench.results import pages as bench_pages
+from bench.results import query as bench_query
 from bench.rows import MISSED, OPEN, REACHED, Row, mark, ratio
 from bench.throughput import perftest as traffic_bench
 from bench.throughput import taper as bench_taper

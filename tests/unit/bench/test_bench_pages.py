@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from bench.__main__ import _show
-from bench.pages import name_of, with_faults
+from bench.results.pages import name_of, with_faults
 from bench.rows import ratio
 from faultbed.harness.cli.context import Session
 from faultbed.harness.experiment.experiment_file import decode

@@ -10,7 +10,7 @@ from finished_run import finished
 from recorded import RECORDED
 from synthetic_run import T0, synthetic_run
 
-from bench import chromium
+from bench.results import chromium
 from faultbed.harness.report import run_page as report
 from faultbed.harness.report.comparison import compare_page as compare_report
 from faultbed.harness.report.comparison.compare import compare

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import chromium
+from bench.results import chromium
 from bench.rows import Row, mark
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.report import run_page
