@@ -133,7 +133,7 @@ def run(
             shards,
             merge=merge,
             is_sharded=shard is not None,
-            others=only_plan or until_decided or leave_out or control or repeat == 1,
+            others=only_plan or until_decided or leave_out or control or no_up or end_lab or repeat == 1,
         )
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
