@@ -1,5 +1,5 @@
 # Each target makes what it needs: system packages, .venv/, VM image, lab. Second runs reuse everything.
-.PHONY: demo test unit bench lint smoke nightly soak rack-smoke rack-nightly rack-soak rack-rehearsal history setup setup-image setup-tests clean
+.PHONY: demo demo-run test unit bench lint smoke nightly soak rack-smoke rack-nightly rack-soak rack-rehearsal history setup setup-image setup-tests clean
 
 RUN = .venv/bin/
 # Compiled modules are kept: what tests start by the hundred would compile all of ours each time.
@@ -19,9 +19,18 @@ OUT =
 setup:
 	@./bootstrap
 
-demo: setup-image ## a real fabric comes up, carries a collective, survives three faults, and is judged
-	@$(RUN)faultbed up
-	@$(RUN)faultbed run demo
+# The last word is a sentence and not make's "Error 2": the exit status of the run is read in the recipe of `demo`.
+ENDED = .venv/demo-ended
+verdict_1 = the demo FAILED: a bound was broken; the report shows where
+verdict_2 = the demo is INCONCLUSIVE, which is no pass: the lines above say what was not decided and what to do
+verdict_5 = the lab is DIRTY: `$(RUN)faultbed heal`, or `$(RUN)faultbed reset`, restores it
+
+demo: demo-run ## a real fabric comes up, carries a collective, survives three faults, and is judged
+	@$(foreach code,$(filter-out 0,$(shell cat $(ENDED))),$(error $(or $(verdict_$(code)),the demo ended with an error: the line above says what to do)))
+
+demo-run: setup-image
+	@rm -f $(ENDED)
+	@$(RUN)faultbed up && $(RUN)faultbed run demo; echo $$? > $(ENDED)
 
 setup-image:
 	@./bootstrap --image

@@ -20,9 +20,9 @@ from typing import Any
 
 from faultbed.inject.evidence.witnesses import rebooting_hosts
 from faultbed.inject.kinds.catalogue import Binding, FaultKind, Fidelity, Param, kind_named
-from faultbed.inject.kinds.units import example, in_unit
 from faultbed.inject.mechanisms import rack, soft
 from faultbed.inject.mechanisms.mechanism import Mechanism, Request
+from faultbed.inject.param_units import example, in_unit
 from faultbed.inject.policy.conflicts import both_claim
 from faultbed.inject.selection import Selection
 from faultbed.testbed.errors import Unsupported, UsageError

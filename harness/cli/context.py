@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ class Session:
     user. Coloured text is a `rich.text.Text`: use `styled`, or `Text.assemble` for a part of a line.
     """
 
-    def __init__(self, lab: Path | None) -> None:
-        self._lab = lab
+    def __init__(self, lab: Path | None, *, timestamps: bool = False) -> None:
+        self._lab, self._timestamps = lab, timestamps
         self.out = _console()
         self.err = _console(stderr=True)
 
@@ -80,7 +81,8 @@ class Session:
         def line(text: str) -> None:
             also()
             stopping.report_activity(text)
-            at = f"{time.monotonic() - started:6.1f} s"
+            at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} " if self._timestamps else ""
+            at += f"{time.monotonic() - started:6.1f} s"
             with contextlib.suppress(OSError):  # if the terminal is gone, an error must still be reported
                 self.err.print(Text.assemble((at, "dim"), f"  {text}"), soft_wrap=True)
 

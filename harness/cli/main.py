@@ -51,6 +51,7 @@ SECTIONS: Sections = {
         "faultbed.harness.cli.lab.routing_commands": "routing",
     },
     "Experiments": {
+        "faultbed.harness.cli.experiments.initializing": "init",
         "faultbed.harness.cli.experiments.runs": "run",
         "faultbed.harness.cli.experiments.sweeping": "sweep",
         "faultbed.harness.cli.experiments.shrinking": "shrink",
@@ -82,9 +83,10 @@ SECTIONS: Sections = {
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @lab_option
+@click.option("--timestamps", is_flag=True, help="Begin each progress line with the date and the time in UTC.")
 @click.version_option(faultbed.__version__, prog_name="faultbed")
 @click.pass_context
-def cli(ctx: click.Context, lab: Path | None) -> None:
+def cli(ctx: click.Context, lab: Path | None, *, timestamps: bool) -> None:
     """Test a RoCE fabric under faults: lab, traffic, faults that prove they fired, verdicts.
 
     \b
@@ -96,7 +98,7 @@ def cli(ctx: click.Context, lab: Path | None) -> None:
     """  # noqa: D301 - that is click's sign for a paragraph that keeps its lines, and must be the character itself
     from faultbed.harness.cli.context import Session  # noqa: PLC0415 - it imports a lab's connections: 0.3 s of CPU
 
-    ctx.obj = Session(lab)
+    ctx.obj = Session(lab, timestamps=timestamps)
 
 
 def main() -> NoReturn:

@@ -7,7 +7,9 @@ which escape their own text, are inserted as markup.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import jinja2
@@ -18,7 +20,7 @@ from faultbed.harness.quantities import format_bytes, format_duration, format_ra
 from faultbed.harness.report import summary
 from faultbed.harness.report.plots.charts import Chart
 
-__all__ = ["MARKS", "environment", "markup"]
+__all__ = ["CONTENTS_HERE", "MARKS", "environment", "markup", "moment", "with_contents"]
 
 MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?", "ERROR": "!"}
 """A sign for each verdict, for readers who cannot see its colour."""
@@ -57,3 +59,22 @@ def markup(chart: Chart | None) -> Mapping[str, Markup] | None:
 
 def _pretty(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode()
+
+
+CONTENTS_HERE = Markup("<!-- contents -->")
+"""Where `with_contents` puts the list of a page's sections."""
+_HEADING = re.compile(r'<h2 id="(?P<id>[^"]+)"[^>]*>(?P<text>.*?)</h2>', re.DOTALL)
+
+
+def moment(at: datetime) -> str:
+    """Return a time in UTC and in this machine's zone: `2026-11-27 20:41:37 UTC (21:41:37 +0100 here)`."""
+    local = at.astimezone()
+    same = local.utcoffset() == timedelta(0)
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" + ("" if same else f" ({local:%H:%M:%S %z} here)")
+
+
+def with_contents(html: str) -> str:
+    """Return a page with links to its sections at `CONTENTS_HERE`."""
+    found = [(heading["id"], re.sub(r"<[^>]*>", "", heading["text"]).strip()) for heading in _HEADING.finditer(html)]
+    links = " ".join(f'<a href="#{name}">{text}</a>' for name, text in found)
+    return html.replace(CONTENTS_HERE, links, 1)

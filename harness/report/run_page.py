@@ -34,7 +34,7 @@ from faultbed.harness.packets.evidence import Evidence
 from faultbed.harness.proof import why_unproven_in
 from faultbed.harness.record.measurements import FaultRun, Measurements, connection_between, counter_deltas
 from faultbed.harness.record.rundir import RunDir, describe_environment, open_run
-from faultbed.harness.report import page, summary
+from faultbed.harness.report import page, summary, undecided
 from faultbed.harness.report.fabric import drawing_states, fabric_states
 from faultbed.harness.report.fabric.drawing import Mark, fabric_svg
 from faultbed.harness.report.judged_by import judged_by
@@ -98,6 +98,20 @@ class _FaultView:
     phases: tuple[PhaseBar, ...]
 
 
+_RAW_FILES = (
+    "experiment.toml",
+    "plan.json",
+    "verdict.json",
+    "journal.jsonl",
+    "measurements.json",
+    "samples.parquet",
+    "telemetry.parquet",
+    "environment.json",
+    "repro.sh",
+)
+"""Files of a run directory that its report links to, beside it."""
+
+
 def render(run_dir: Path) -> Path:
     """Write `report.html` into a run directory and return its path.
 
@@ -126,14 +140,18 @@ def render_html(run: RunDir) -> str:
     faults = _faults(measured, verdict, observed)
     bands = [fault.band for fault in faults if fault.band is not None]
     marks = [Mark(number=fault.number, colour=fault.colour, target=fault.run.plan.target) for fault in faults]
-    return (
+    html = (
         page.environment()
         .get_template("report.html.j2")
         .render(
             verdict=verdict,
             mark=page.MARKS[verdict.verdict],
             headline=summary.headline(verdict),
+            undecided=undecided.explain(verdict, measured.load),
             sentence=summary.sentence(verdict, measured, observed),
+            started=page.moment(run.started),
+            contents_here=page.CONTENTS_HERE,
+            files=[name for name in _RAW_FILES if (run.path / name).exists()],
             workload=summary.describe_workload(measured),
             run=measured,
             run_name=run.path.resolve().name,
@@ -170,6 +188,7 @@ def render_html(run: RunDir) -> str:
             **_packets(packets, is_emulated=traits_of(measured.lab_kind).is_emulated),
         )
     )
+    return page.with_contents(html)
 
 
 def _calibration(run: Measurements, plan: Plan) -> Calibration | None:

@@ -62,6 +62,7 @@ NO_LAB = {
         says="have no rates", codes=(2,), why="links of the default lab have no rates: its machine would be measured"
     ),
     "faultbed fuzz --plan": Expected(says="nothing was touched"),
+    "faultbed init mine": Expected(says="next: `faultbed run mine/experiment.toml`", makes="mine/test_fabric.py"),
     "faultbed run demo --plan": Expected(says="nothing is done yet"),
     (
         "faultbed sweep docs/sweeps/loss.toml --over workload.size=4KiB,1MiB --over 'faults[0].set.share=0.001,0.004' "

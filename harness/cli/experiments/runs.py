@@ -14,6 +14,7 @@ from faultbed.harness.bounds import noisy_checks
 from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from faultbed.harness.cli.experiments.histories import PAIR, show_comparison
 from faultbed.harness.cli.experiments.offending import drained_hosts
+from faultbed.harness.cli.lab.bringing_up import brought_up, down_option, no_up_option
 from faultbed.harness.cli.options.names import experiment_argument
 from faultbed.harness.cli.options.numbers import SEED
 from faultbed.harness.cli.options.sharding import shard_option
@@ -24,7 +25,7 @@ from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.experiment.workload_file import Job
 from faultbed.harness.record import rundir
 from faultbed.harness.record.run_key import publish
-from faultbed.harness.report import summary
+from faultbed.harness.report import summary, undecided
 from faultbed.harness.report.judged_by import judged_by
 from faultbed.harness.run import loop as run_module
 from faultbed.harness.run.loop import Finished, ResolvedRun
@@ -92,6 +93,8 @@ _MOST = 10
     is_flag=True,
     help="Arm every fault with zero intensity, to measure the cost of the harness. Never a PASS.",
 )
+@no_up_option
+@down_option
 @json_option
 @pass_session
 def run(
@@ -110,12 +113,15 @@ def run(
     without: tuple[str, ...],
     leave_out: bool,
     control: bool,
+    no_up: bool,
+    end_lab: bool,
     as_json: bool,
 ) -> int:
     """Run an EXPERIMENT: steady state, faults, recovery, verdict.
 
-    The lab is reset to its snapshot before, and compared with it afterwards. All results are in a run directory under
-    --out; its report.html is one file that works offline.
+    A soft lab that is down is brought up first, and stays up (--no-up, --down). It is reset to its snapshot before, and
+    compared with it afterwards. All results are in a run directory under --out; its report.html is one file that works
+    offline.
 
     `kill -USR1 PID` during the workload writes the flight recorders of its ranks into the run directory.
 
@@ -127,7 +133,7 @@ def run(
             shards,
             merge=merge,
             is_sharded=shard is not None,
-            others=only_plan or until_decided or leave_out or control or repeat == 1,
+            others=only_plan or until_decided or leave_out or control or no_up or end_lab or repeat == 1,
         )
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
@@ -156,8 +162,8 @@ def run(
     with (
         hold(inventory, sorted(names), why=f"run {resolved.plan.experiment}", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
+        brought_up(inventory, progress, no_up=no_up, end_lab=end_lab),
     ):
-        backend.make_ready(inventory, progress)
         if resets and leave_out:
             backend.reset(inventory, progress)  # what a run finds is the snapshot, not what is there now
             left_out = exclusions.find_unfit_hosts(inventory, ALL_CHECKS, left_out, progress)
@@ -535,12 +541,18 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
             check.name,
             summary.format_observed(check),
             _bound(check),
-            "" if check.verdict is Verdict.PASS else check.detail,
+            "" if check.verdict is Verdict.PASS else undecided.first_reason(check.detail),
         )
         for check in verdict.checks
     ]
     session.table(("", "check", "observed", "bound", "why"), rows)
     session.out.print()
+    if lines := undecided.explain(verdict, measured.load):
+        session.out.print(Text(str(verdict.verdict), style=f"bold {COLOURS[verdict.verdict]}"))
+        for line in lines:
+            session.out.print(line, soft_wrap=True)
+        session.out.print(f"lab {verdict.lab_state}; report {finished.report}", soft_wrap=True)
+        return
     session.out.print(
         Text.assemble(
             (str(verdict.verdict), f"bold {COLOURS[verdict.verdict]}"),

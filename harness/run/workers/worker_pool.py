@@ -9,6 +9,7 @@ file. Both ends have to show it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -25,12 +26,14 @@ from distributed.scheduler import KilledWorker
 
 from faultbed.harness.run.workers.worker_process import WITHOUT_HTTP, Channel, Start
 from faultbed.testbed.errors import LabError
+from faultbed.testbed.stopping import Deadline
 
 __all__ = ["LocalPool"]
 
 _DEATHS = 10
 """How many workers may die of one task before it is given up."""
 _END_S = 120
+_DOWN_S = 300.0
 """How long a worker may take to restore its lab and end it."""
 _LOOK_S = 0.25
 T = TypeVar("T")
@@ -76,7 +79,7 @@ class LocalPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing.set()
-        self._watcher.join()
+        Deadline(_END_S).join(self._watcher)
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
@@ -85,8 +88,9 @@ class LocalPool:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-            if process.returncode < 0:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_S)
+            if process.returncode is None or process.returncode < 0:
                 self._end_lab(number)
         self._client.close()
         self._cluster.close()
@@ -116,10 +120,10 @@ class LocalPool:
                     raise LabError("; ".join(self._broken)) from None
                 continue
             for future in done:
-                item, error = pending.pop(future), future.exception()
+                item, error = pending.pop(future), future.exception()  # deadline: it is done
                 if isinstance(error, KilledWorker):
                     error = LabError(f"{_DEATHS} workers died of this run; look for what ends them in the kernel's log")
-                yield item, future.result() if error is None else error
+                yield item, future.result() if error is None else error  # deadline: it is done
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         self._home.mkdir(parents=True, exist_ok=True)
@@ -169,4 +173,6 @@ class LocalPool:
             main = "from faultbed.harness.console import main; main()"
             environment = os.environ | {"FAULTBED_HOME": str(self._home / str(number))}
             command = [sys.executable, "-c", main, "--lab", str(self._inventory), "down"]
-            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+            quiet = subprocess.DEVNULL
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(command, env=environment, stdout=quiet, stderr=quiet, check=False, timeout=_DOWN_S)

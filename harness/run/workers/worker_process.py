@@ -81,7 +81,7 @@ def _work(start: Start) -> None:
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     server.start()
     tasks.run()
-    server.join()
+    server.join(_GONE_S)
 
 
 def _serve(start: Start, tasks: MainThread) -> None:

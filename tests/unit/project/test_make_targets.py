@@ -6,6 +6,7 @@ import argparse
 import ast
 import functools
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -56,15 +57,46 @@ class Selection:
         return self.slow >= test.slow and not unmet(tuple(map(parse_need, test.needs)), topology_of(self.lab))
 
 
-def made(target: str, folder: Path, *, ends: str = "") -> subprocess.CompletedProcess[str]:
+def made(target: str, folder: Path, *, ends: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a make target with programs that print their arguments; `ends` is shell that sets their exit status."""
     for name in ("python", "faultbed"):
         (folder / name).write_text(
             f'#!/bin/sh\nall=" {name} $*"\nprintf "%s" {name}; printf "|%s" "$@"; echo\n{ends}\n'
         )
         (folder / name).chmod(0o755)
-    argv = ["make", "--no-print-directory", "-o", "setup", "-o", "setup-tests", target, f"RUN={folder}/", "OUT=out"]
+    argv = [
+        "make",
+        "--no-print-directory",
+        "-o",
+        "setup",
+        "-o",
+        "setup-tests",
+        "-o",
+        "setup-image",
+        target,
+        f"RUN={folder}/",
+        "OUT=out",
+    ]
+    argv += [f"{name}={value}" for name, value in variables.items()]
     return subprocess.run(argv, capture_output=True, text=True, check=False, cwd=HOUSE)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [(0, 0, ""), (1, 2, "FAILED"), (2, 2, "INCONCLUSIVE, which is no pass"), (5, 2, "heal"), (3, 2, "an error")],
+)
+def test_demo_ends_with_a_sentence_instead_of_a_number(tmp_path, status, code, words):
+    done = made("demo", tmp_path, ends=f'case "$all" in *" run "*) exit {status};; esac', ENDED=f"{tmp_path}/ended")
+    assert done.returncode == code
+    assert words in done.stderr
+    assert not re.search(r"Error \d", done.stderr)
+
+
+def test_demo_whose_lab_does_not_come_up_runs_nothing(tmp_path):
+    done = made("demo", tmp_path, ends='case "$all" in *" up"*) exit 3;; esac', ENDED=f"{tmp_path}/ended")
+    assert done.returncode == 2
+    assert "run" not in done.stdout
+    assert "an error" in done.stderr
 
 
 def selections(lines: list[str]) -> Iterator[Selection]:

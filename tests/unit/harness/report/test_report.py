@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
@@ -16,6 +18,7 @@ from faultbed.harness.analysis.observe import observe
 from faultbed.harness.analysis.timeline import SlowDown
 from faultbed.harness.cli.main import cli
 from faultbed.harness.packets import evidence
+from faultbed.harness.report import page as page_parts
 from faultbed.harness.report import run_page as report
 from faultbed.harness.report import summary
 from faultbed.harness.report.fabric.drawing import Mark, fabric_svg
@@ -45,6 +48,27 @@ def test_report_page_is_well_formed_with_unique_ids(passed):
     assert len(page.ids) == len(set(page.ids))
 
 
+def test_report_contents_lead_to_every_section(passed):
+    page = parsed(passed)
+    links = [value[1:] for name, value in page.attributes if name == "href" and (value or "").startswith("#h-")]
+    assert links == [name for name in page.ids if name.startswith("h-")]
+    assert len(links) > 5
+
+
+def test_report_says_when_the_run_began_in_utc(passed):
+    assert re.search(r"Started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", passed)
+
+
+def test_moment_names_the_local_time_if_it_differs(monkeypatch):
+    at = datetime(2026, 11, 27, 23, 30, tzinfo=UTC)
+    for zone, text in (("UTC", "2026-11-27 23:30:00 UTC"), ("Asia/Tokyo", "23:30:00 UTC (08:30:00 +0900 here)")):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        assert page_parts.moment(at).endswith(text)
+    monkeypatch.undo()
+    time.tzset()
+
+
 def test_report_page_fetches_nothing_and_runs_no_script(passed):
     page = parsed(passed)
     outside = [
@@ -53,7 +77,8 @@ def test_report_page_fetches_nothing_and_runs_no_script(passed):
         if name in {"src", "href", "xlink:href", "action", "data"} and not (value or "").startswith("#")
     ]
 
-    assert outside == []
+    assert {name for name, _ in outside} == {"href"}
+    assert {value for _, value in outside} <= set(report._RAW_FILES)  # files beside it, which a reader opens
     assert not re.search(r"url\((?!#)", passed)
     assert not re.search(r"@import|<script|<link|javascript:", passed)
     assert not re.search(r"https?://(?!www\.w3\.org/)", passed)
