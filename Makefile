@@ -83,7 +83,7 @@ rack-rehearsal: setup-tests ## real parts of a rack on this machine: FRR in netw
 	@command -v ipmi_sim ipmitool redis-server >/dev/null && [ -x /usr/lib/frr/bgpd ] || \
 		apt-get install -y --no-install-recommends frr ipmitool openipmi redis-server
 	@[ -x .venv-rehearsal/bin/sushy-emulator ] || { python3 -m venv .venv-rehearsal && .venv-rehearsal/bin/pip install -q sushy-tools; }
-	@REHEARSAL_CYCLES=20 $(RUN)python -m pytest tests/unit/rehearsal -m "" -v
+	@REHEARSAL_CYCLES=20 $(RUN)python -m pytest tests/rehearsal -m "" -v
 
 rack-smoke: setup ## the experiments, once
 	@$(RUN)python -m pytest tests/experiments

@@ -19,8 +19,8 @@ from bench.packet_level import last_flow_s, mean_stretch, read, ring_job_s
 from bench.rows import Row, mark
 from faultbed.harness.analysis.prediction import max_over_mean
 from faultbed.harness.model.dcqcn import Settings, simulate
-from faultbed.harness.model.power import H100_WATTS, Interval, dips_by_phase, power_trace
 from faultbed.harness.model.preset_fabric import PRESETS, PresetFabric
+from faultbed.harness.model.step_power import H100_WATTS, Interval, dips_by_phase, power_trace
 from faultbed.harness.model.training_step import (
     LLAMA3_405B,
     PUBLISHED,

@@ -13,8 +13,8 @@ import click
 from faultbed.harness.analysis.power.dips import PhaseSpan, Sample, levels
 from faultbed.harness.cli.context import Session
 from faultbed.harness.cli.options.parsed import parsed
-from faultbed.harness.model.power import H100_WATTS, PowerTrace, Watts, dips_by_phase, measured_watts, step_power
 from faultbed.harness.model.preset_fabric import PRESETS, PresetFabric, preset_named
+from faultbed.harness.model.step_power import H100_WATTS, PowerTrace, Watts, dips_by_phase, measured_watts, step_power
 from faultbed.harness.model.training_step import (
     LLAMA3_405B,
     PUBLISHED,

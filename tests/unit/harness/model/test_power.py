@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from faultbed.harness.model.power import Watts, dips_by_phase, measured_watts, power_trace
+from faultbed.harness.model.step_power import Watts, dips_by_phase, measured_watts, power_trace
 from faultbed.testbed.errors import UsageError
 
 WATTS = Watts(compute=700, collective=400, checkpoint=250, restart=100, rise_s=0.05)

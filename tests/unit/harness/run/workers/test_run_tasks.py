@@ -28,9 +28,7 @@ def lab(monkeypatch):
         state.runs.append(decided.plan.seed)
         return written(decided, out, **(state.acts.pop(0) if state.acts else {}))
 
-    backend = SimpleNamespace(
-        make_ready=lambda *_: "up", reset=lambda *_: state.resets.append(1) or state.restored
-    )
+    backend = SimpleNamespace(make_ready=lambda *_: "up", reset=lambda *_: state.resets.append(1) or state.restored)
     state.restored = True
     monkeypatch.setattr(run_tasks.loop, "execute", execute)
     monkeypatch.setattr(run_tasks, "backend_of", lambda _: backend)
