@@ -17,12 +17,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
-from bench import calibration as bench_calibration
 from bench import fail_slow as bench_fail_slow
 from bench import fault_free as bench_fault_free
 from bench import faults as bench_faults
@@ -33,12 +32,15 @@ from bench import telemetry as bench_telemetry
 from bench import traffic as bench_traffic
 from bench.results import pages as bench_pages
 from bench.results import query as bench_query
+from bench.noise import calibration as bench_calibration
+from bench.noise import decisions, noises
 from bench.rows import MISSED, OPEN, REACHED, Row, mark, ratio
 from bench.throughput import perftest as traffic_bench
 from bench.throughput import taper as bench_taper
-from faultbed.harness.cli.context import Session, styled
+from faultbed.harness.cli.context import Session, json_option, styled
 from faultbed.harness.cli.ending import end_with
 from faultbed.harness.cli.options.names import lab_option
+from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
 from faultbed.inject.fault_plan import FaultSpec
 from faultbed.inject.fault_plan import plan as plan_fault
 from faultbed.testbed.backends.lab_backend import backend_of
@@ -102,9 +104,40 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 @click.option("--drops", default=bench_faults.DROPS, show_default=True, help="Single packets to drop in `faults`.")
 @click.option("--losses", default=bench_restarts.LOSSES, show_default=True, help="Jobs with losses in `restart-*`.")
 @click.option("--pairs", default=bench_fault_free.PAIRS, show_default=True, help="Fault-free runs in `a-a`.")
+@click.option(
+    "--noise",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="In `calibration`, judge the noise that this Python file generates (bench/noise/decisions.py says how).",
+)
+@click.option("--n", "lengths", default="10,50,200", show_default=True, help="Values in each run of --noise.")
+@click.option("--k", "counts", default="8,9,12,20", show_default=True, help="Runs, or pairs, of --noise.")
+@click.option(
+    "--trials", default=1000, show_default=True, type=click.IntRange(1), help="Trials of each row of --noise."
+)
+@click.option(
+    "--machine", default="emulated", show_default=True, type=click.Choice(tuple(DECLARED)),
+    help="Kind of machine whose level tolerance decides --noise.",
+)  # fmt: skip
+@click.option("--looks", is_flag=True, help="Decide pools of --noise as `run --until-decided` does.")
+@json_option
 @lab_option
 @click.argument("parts", nargs=-1, type=click.Choice([*PARTS, *SLOW]))
-def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, parts: tuple[str, ...]) -> None:
+def bench(
+    *,
+    cold: bool,
+    drops: int,
+    losses: int,
+    pairs: int,
+    noise: Path | None,
+    lengths: str,
+    counts: str,
+    trials: int,
+    machine: str,
+    looks: bool,
+    as_json: bool,
+    lab: Path | None,
+    parts: tuple[str, ...],
+) -> None:
     """Measure PARTS of the bench.
 
     The default is all but those that take ten minutes or more: memory, report, taper, a-a, restart-*.
@@ -114,6 +147,21 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
     """
     session = Session(lab)
     chosen = list(parts or PARTS)
+    if noise is None and as_json:
+        raise click.UsageError("--json gives the rows of one generator; add --noise FILE.py")
+    if noise is not None:
+        if chosen != ["calibration"]:
+            raise click.UsageError("--noise is judged by one part; write: python -m bench calibration --noise FILE.py")
+        rows = decisions.measure(
+            decisions.load(noise),
+            lengths=_numbers("--n", lengths, least=2),
+            counts=_numbers("--k", counts, least=2),
+            trials=trials,
+            tolerance=DECLARED[machine],
+            is_sequential=looks,
+        )
+        _show_noise(session, rows, as_json=as_json)
+        return
     without_lab: dict[str, Callable[[], None]] = {
         "packets": lambda: _show(session, list(bench_packets.measure())),
         "soft-errors": lambda: _show(session, list(bench_fail_slow.measure())),
@@ -232,12 +280,49 @@ def _calibration(session: Session) -> None:
     session.table(bench_calibration.COLUMNS, rows)
     session.out.print()
     _show(session, summary, columns=("at the true value: wrong by", "above / below", "", "goal", ""))
-    rows = [
-        *bench_calibration.measure_until_decided(),
-        *bench_calibration.measure_a_a(),
-        *bench_calibration.measure_limits(),
-    ]
-    _show(session, rows, columns=("run --until-decided", "", "", "goal", ""))
+    _show(session, list(bench_calibration.measure_limits()), columns=("intervals", "", "", "goal", ""))
+    for name, generator in noises.generators():
+        made = decisions.measure(
+            generator, lengths=(10, 40, 300), counts=(9, 12, 20), trials=500, tolerance=DECLARED["emulated"]
+        )
+        _show_noise(session, made, title=name)
+
+
+def _numbers(option: str, text: str, *, least: int) -> tuple[int, ...]:
+    """Return the numbers of a list such as `10,50,200`."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) >= least for part in parts):
+        raise click.UsageError(f'{option}: "{text}" is no list of whole numbers from {least} on; write 10,50,200')
+    return tuple(int(part) for part in parts)
+
+
+def _show_noise(
+    session: Session, rows: Iterator[decisions.NoiseRow], *, as_json: bool = False, title: str = "noise"
+) -> None:
+    """Show how often decisions on noise are wrong at the true value, and how often they decide beyond it."""
+    made = list(rows)
+    if as_json:
+        session.json([asdict(row) for row in made])
+        return
+    beyond = [f"decided {percent} % beyond" for percent in decisions.BEYOND]
+    session.table(
+        (title, "n", "k", "wrong FAIL", "wrong PASS", "inconclusive", *beyond, f"{decisions.FAR:g} τ beyond", ""),
+        [
+            (
+                f"{row.metric}, {row.of}",
+                str(row.n),
+                str(row.k),
+                f"{row.wrong_fail:.1%}",
+                f"{row.wrong_pass:.1%}",
+                f"{row.inconclusive:.0%}",
+                *(f"{share:.0%}" for share in row.decided.values()),
+                f"{row.decided_far:.0%}",
+                mark(reached=row.is_right),
+            )
+            for row in made
+        ],
+    )
+    session.out.print()
 
 
 def _schedule() -> Iterator[Row]:

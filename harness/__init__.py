@@ -1,10 +1,10 @@
 """Experiments from their file to their report, with the command line and the pytest plugin.
 
-Packages, from the lowest; each imports only those before it: `experiment` (what a person requests), `packets` (what a
-capture proves), `record` (what a run leaves behind), `model` (what a job would do, without a lab), `analysis` (what a
-run shows), `attribution` (the causes), `report` (what people read), `run` (the loop), `fuzz`, `pytest_plugin`, `cli`.
-The modules beside them are shared by all: the verdict and its words, the judge, one statistical rule, and how files and
-quantities are read.
+Packages, from the lowest; each imports only those before it: `ledger` (what settles a claim), `experiment` (what a
+person requests), `packets` (what a capture proves), `record` (what a run leaves behind), `model` (what a job would do,
+without a lab), `analysis` (what a run shows), `attribution` (the causes), `report` (what people read), `run` (the
+loop), `fuzz`, `pytest_plugin`, `cli`. The modules beside them are shared by all: the verdict and its words, the judge,
+one statistical rule, and how files and quantities are read.
 """
 
 # A checkout has this folder beside the package, too: imported from there, each module would exist twice.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from faultbed.harness.verdict import Check
 
-__all__ = ["Place", "comparison_of", "places"]
+__all__ = ["Place", "places"]
 
 Place = tuple[str, str, int]
 """What identifies a check in all runs: its name, its comparison, and its number among those that share both."""
@@ -18,11 +17,6 @@ def places(checks: Sequence[Check]) -> Iterator[tuple[Place, Check]]:
     """Yield the checks of one run, each with its place."""
     seen: Counter[tuple[str, str]] = Counter()
     for check in checks:
-        question = check.name, comparison_of(check)
+        question = check.name, check.comparison or ""
         yield (*question, seen[question]), check
         seen[question] += 1
-
-
-def comparison_of(check: Check) -> str:
-    """Return how a check compares, such as `observed >= bound`; the first sentence of its rule if it has no number."""
-    return re.split(r"[.,]", check.rule)[0]

@@ -1,14 +1,9 @@
-"""One rule for every performance bound: compare the bound with the confidence interval of the measured value. Pure.
+"""Intervals of the values of one run, from the noise that the run itself shows. Pure.
 
-    interval wholly inside the bound    PASS
-    interval wholly outside             FAIL
-    the bound lies within it            INCONCLUSIVE: this run cannot tell
-    no interval                         INCONCLUSIVE: too few independent values
-
-Intervals are two-sided with `LEVEL` = 99 %. A run whose true value lies exactly on its bound therefore fails wrongly in
-at most 0.5 % of cases, and a better run more rarely. An experiment with more than two noisy checks has wider intervals
-(`level_for`), so that a whole run fails wrongly in at most 1 % of cases (Bonferroni). `python -m bench calibration`
-measures how often each kind of interval misses the true value.
+They are two-sided with `LEVEL` = 99 %, and wider if more than two bounds of an experiment share its risk (`level_for`).
+They know nothing of the level that the machine has in this run: a bound on the setting is decided by such an interval
+together with the level tolerance (`faultbed.harness.ledger.statistics`). `python -m bench calibration` measures how
+often each kind of interval misses the true value.
 
 **Times and rates** depend on their own past, and are skewed. `noise_of` gives the standard error of their mean:
 
@@ -24,8 +19,8 @@ measures how often each kind of interval misses the true value.
   (batch means, Schmeiser 1982, Operations Research 30:556): wide, but it decides a bound that is far away.
 
 **A ratio against a twin** (`total_ratio`) treats the fault's effect as fixed. Its noise is that of the iterations that
-no fault affected, in the run and in the twin. Two runs on one lab also differ as a whole (drift). The drift *before the
-first fault* is known, and the interval is widened to include the ratio with and without it.
+no fault affected, in the run and in the twin. For a comparison of two runs, the drift *before the first fault* is
+known, and the interval is widened to include the ratio with and without it.
 
 **A minimum over windows** (`lowest_window`) is lower than the truth by chance alone, and the more so the more windows
 there are. The lower end of its interval has the noise of one window, the upper end that of the lowest of all windows
@@ -39,12 +34,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
 
-from faultbed.harness.verdict import Verdict
+from faultbed.harness.ledger.statistics.decision import TAIL, tail_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +54,6 @@ __all__ = [
     "MIN_VALUES",
     "Interval",
     "Noise",
-    "decide",
     "independent_of",
     "independent_of_all",
     "level_for",
@@ -79,9 +73,7 @@ __all__ = [
     "widened",
 ]
 
-LEVEL = 0.99
-RUN_RISK = 0.01
-"""Maximum probability of a wrong FAIL for a run whose true values all lie on their bounds."""
+LEVEL = 1 - 2 * TAIL
 MIN_VALUES = 16
 """Fewer values do not show how strongly they are correlated."""
 MIN_INDEPENDENT = 4.0
@@ -89,6 +81,12 @@ MIN_INDEPENDENT = 4.0
 
 _CAUTION = 1.75
 """Number of standard errors that are added to the estimated lag-1 correlation."""
+_MIN_ROUGH = 8
+"""Fewer values do not have even a rough noise."""
+_LEAST_ROUGH = 3.0
+"""Number of independent values that a rough noise assumes at least: what is slower belongs to the level."""
+_MOST_ROUGH_LAG1 = 0.9
+"""Largest lag-1 correlation of a rough noise."""
 _MAX_CUSUM = 1.25
 """Largest cumulative sum of deviations of a steady series, in standard errors of the total; 9 % of them exceed it."""
 _QUARTERS = 4
@@ -97,8 +95,6 @@ _MAX_SKEWNESS = 2.0
 """Largest skewness of a mean. Above it, one tail dominates the mean."""
 _UNSEEN_TAIL = 1.5
 """Factor on sample skewness and kurtosis. Both underestimate, because a sample rarely contains the longest values."""
-
-_RULE = "decided by its {level:g} % interval: PASS wholly inside, FAIL wholly outside, else INCONCLUSIVE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,22 +106,8 @@ class Interval:
     method: str
     level: float = LEVEL
 
-    @property
-    def rule(self) -> str:
-        """The rule in words, as a check shows it."""
-        return _RULE.format(level=100 * self.level)
-
     def __str__(self) -> str:
         return f"{100 * self.level:g} % interval {self.low:.4g}..{self.high:.4g} ({self.method})"
-
-
-def decide(sign: Literal["min", "max"], bound: float, interval: Interval) -> Verdict:
-    """Return the verdict of a bound on a value with an interval: INCONCLUSIVE if the bound is inside."""
-    if sign == "max":
-        inside, outside = interval.high <= bound, interval.low > bound
-    else:
-        inside, outside = interval.low >= bound, interval.high < bound
-    return Verdict.PASS if inside else Verdict.FAIL if outside else Verdict.INCONCLUSIVE
 
 
 def tail_of(level: float) -> float:
@@ -134,8 +116,8 @@ def tail_of(level: float) -> float:
 
 
 def level_for(checks: int) -> float:
-    """Return the level of each interval in a run with so many noisy checks, so that `RUN_RISK` holds for the run."""
-    return 1 - 2 * min(tail_of(LEVEL), RUN_RISK / max(checks, 1))
+    """Return the level of each interval of an experiment with so many bounds that chance can make wrong."""
+    return 1 - 2 * tail_for(checks)
 
 
 def student(freedom: float, level: float = LEVEL) -> float:
@@ -156,6 +138,7 @@ class Noise:
         lag1: the lag-1 correlation that was used.
         skewness: of one value, corrected for the part of the tails that a sample rarely shows.
         kurtosis: excess kurtosis of one value, corrected likewise.
+        is_rough: only the fast part of the noise counts (`noise_of_mean`).
         moves: the level of the series moves. Then the independent values are the means of its four quarters, and
             `skewness` is that of such a mean. A longer series would not make the error smaller.
     """
@@ -169,6 +152,12 @@ class Noise:
     skewness: float
     kurtosis: float
     moves: bool = False
+    is_rough: bool = False
+
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom of the error: a rough one counts every value."""
+        return (self.count if self.is_rough else self.independent) - 1
 
     def error_of(self, count: int) -> float:
         """Return the standard error of the mean of `count` consecutive values."""
@@ -188,22 +177,23 @@ class Noise:
         return f"worth {self.independent:.0f} independent ones at a lag-1 correlation of up to {self.lag1:.2f}"
 
 
-def noise_of(values: Floats) -> Noise | None:
+def noise_of(values: Floats, *, is_rough: bool = False) -> Noise | None:
     """Return the noise of a series in the order of time; None: too little is known, or its level moves.
 
-    Equal values have no noise.
+    Equal values have no noise. `is_rough` is as in `noise_of_mean`.
     """
-    noise = noise_of_mean(values)
+    noise = noise_of_mean(values, is_rough=is_rough)
     return None if noise is None or noise.moves else noise
 
 
-def noise_of_mean(values: Floats) -> Noise | None:
+def noise_of_mean(values: Floats, *, is_rough: bool = False) -> Noise | None:
     """Return the noise of the mean of a series in the order of time; its level may move. None: too little is known.
 
-    Equal values have no noise.
+    Equal values have no noise. `is_rough`: for a decision that tolerates the level of the machine, so that only the
+    fast part of the noise counts: a shorter series will do, with the correlation that it shows.
     """
     count = len(values)
-    if count < MIN_VALUES or not np.isfinite(values).all():
+    if count < (_MIN_ROUGH if is_rough else MIN_VALUES) or not np.isfinite(values).all():
         return None
     mean = float(values.mean())
     deviations = values - mean
@@ -212,17 +202,22 @@ def noise_of_mean(values: Floats) -> Noise | None:
         return Noise(
             count=count, mean=mean, error=0.0, deviation=0.0, independent=count, lag1=0.0, skewness=0.0, kurtosis=0.0
         )
-    lag1 = _cautious_lag1(deviations, squares)
+    lag1 = _lag1(deviations, squares, caution=0.0 if is_rough else _CAUTION)
     inflation = _variance_inflation(lag1, count)
     independent = count / inflation
-    if independent < MIN_INDEPENDENT:
+    if is_rough:
+        independent = max(independent, _LEAST_ROUGH)
+        inflation, lag1 = count / independent, min(lag1, _MOST_ROUGH_LAG1)
+    if independent < MIN_INDEPENDENT and not is_rough:
         return None
     variance = squares / (count - inflation)
     error = math.sqrt(variance / independent)
     cusum = float(np.abs(np.cumsum(deviations)).max()) / (count * error)
-    skewness = _UNSEEN_TAIL * float((deviations**3).mean()) / (squares / count) ** 1.5
+    skewness = (1.0 if is_rough else _UNSEEN_TAIL) * float((deviations**3).mean()) / (squares / count) ** 1.5
     if abs(skewness) / math.sqrt(independent) > _MAX_SKEWNESS:
-        return None
+        if not is_rough:
+            return None
+        skewness = math.copysign(_MAX_SKEWNESS * math.sqrt(independent), skewness)
     sample_kurtosis = float((deviations**4).mean()) / (squares / count) ** 2 - 3
     noise = Noise(
         count=count,
@@ -233,12 +228,13 @@ def noise_of_mean(values: Floats) -> Noise | None:
         lag1=lag1,
         skewness=skewness,
         kurtosis=_UNSEEN_TAIL * max(sample_kurtosis, 0.0) + math.sqrt(24 / count),
+        is_rough=is_rough,
     )
-    return _of_quarters(values, noise) if cusum > _MAX_CUSUM else noise
+    return _of_quarters(values, noise) if cusum > _MAX_CUSUM and not is_rough else noise
 
 
-def _cautious_lag1(deviations: Floats, squares: float) -> float:
-    """Return the lag-1 correlation of a series, corrected for bias, and raised by `_CAUTION` standard errors.
+def _lag1(deviations: Floats, squares: float, *, caution: float) -> float:
+    """Return the lag-1 correlation of a series, corrected for bias, and raised by `caution` standard errors.
 
     `deviations` are those from the mean, `squares` the sum of their squares.
     """
@@ -246,7 +242,7 @@ def _cautious_lag1(deviations: Floats, squares: float) -> float:
     correlation = float(deviations[1:] @ deviations[:-1]) / squares
     unbiased = min(max((correlation + 1 / count) / (1 - 4 / count), -0.99), 0.99)
     standard_error = math.sqrt((1 - unbiased**2) / count + 4 / count**2)
-    return min(max(unbiased + _CAUTION * standard_error, 0.0), 0.995)
+    return min(max(unbiased + caution * standard_error, 0.0), 0.995)
 
 
 def _of_quarters(values: Floats, noise: Noise) -> Noise:
@@ -260,24 +256,26 @@ def _of_quarters(values: Floats, noise: Noise) -> Noise:
     return replace(noise, error=error, independent=_QUARTERS, skewness=skewness, moves=True)
 
 
-def independent_of(values: Floats) -> float | None:
+def independent_of(values: Floats, *, is_rough: bool = False) -> float | None:
     """Return the effective sample size of a series for its percentiles and shares; None: as `noise_of`.
 
     It is computed from the ranks of the values, because no share of a series is more correlated than its ranks.
     """
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2
-    noise = noise_of(ranks[place].astype(np.float64))
-    return None if noise is None else noise.independent
+    noise = noise_of(ranks[place].astype(np.float64), is_rough=is_rough)
+    if noise is None:
+        return None
+    return max(noise.independent, float(_MIN_ROUGH)) if is_rough else noise.independent
 
 
-def independent_of_all(series: Sequence[Floats]) -> float | None:
+def independent_of_all(series: Sequence[Floats], *, is_rough: bool = False) -> float | None:
     """Return the effective sample size of simultaneous series together; None: there is none, or as `noise_of` for one.
 
     Series with a common cause, such as flows through one queue or readers of one storage, move together. Together they
     are worth no more independent values than the one that is worth the least.
     """
-    counts = [independent_of(values) for values in series]
+    counts = [independent_of(values, is_rough=is_rough) for values in series]
     known = [count for count in counts if count is not None]
     return min(known) if known and len(known) == len(counts) else None
 
@@ -290,6 +288,7 @@ def total_ratio(
     before: int,
     quiet_control: NDArray[np.bool_] | None = None,
     level: float = LEVEL,
+    is_rough: bool = False,
 ) -> Interval | None:
     """Return the interval of the ratio of two sums of paired values, such as iteration times of a run and its twin.
 
@@ -301,6 +300,7 @@ def total_ratio(
         before: number of iterations before the first fault; 0: the drift between run and twin is unknown.
         quiet_control: the same mask for `control`; None: all iterations, because a twin has no faults.
         level: confidence level of the interval.
+        is_rough: as in `noise_of_mean`.
 
     Returns:
         The interval; None: too few values to know their noise.
@@ -309,7 +309,8 @@ def total_ratio(
         return None
     count = len(control)
     quiet_parts = (treated[quiet], control if quiet_control is None else control[quiet_control])
-    noises = [noise_of_mean(part / part.mean()) for part in quiet_parts if len(part) >= MIN_VALUES]
+    least = _MIN_ROUGH if is_rough else MIN_VALUES
+    noises = [noise_of_mean(part / part.mean(), is_rough=is_rough) for part in quiet_parts if len(part) >= least]
     known = [noise for noise in noises if noise is not None]
     if not noises or len(known) < len(noises):
         return None
@@ -322,7 +323,7 @@ def total_ratio(
     if error:
         for noise, error_of_part, sign in ((run_noise, run_error, 1), (twin_noise, twin_error, -1)):
             skewness += sign * noise.skewness_of(noise.independent_of(count)) * (error_of_part / error) ** 3
-    down, up = _reach(min(run_noise.independent, twin_noise.independent) - 1, skewness, level)
+    down, up = _reach(min(run_noise.freedom, twin_noise.freedom), skewness, level)
     ratio = float(treated.sum() / control.sum())
     low, high = ratio * math.exp(-down * error), ratio * math.exp(up * error)
     words = (
@@ -381,15 +382,17 @@ def _window_reach(noise: Noise, *, width: int, windows: int, level: float) -> tu
     return above, below
 
 
-def mean_interval(values: Floats, *, of: str = "values", level: float = LEVEL) -> Interval | None:
+def mean_interval(
+    values: Floats, *, of: str = "values", level: float = LEVEL, is_rough: bool = False
+) -> Interval | None:
     """Return the interval of the mean of a series that may be autocorrelated; None: as `noise_of_mean`.
 
     `of` names the values in the interval's `method`.
     """
-    noise = noise_of_mean(values)
+    noise = noise_of_mean(values, is_rough=is_rough)
     if noise is None or noise.mean <= 0:
         return None
-    down, up = _reach(noise.independent - 1, noise.skewness_of(noise.independent), level)
+    down, up = _reach(noise.freedom, noise.skewness_of(noise.independent), level)
     low, high = noise.mean - down * noise.error, noise.mean + up * noise.error
     return Interval(low=max(low, 0.0), high=high, method=f"{noise.count} {of}, {noise}", level=level)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from faultbed.harness.analysis.noise import NoiseFloor, allow_for
+from faultbed.harness.analysis.noise import NoiseFloor
 from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.attribution.attribute import attribute
 from faultbed.harness.experiment.experiment_file import Expectation
@@ -68,7 +68,7 @@ def judge(
     view = View(
         planned=Planned(plan=plan, expectations=expectations),
         run=run,
-        observed=allow_for(observed, floor),
+        observed=observed,
         floor=floor,
         faults={fault.plan.id: fault for fault in run.faults},
     )
@@ -113,7 +113,11 @@ def _check(claim: Claim, row: Row, status: Status) -> Check:
         observed=row.observed,
         bound=row.bound,
         unit=row.unit,
-        rule=row.rule or claim.says,
+        estimand=row.estimand,
+        rule=row.rule,
+        comparison=row.comparison,
+        why=row.why,
+        meaning=row.meaning or claim.says,
         detail="; ".join(filter(None, (row.detail, *map(_says_nothing, doubts[:1])))),
     )
 
@@ -129,7 +133,7 @@ def _error_check(error: str) -> Check:
         observed=None,
         bound=None,
         unit="",
-        rule="The harness itself did its work",
+        meaning="The harness itself did its work",
         detail=error,
     )
 

@@ -1,7 +1,9 @@
 """The verdict of a run, and `verdict.json` for other tools (schema 1).
 
     {"schema": 1, "experiment": str, "seed": int, "lab": str, "verdict": "PASS|FAIL|INCONCLUSIVE|ERROR",
-     "checks": [{"name", "verdict", "observed", "bound", "unit", "rule", "detail"}],
+     "checks": [{"name", "verdict", "observed", "bound", "unit", "estimand": "fact|event|contrast|setting",
+                 "rule": {"kind", "tail", "tolerance", "runs", ...}, "detail", "comparison": "min|max|equals", "why",
+                 "meaning"}],
      "faults": [{"id", "kind", "target", "fidelity", "armed": {}, "fired": {"count", "first_ns", "last_ns",
                  "witness", "must_move": {}, "must_not_move": {}, "between_ns": [int, int]}, "cleared": {},
                  "on_time": {"planned_ns", "measured_ns", "tolerance_ns", ...}, "unproven": [str]}],
@@ -30,6 +32,7 @@ import msgspec
 from faultbed.harness.exit_code import ExitCode
 from faultbed.harness.findings import Attribution
 from faultbed.harness.json_text import json_text
+from faultbed.harness.ledger.statistics.decision import Estimand, Reason, Rule, Sign
 from faultbed.inject.evidence.receipt import Receipt
 from faultbed.inject.kinds.kind import Fidelity
 
@@ -77,15 +80,33 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One check of a run. `observed` and `bound` are in `unit`; `rule` says how they compare."""
+    """One check of a run.
+
+    Attributes:
+        name: of the check; a metric with two bounds has two checks of one name.
+        verdict: of this check alone.
+        observed: what was measured, in `unit`; None: nothing was.
+        bound: what it is compared with, in `unit`; None: the check has no bound.
+        unit: of both; empty: none.
+        comparison: whether `bound` is a minimum, a maximum, or has to be equal; None: the check has no bound.
+        estimand: what the number stands for.
+        rule: how the number was decided.
+        why: reason code of a check that its number leaves INCONCLUSIVE; None: another reason, or conclusive.
+        meaning: what is measured and compared, in words.
+        detail: what was seen in this run, in words.
+    """
 
     name: str
     verdict: Verdict
     observed: float | int | str | None
     bound: float | int | str | None
     unit: str
-    rule: str
+    estimand: Estimand = "fact"
+    rule: Rule = Rule(kind="value")
     detail: str = ""
+    comparison: Sign | None = None
+    why: Reason | None = None
+    meaning: str = ""
 
 
 class ExcludedHost(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,7 +84,8 @@ class Ettr:
     """Effective training time of a job: `ratio` of `wall_ns` was productive, in `iterations` of `healthy_ns` each.
 
     `lost_ns` is the time that faults cost, `storage_ns` the mean wait of an iteration for storage. `predicted` is None
-    if goodput has no fault-free start. `alone_ns` are the fault-free iterations whose mean is `healthy_ns`.
+    if goodput has no fault-free start. `alone_ns` are the fault-free iterations whose mean is `healthy_ns`, and
+    `settled_ns` those after the last fault.
     `work_share` is the work of the iterations over that of as many iterations of all ranks.
     """
 
@@ -95,6 +96,7 @@ class Ettr:
     storage_ns: float
     predicted: float | None
     alone_ns: tuple[float, ...] = ()
+    settled_ns: tuple[float, ...] = ()
     formula: Formula | None = None
     work_share: float = 1.0
 
@@ -104,23 +106,38 @@ class Ettr:
         return self.iterations * self.work_share * self.healthy_ns / self.wall_ns
 
     def interval(self, level: float = LEVEL) -> Interval | None:
-        """Return the interval of `ratio`, from that of the mean fault-free iteration; None with too few of them."""
-        noise = mean_interval(np.array(self.alone_ns), of="fault-free iterations", level=level)
-        if noise is None:
+        """Return the range of `ratio` over the healthy time of both controls: before the first fault, after the last.
+
+        The level of the machine may have moved in between, and nothing in the run tells which of them it had under
+        the faults. None: one control has too few iterations.
+        """
+        before, after = (
+            mean_interval(np.array(times_ns), of="fault-free iterations", level=level)
+            for times_ns in (self.alone_ns, self.settled_ns)
+        )
+        if before is None or after is None:
             return None
         share = self.iterations * self.work_share / self.wall_ns
-        return replace(noise, low=share * noise.low, high=share * noise.high)
+        return Interval(
+            low=share * min(before.low, after.low),
+            high=share * max(before.high, after.high),
+            method=f"before the faults {before.method}; after them {after.method}",
+            level=level,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Iterations:
     """Iterations that all ranks finished, over all ranks.
 
-    `alone_ns` are the lengths of the fault-free ones, without their waits for storage. `wait_ns` is the mean wait for
-    storage of all of them, `later` the number of those that are not fault-free, `wall_ns` the time of all of them.
+    `alone_ns` are the lengths of those before the first fault, `settled_ns` of those after the last one and its
+    effects, both without their waits for storage. If there is no fault, `settled_ns` is the second half of `alone_ns`.
+    `wait_ns` is the mean wait for storage of all of them, `later` the number of those that are not fault-free,
+    `wall_ns` the time of all of them.
     """
 
     alone_ns: NDArray[np.float64]
+    settled_ns: NDArray[np.float64]
     later: int
     wait_ns: float
     wall_ns: int
@@ -136,9 +153,19 @@ class _Iterations:
         return self.wait_ns / self.healthy_ns
 
 
-def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *, first_fault_ns: int) -> Ettr | None:
-    """Measure and predict the ratio; None without iterations, or with too few before the first fault."""
-    iterations = _iterations(run, first_fault_ns)
+def ettr(
+    run: Measurements,
+    base: Baseline | None,
+    impacts: Iterable[Impact],
+    *,
+    first_fault_ns: int,
+    settled_ns: int | None = None,
+) -> Ettr | None:
+    """Measure and predict the ratio; None without iterations, or with too few before the first fault.
+
+    `settled_ns` is when the last fault and its effects were over; None: that was not seen.
+    """
+    iterations = _iterations(run, first_fault_ns, settled_ns)
     if iterations is None or len(iterations.alone_ns) < _ENOUGH:
         return None
     lost_ns = 0.0 if base is None else sum(impact.lost_bytes / base.mean * 1e9 for impact in impacts)
@@ -150,6 +177,7 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
         storage_ns=iterations.wait_ns,
         predicted=None if base is None else (1 - lost_ns / iterations.wall_ns) / (1 + iterations.wait_share),
         alone_ns=tuple(iterations.alone_ns.tolist()),
+        settled_ns=tuple(iterations.settled_ns.tolist()),
         formula=_formula(run, iterations),
         work_share=work_share(run),
     )
@@ -173,7 +201,7 @@ def work_share(run: Measurements) -> float:
     return float(shares.mean())
 
 
-def _iterations(run: Measurements, first_fault_ns: int) -> _Iterations | None:
+def _iterations(run: Measurements, first_fault_ns: int, settled_ns: int | None) -> _Iterations | None:
     """Return the iterations that all ranks finished; None: there are none."""
     count = finished_iterations(run.series)
     if not count:
@@ -189,12 +217,26 @@ def _iterations(run: Measurements, first_fault_ns: int) -> _Iterations | None:
     indices = np.array([step.index for step in ordered[0]])
     is_followed = np.diff(indices, append=indices[-1] + 1) == 1  # otherwise the record of the next one is lost
     is_healthy = (begins + lengths <= min([first_fault_ns, *losses_ns])) & is_followed
+    times_ns = (lengths - waits).astype(np.float64)
+    alone_ns = times_ns[is_healthy]
     return _Iterations(
-        alone_ns=(lengths - waits)[is_healthy].astype(np.float64),
+        alone_ns=alone_ns,
+        settled_ns=times_ns[_are_settled(run, begins, settled_ns) & is_followed]
+        if run.faults or losses_ns
+        else alone_ns[len(alone_ns) // 2 :],
         later=count - int(is_healthy.sum()),
         wait_ns=float(waits.mean()),
         wall_ns=_end_of_wall(run, end_ns) - int(begins[0]),
     )
+
+
+def _are_settled(run: Measurements, begins: NDArray[np.int64], settled_ns: int | None) -> NDArray[np.bool_]:
+    """Return which iterations began after the last fault and its effects, and after the job had caught up."""
+    caught_up_ns = [restart.caught_up_ns for restart in run.resilience.restarts] if run.resilience is not None else []
+    if settled_ns is None or None in caught_up_ns:
+        return np.zeros(len(begins), dtype=np.bool_)
+    settled: NDArray[np.bool_] = begins >= max([settled_ns, *(at_ns for at_ns in caught_up_ns if at_ns is not None)])
+    return settled
 
 
 def _end_of_wall(run: Measurements, last_ns: int) -> int:

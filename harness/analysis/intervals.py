@@ -14,9 +14,11 @@ import numpy as np
 
 from faultbed.harness import confidence
 from faultbed.harness.analysis import timeline
+from faultbed.harness.analysis.effects.fault_windows import acting_windows
 from faultbed.harness.analysis.ettr import Ettr, work_share
 from faultbed.harness.analysis.ranks.storage_reads import reads_of
 from faultbed.harness.confidence import LEVEL, Interval
+from faultbed.harness.ledger.statistics.contrasts import Member
 from faultbed.harness.record.measurements import Measurements, RankSeries, Serving
 from faultbed.traffic.engine.latency_split import PARTS
 from faultbed.traffic.workloads.service_level import kept_of
@@ -26,13 +28,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "attainment_range",
+    "bins_after",
+    "contrasts_of",
     "disturbed",
+    "ends_of",
+    "hull",
     "intervals_of",
     "iteration_times",
     "mean_busbw_gbps",
     "operation_shares",
     "operation_times",
     "ratio_of_means",
+    "ratio_to",
     "times_are_mixed",
 ]
 
@@ -40,28 +47,28 @@ __all__ = [
 def intervals_of(
     run: Measurements,
     whole: timeline.Goodput | None,
-    base: timeline.Baseline | None,
     impacts: Mapping[str, timeline.Impact],
     training: Ettr | None = None,
     *,
     level: float = LEVEL,
+    is_rough: bool = False,
 ) -> dict[str, Interval]:
-    """Return intervals of this `level` by metric, for those that have one in this run."""
+    """Return intervals of this `level` by metric, for those that have one in this run.
+
+    `is_rough`: for decisions that tolerate the level of the machine (`confidence.noise_of_mean`).
+    """
     intervals: dict[str, Interval | None] = {
-        "jct_ratio": _jct(run, impacts, level),
-        "busbw.mean": _busbw(run, level),
-        **_shares(run.series, level),
+        "jct_ratio": _jct(run, impacts, level, is_rough=is_rough),
+        "busbw.mean": _busbw(run, level, is_rough=is_rough),
+        **_shares(run.series, level, is_rough=is_rough),
         "ingest.p99_ratio": reads_of(run.series, run.readers).interval(level),
         "ettr": None if training is None else training.interval(level),
-        **({} if run.serving is None else _serving(run, run.serving, level)),
-        **({} if times_are_mixed(run) else _latency(run.latencies_ns, level)),
+        **({} if run.serving is None else _serving(run, run.serving, level, is_rough=is_rough)),
+        **({} if times_are_mixed(run) else _latency(run.latencies_ns, level, is_rough=is_rough)),
     }
     if whole is not None:
         bits = whole.bytes_per_s * 8 / 1e9
-        intervals["goodput.mean"] = confidence.mean_interval(bits, of="bins of goodput", level=level)
-        if base is not None and impacts:
-            intervals |= _dips(whole, base, impacts, level)
-            intervals["goodput_mean_ratio"] = _mean_ratio(whole, base, impacts, level)
+        intervals["goodput.mean"] = confidence.mean_interval(bits, of="bins of goodput", level=level, is_rough=is_rough)
     return {name: interval for name, interval in intervals.items() if interval is not None}
 
 
@@ -117,14 +124,15 @@ def operation_shares(ranks: Sequence[RankSeries]) -> NDArray[np.float64]:
     return shares
 
 
-def _shares(ranks: Sequence[RankSeries], level: float) -> dict[str, Interval | None]:
+def _shares(ranks: Sequence[RankSeries], level: float, *, is_rough: bool) -> dict[str, Interval | None]:
     columns = zip(PARTS, operation_shares(ranks).T, strict=True)
     return {
-        f"split.{name}": confidence.mean_interval(column, of="collectives", level=level) for name, column in columns
+        f"split.{name}": confidence.mean_interval(column, of="collectives", level=level, is_rough=is_rough)
+        for name, column in columns
     }
 
 
-def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact], level: float) -> Interval | None:
+def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact], level: float, *, is_rough: bool) -> Interval | None:
     if run.twin is None or work_share(run) != 1:
         return None
     series, twin = timeline.paired(run.series, run.twin)
@@ -133,9 +141,9 @@ def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact], level: float
     if count == 0 or not (times > 0).all():
         return None
     touched = disturbed(run, impacts, times)
-    before = int(np.argmax(touched)) if touched.any() else count
     twin_times = iteration_times(twin, count, timeline.first_start_ns(run.twin))
-    return confidence.total_ratio(times, twin_times, quiet=~touched, before=before, level=level)
+    # By how much the level of the machine differs between the two is the subject of the level tolerance.
+    return confidence.total_ratio(times, twin_times, quiet=~touched, before=0, level=level, is_rough=is_rough)
 
 
 def disturbed(
@@ -169,17 +177,17 @@ def _disturbances(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> 
     return spans
 
 
-def _busbw(run: Measurements, level: float) -> Interval | None:
+def _busbw(run: Measurements, level: float, *, is_rough: bool) -> Interval | None:
     mean = mean_busbw_gbps(run)
     times = operation_times(run.series)
-    interval = confidence.mean_interval(times, of="collectives", level=level)
+    interval = confidence.mean_interval(times, of="collectives", level=level, is_rough=is_rough)
     if mean is None or interval is None or interval.low <= 0:
         return None
     middle = float(times.mean())
     return replace(interval, low=mean * middle / interval.high, high=mean * middle / interval.low)
 
 
-def _serving(run: Measurements, serving: Serving, level: float) -> dict[str, Interval | None]:
+def _serving(run: Measurements, serving: Serving, level: float, *, is_rough: bool) -> dict[str, Interval | None]:
     """Return the intervals of an inference job, from its requests in the order of time.
 
     The tokens of one request count as at most one independent value: a request is slow or it is not. A time to first
@@ -193,7 +201,7 @@ def _serving(run: Measurements, serving: Serving, level: float) -> dict[str, Int
     intervals: dict[str, Interval | None] = {}
     independent_counts = []
     for name, times, values in (("ttft", first_tokens, first_tokens), ("tpot", tokens, request_means)):
-        independent = confidence.independent_of(values)
+        independent = confidence.independent_of(values, is_rough=is_rough)
         if len(values):
             independent_counts.append(independent)
         if independent is None:
@@ -252,10 +260,10 @@ def times_are_mixed(run: Measurements) -> bool:
     return bool(run.workload.get("latency") and run.workload.get("probe"))
 
 
-def _latency(flows: Sequence[Sequence[int]], level: float) -> dict[str, Interval | None]:
+def _latency(flows: Sequence[Sequence[int]], level: float, *, is_rough: bool) -> dict[str, Interval | None]:
     """Return the intervals of percentiles of timed messages. Those of one flow, and of one queue, move together."""
     series = [np.array(times_ns, dtype=np.float64) / 1e9 for times_ns in flows]
-    independent = confidence.independent_of_all(series)
+    independent = confidence.independent_of_all(series, is_rough=is_rough)
     if independent is None:
         return {}
     return {
@@ -266,38 +274,107 @@ def _latency(flows: Sequence[Sequence[int]], level: float) -> dict[str, Interval
     }
 
 
-def _dips(
-    whole: timeline.Goodput, base: timeline.Baseline, impacts: Mapping[str, timeline.Impact], level: float
-) -> dict[str, Interval | None]:
-    bins = whole.bytes[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
-    value = min(impact.min_ratio for impact in impacts.values())
-    windows = sum(
-        (max(impact.end_ns, impact.cleared_ns + timeline.HOLD_NS) - impact.fired_ns) // whole.step_ns + 1
-        for impact in impacts.values()
-    )
-    width = base.window_ns // whole.step_ns
-    interval = confidence.lowest_window(value, bins, width=width, windows=windows, level=level)
-    if interval is None:
+def contrasts_of(
+    run: Measurements,
+    whole: timeline.Goodput | None,
+    base: timeline.Baseline | None,
+    impacts: Mapping[str, timeline.Impact],
+    *,
+    level: float = LEVEL,
+) -> dict[str, tuple[Member, ...]]:
+    """Return, by metric, how each fault compares with the fault-free time before it and after it.
+
+    The ranges are at the level of one of all faults, so that `level` holds for all of them together.
+    """
+    if whole is None or base is None or not impacts:
         return {}
-    return {"goodput_min_ratio": interval, "dip": replace(interval, low=1 - interval.high, high=1 - interval.low)}
+    member_level = 1 - (1 - level) / len(impacts)
+    before = whole.bytes_per_s[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
+    windows = acting_windows(run)
+    means, lowest = [], []
+    for fault_id, impact in impacts.items():
+        after = bins_after(whole, windows, fault_id, impact.end_ns) if not impact.censored else before[:0]
+        under = timeline.while_acting(whole, impact)
+        value = float(under.mean()) / base.mean if len(under) else 0.0
+        means.append(
+            Member(
+                name=fault_id,
+                value=value,
+                before=ends_of(ratio_of_means(under, before, value, member_level)),
+                after=ends_of(ratio_to(under, after, member_level)),
+            )
+        )
+        lowest.append(
+            Member(
+                name=fault_id,
+                value=impact.min_ratio,
+                before=_lowest(whole, base, impact, before, base.mean, member_level),
+                after=_lowest(whole, base, impact, after, float(after.mean()) if len(after) else 0.0, member_level),
+            )
+        )
+    return {"goodput_mean_ratio": tuple(means), "goodput_min_ratio": tuple(lowest), "dip": tuple(lowest)}
 
 
-def _mean_ratio(
-    whole: timeline.Goodput, base: timeline.Baseline, impacts: Mapping[str, timeline.Impact], level: float
-) -> Interval | None:
-    """Return the interval of the lowest mean under a fault over the mean of the fault-free start."""
-    lowest = min(
-        (timeline.while_acting(whole, impact) for impact in impacts.values()), key=lambda rates: float(rates.mean())
-    )
-    healthy = whole.bytes_per_s[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
-    return ratio_of_means(lowest, healthy, float(lowest.mean()) / base.mean, level)
+def bins_after(
+    whole: timeline.Goodput, windows: Mapping[str, timeline.Window], fault_id: str, end_ns: int
+) -> NDArray[np.float64]:
+    """Return the rates (bytes/s) from the end of a fault's effect until the next fault, or until the run's end.
+
+    Empty if another fault acts at the end of the effect. The last bin of a run is left out, because it may be cut.
+    """
+    others = [window for name, window in windows.items() if name != fault_id]
+    if any(window.start_ns <= end_ns <= window.cleared_ns for window in others):
+        return whole.bytes_per_s[:0]
+    next_ns = min((window.start_ns for window in others if window.start_ns > end_ns), default=whole.end_ns)
+    return whole.bytes_per_s[whole.bin_of(end_ns) + 1 : min(whole.bin_of(next_ns), len(whole.bytes) - 1)]
+
+
+def hull(members: Sequence[Member], value: float, level: float) -> Interval | None:
+    """Return the range of the worst of several contrasts, whose value is `value`, against both of its controls."""
+    worst = next((member for member in members if member.value == value), None)
+    if worst is None or worst.before is None or worst.after is None:
+        return None
+    low, high = min(worst.before[0], worst.after[0]), max(worst.before[1], worst.after[1])
+    return Interval(low=low, high=high, level=level, method="against the fault-free time before and after the fault")
+
+
+def ends_of(interval: Interval | None) -> tuple[float, float] | None:
+    """Return both ends of an interval."""
+    return None if interval is None else (interval.low, interval.high)
+
+
+def _lowest(
+    whole: timeline.Goodput,
+    base: timeline.Baseline,
+    impact: timeline.Impact,
+    control: NDArray[np.float64],
+    mean: float,
+    level: float,
+) -> tuple[float, float] | None:
+    """Return the range of the lowest window under a fault over the mean of a control."""
+    if mean <= 0:
+        return None
+    windows = (max(impact.end_ns, impact.cleared_ns + timeline.HOLD_NS) - impact.fired_ns) // whole.step_ns + 1
+    width = base.window_ns // whole.step_ns
+    value = impact.min_ratio * base.mean / mean
+    return ends_of(confidence.lowest_window(value, control, width=width, windows=windows, level=level))
+
+
+def ratio_to(under_fault: NDArray[np.float64], control: NDArray[np.float64], level: float) -> Interval | None:
+    """Return the interval of the mean rate under a fault over that of a control."""
+    mean = float(control.mean()) if len(control) else 0.0
+    if mean <= 0 or not len(under_fault):
+        return None
+    return ratio_of_means(under_fault, control, float(under_fault.mean()) / mean, level)
 
 
 def ratio_of_means(
-    under_fault: NDArray[np.float64], healthy: NDArray[np.float64], ratio: float, level: float
+    under_fault: NDArray[np.float64], control: NDArray[np.float64], ratio: float, level: float
 ) -> Interval | None:
-    """Return the interval of the mean rate under a fault over that of the fault-free start, which is `ratio`."""
-    denominator = confidence.mean_interval(healthy, of="bins of the fault-free start", level=level)
+    """Return the interval of the mean rate under a fault over that of a control, which is `ratio`."""
+    denominator = confidence.mean_interval(control, of="fault-free bins", level=level)
+    if denominator is not None and len(under_fault) and not under_fault.any() and denominator.low > 0:
+        return Interval(low=0.0, high=0.0, method="nothing came under the fault", level=level)
     numerator = confidence.mean_interval(under_fault, of="bins under the fault", level=level)
     if numerator is None or denominator is None:
         return None

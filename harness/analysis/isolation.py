@@ -22,6 +22,7 @@ from faultbed.harness.analysis import intervals, timeline
 from faultbed.harness.analysis.effects.fault_windows import acting_windows
 from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.analysis.timeline import Baseline, Goodput
+from faultbed.harness.ledger.statistics.contrasts import Member
 from faultbed.harness.record.measurements import BystanderRun, Measurements
 
 if TYPE_CHECKING:
@@ -125,14 +126,27 @@ def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, lev
         )
     if not rates:
         return Observation(value=None, detail="no fault in this run")
-    worst = min(rates, key=lambda name: float(rates[name].mean()))
-    ratio = float(rates[worst].mean()) / base.mean
-    healthy = whole.bytes_per_s[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
-    seconds = len(rates[worst]) * whole.step_ns / 1e9
+    member_level = 1 - (1 - level) / len(rates)
+    before = whole.bytes_per_s[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
+    members = []
+    for name, under in rates.items():
+        after = intervals.bins_after(whole, windows, name, windows[name].cleared_ns + _MARGIN_NS)
+        ratio = float(under.mean()) / base.mean
+        members.append(
+            Member(
+                name=name,
+                value=ratio,
+                before=intervals.ends_of(intervals.ratio_of_means(under, before, ratio, member_level)),
+                after=intervals.ends_of(intervals.ratio_to(under, after, member_level)),
+            )
+        )
+    worst = min(members, key=lambda member: member.value)
+    seconds = len(rates[worst.name]) * whole.step_ns / 1e9
     return Observation(
-        value=ratio,
-        detail=f"around {worst} for {seconds:.1f} s, against the mean of the fault-free start",
-        interval=intervals.ratio_of_means(rates[worst], healthy, ratio, level),
+        value=worst.value,
+        detail=f"around {worst.name} for {seconds:.1f} s, against the mean of the fault-free start",
+        interval=intervals.hull(members, worst.value, level),
+        members=tuple(members),
     )
 
 

@@ -3,8 +3,8 @@
     floor = measure({"20261121T...-aa-1": (conditions, measurements), ...})
 
 Fault-free runs count, and so do the fault-free twins of other runs. For each quantity the deviation of its logarithm is
-stored: two fault-free runs differ by more than `Spread.pair` in only 1 % of cases. A bound closer to 1 than that cannot
-be decided on this lab, however long the run is. The judge widens `jct_ratio` by it.
+stored: two fault-free runs differ by more than `Spread.pair` in only 1 % of cases. The largest ratio of two of them is
+the level tolerance by which the judge decides a property of the setting from one run (`tolerance_of`).
 
 A floor holds under the conditions that it was measured under (`Conditions`), and is used for no other run.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,11 +21,12 @@ import numpy as np
 
 from faultbed.harness.analysis.intervals import iteration_times, operation_times
 from faultbed.harness.analysis.links import emulation_headroom
-from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.analysis.timeline import finished_iterations
-from faultbed.harness.confidence import LEVEL, student, widened
+from faultbed.harness.confidence import LEVEL, student
 from faultbed.harness.experiment.run_plan import Plan, PlannedBystander, PlannedProbes
 from faultbed.harness.json_text import json_text
+from faultbed.harness.ledger.statistics.decision import Tolerance
+from faultbed.harness.ledger.statistics.level_tolerance import declared_tolerance, measured_tolerance
 from faultbed.harness.record.copies import digest_of
 from faultbed.harness.record.measurements import Measurements, RankSeries
 from faultbed.harness.record.rundir import RunDir
@@ -38,7 +38,6 @@ __all__ = [
     "Conditions",
     "NoiseFloor",
     "Spread",
-    "allow_for",
     "conditions_in",
     "conditions_of",
     "decode",
@@ -46,6 +45,7 @@ __all__ = [
     "encode",
     "load",
     "measure",
+    "tolerance_of",
 ]
 
 FILE = "noise-floor.json"
@@ -92,8 +92,9 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of `noise-floor.json`.
 
-    `conditions` and `iterations` describe the runs; `sources` lists them. `conditions` None: an older version measured
-    it, so that what it holds for is unknown.
+    `conditions` and `iterations` describe the runs; `sources` lists them. `ratios` are those of the job times of
+    disjoint pairs of them (A/A), in their order. `conditions` None: an older version measured it, so that what it holds
+    for is unknown.
     """
 
     schema: Literal[1] = 1
@@ -101,6 +102,7 @@ class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
     iterations: int
     sources: tuple[str, ...]
     spreads: dict[str, Spread]
+    ratios: tuple[float, ...] = ()
 
 
 def conditions_of(plan: Plan, *, lab: str, accelerator: str | None, cpus: int) -> Conditions:
@@ -165,8 +167,9 @@ def measure(runs: Mapping[str, tuple[Conditions, Measurements]]) -> NoiseFloor:
             "routing scheme is not proven, that was restarted, or with more load than the emulation forwards, does not "
             "count"
         )
+    job_times = [float(iteration_times(part, iterations).sum()) / 1e9 for part in series.values()]
     spreads = {
-        "job_time": _spread([iteration_times(part, iterations).sum() / 1e9 for part in series.values()], "s"),
+        "job_time": _spread(job_times, "s"),
         "iteration": _spread([np.median(iteration_times(part, iterations)) / 1e9 for part in series.values()], "s"),
         "collective": _spread([np.median(operation_times(part)[:iterations]) / 1e9 for part in series.values()], "s"),
         "compute": _spread([_compute_s(part, iterations) for part in series.values()], "s"),
@@ -176,24 +179,16 @@ def measure(runs: Mapping[str, tuple[Conditions, Measurements]]) -> NoiseFloor:
         iterations=iterations,
         sources=tuple(series),
         spreads={name: spread for name, spread in spreads.items() if spread is not None},
+        ratios=tuple(
+            first / second for first, second in zip(job_times[::2], job_times[1::2], strict=False) if first and second
+        ),
     )
 
 
-def allow_for(observed: Observed, floor: NoiseFloor | None) -> Observed:
-    """Widen `jct_ratio` by the difference that two runs on this lab have."""
-    job_time_ratio, spread = observed.metrics.get("jct_ratio"), floor.spreads.get("job_time") if floor else None
-    if job_time_ratio is None or job_time_ratio.interval is None or spread is None:
-        return observed
-    if not isinstance(job_time_ratio.value, int | float):
-        return observed
-    interval = widened(
-        job_time_ratio.interval,
-        job_time_ratio.value,
-        math.sqrt(2) * spread.log_sd,
-        freedom=spread.runs - 1,
-        source=f"the lab's noise floor of {spread.runs} fault-free runs",
-    )
-    return replace(observed, metrics={**observed.metrics, "jct_ratio": replace(job_time_ratio, interval=interval)})
+def tolerance_of(run: Measurements, floor: NoiseFloor | None) -> Tolerance:
+    """Return the level tolerance for a run: as the noise floor shows it, else as declared for its machine."""
+    declared = declared_tolerance(run.lab_kind, run.accelerator)
+    return declared if floor is None else measured_tolerance(floor.ratios, declared)
 
 
 def load(state_dir: Path, conditions: Conditions, say: Callable[[str], object] = lambda _: None) -> NoiseFloor | None:

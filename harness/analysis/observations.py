@@ -22,6 +22,7 @@ from faultbed.harness.analysis.ranks.storage_reads import reads_of
 from faultbed.harness.analysis.ranks.straggler import LEVEL, slowdowns, slowest
 from faultbed.harness.analysis.routing import TIMES, Routing
 from faultbed.harness.confidence import Interval
+from faultbed.harness.ledger.statistics.contrasts import Member
 from faultbed.harness.quantities import format_bytes, format_duration
 from faultbed.harness.record import kernel_log
 from faultbed.harness.record.measurements import Measurements, RankSeries, Serving, counter_deltas
@@ -57,15 +58,19 @@ _SLOW = 0.9
 class Observation:
     """A metric's value in its unit, or None, and its origin. `censored`: the true value is at least this one.
 
-    `interval` is where the value would lie if the run were repeated; None for a count, a name, or too little data.
+    `interval` is where the run's own noise, or its resolution, leaves the value; None for a count, a name, or too
+    little data. `sampling` is the same for a decision that tolerates the level of the machine; it needs less data.
     `between` are the lowest and highest values that errors of measurement leave open in this run; None: only `value`.
+    `members` are the contrasts of all faults, of which `value` is the worst.
     """
 
     value: Value | None
     detail: str
     censored: bool = False
     interval: Interval | None = None
+    sampling: Interval | None = None
     between: tuple[float, float] | None = None
+    members: tuple[Member, ...] = ()
 
 
 def plain(run: Measurements) -> dict[str, Observation]:
@@ -202,7 +207,13 @@ def _serving(run: Measurements, serving: Serving | None) -> dict[str, Observatio
     for name, times, unit in (("ttft", serving.ttft_ns, "requests"), ("tpot", tokens, "tokens after the first")):
         for share in (50, 99):
             value = float(np.percentile(times, share)) / 1e9 if times else None
-            metrics[f"{name}.p{share}"] = Observation(value=value, detail=f"of {len(times)} {unit}")
+            # A time to first token begins on one host and ends on another one: the errors of both clocks are in it.
+            error_s = 2 * run.clock_error_ns / 1e9 if name == "ttft" else 0.0
+            metrics[f"{name}.p{share}"] = Observation(
+                value=value,
+                detail=f"of {len(times)} {unit}",
+                between=None if value is None or not error_s else (max(0.0, value - error_s), value + error_s),
+            )
     kept = serving.slo_attainment
     detail = "no SLO was given" if kept is None else f"{len(serving.ttft_ns)} requests finished, of those requested"
     between, doubt = attainment_range(run, serving) or (None, "")

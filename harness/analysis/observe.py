@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ from faultbed.harness.analysis.resolutions import Firing
 from faultbed.harness.analysis.restarts import TimedRestart, lengths, restart_metrics, timed_restarts
 from faultbed.harness.analysis.routing import Routing, routing
 from faultbed.harness.confidence import LEVEL
+from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.ledger.statistics.contrasts import Member
 from faultbed.harness.record.measurements import Measurements
 
 if TYPE_CHECKING:
@@ -60,9 +62,11 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
     by_phase = phases(run, impacts, early_ns)
     by_routing = routing(run.changes, fired, early_ns)
     job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin, timeline.job_start_ns(run))
-    training = ettr(run, base, impacts.values(), first_fault_ns=first_ns)
+    training = ettr(run, base, impacts.values(), first_fault_ns=first_ns, settled_ns=_settled_ns(run, fired, impacts))
     metrics = _metrics(run, fired, effects, by_phase, by_routing, job_time, training)
-    interval_of = intervals.intervals_of(run, total, base, impacts, training, level=level)
+    interval_of = intervals.intervals_of(run, total, impacts, training, level=level)
+    rough = intervals.intervals_of(run, total, impacts, training, level=level, is_rough=True)
+    members = intervals.contrasts_of(run, total, base, impacts, level=level)
     if total is not None:
         interval_of |= resolutions.resolutions_of(
             run,
@@ -80,7 +84,11 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
     interval_of |= resolutions.of_restarts(run, lengths(restarts, run.end_ns), firing)
     return Observed(
         metrics={
-            **{name: replace(observation, interval=interval_of.get(name)) for name, observation in metrics.items()},
+            **{
+                name: replace(observation, interval=interval_of.get(name), sampling=rough.get(name))
+                for name, observation in metrics.items()
+            },
+            **{name: _contrast(name, metrics[name], of_metric, level) for name, of_metric in members.items()},
             **isolation(run, first_fault_ns=first_ns, level=level),
         },
         goodput=total,
@@ -95,6 +103,35 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         restarts=restarts,
         pace=effects.pace,
     )
+
+
+def _settled_ns(
+    run: Measurements, fired: Mapping[str, tuple[int, int]], impacts: Mapping[str, timeline.Impact]
+) -> int | None:
+    """Return when the last fault and its known effects were over; None: that was not seen for some fault."""
+    ends = []
+    for fault in run.faults:
+        impact = impacts.get(fault.plan.id)
+        cleared_ns = None if fault.receipt is None else fault.receipt.cleared.at_ns
+        if impact is not None and impact.censored:
+            return None
+        known_ns = impact.end_ns if impact is not None else cleared_ns
+        if not isinstance(known_ns, int) or fault.plan.id not in fired:
+            return None
+        ends.append(known_ns)
+    return max(ends, default=run.t0_ns)
+
+
+def _contrast(name: str, observation: Observation, members: Sequence[Member], level: float) -> Observation:
+    """Return an observation with the contrasts of all faults, and the range of the worst one."""
+    value = observation.value
+    if not isinstance(value, int | float):
+        return observation
+    is_lost = METRICS[name].is_share_lost
+    worst = intervals.hull(members, 1 - value if is_lost else value, level)
+    if worst is not None and is_lost:
+        worst = replace(worst, low=1 - worst.high, high=1 - worst.low)
+    return replace(observation, members=tuple(members), interval=worst)
 
 
 def _metrics(

@@ -11,6 +11,8 @@
     [[stop]]       `metric` (`METRICS` of `harness/experiment/stop.py`); its bound (`min` or `max`); optionally `for`
                    (how long the value must be beyond the bound) and `verdict` (`FAIL` or `INCONCLUSIVE`). Such
                    a value clears all faults at once and ends the run
+    [[expect]]     `metric` (`harness/experiment/metrics.py`); its bound (`min`, `max` or `equals`); optionally `of`:
+                   `run` (what happened in this run) or `setting` (what runs of this experiment do in general)
     [capture]      `ports`: switch ports whose packets are kept and checked (`rtsw2:host4:rxe0`, or `host4:rxe0` for the
                    port that faces it, or `rtsw1:ctsw1`)
     [fabric]       `routing`: the scheme (`testbed/routing/schemes.py`) that the switches apply while the workload runs;
@@ -34,7 +36,7 @@ from faultbed.harness.experiment.bystander_file import KEYS as BYSTANDER_KEYS
 from faultbed.harness.experiment.bystander_file import BystanderFile, bystander_of
 from faultbed.harness.experiment.fabric_file import KEYS as FABRIC_KEYS
 from faultbed.harness.experiment.fabric_file import Fabric, FabricFile, fabric_of
-from faultbed.harness.experiment.metrics import METRICS, Metric, lookup, nearest
+from faultbed.harness.experiment.metrics import METRICS, Metric, Of, lookup, nearest
 from faultbed.harness.experiment.needs import Need, parse_need
 from faultbed.harness.experiment.stop import METRICS as STOP_METRICS
 from faultbed.harness.experiment.stop import Condition
@@ -76,12 +78,16 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """A bound on a metric, in the metric's unit: `minimum`, `maximum`, both of them, or `equals` alone."""
+    """A bound on a metric, in the metric's unit: `minimum`, `maximum`, both of them, or `equals` alone.
+
+    `of`: whether it is about this run or about the setting; None: as usual for the metric.
+    """
 
     metric: Metric
     minimum: float | None = None
     maximum: float | None = None
     equals: Scalar | None = None
+    of: Of | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +147,7 @@ class _ExpectFile(Section, frozen=True, kw_only=True):
     min: str | int | float | None = None
     max: str | int | float | None = None
     equals: Scalar | None = None
+    of: Of | None = None
 
 
 class _StopFile(Section, frozen=True, kw_only=True):
@@ -177,7 +184,7 @@ SECTION_KEYS = {
     "lab": ("kind", "needs"),
     "faults": ("id", "kind", "target", "at", "for", "exposed", "set"),
     "stop": ("metric", "min", "max", "for", "verdict"),
-    "expect": ("metric", "min", "max", "equals"),
+    "expect": ("metric", "min", "max", "equals", "of"),
 }
 """The keys of each section, for hints in messages; `harness/experiment/workload_file.py` has those of `[workload]`."""
 
@@ -307,7 +314,10 @@ def _expectation(item: _ExpectFile, path: str, source: str, faults: tuple[Fault,
         raise fail(source, path, "equals stands alone; drop min and max")
     if item.equals is None and item.min is None and item.max is None:
         raise fail(source, path, "no bound: give min, max or equals")
-    if item.equals is not None and metric.is_noisy:
+    if item.of is not None and not metric.either:
+        always = "the setting" if metric.estimand == "setting" else "this run"
+        raise fail(source, f"{path}.of", f'"{item.of}": a bound on {metric.name} is always about {always}; drop it')
+    if item.equals is not None and metric.is_noisy and item.of != "run":
         raise fail(source, f"{path}.equals", f"{metric.name} differs from run to run; give min, max or both")
     if metric.unit == "host":
         if not isinstance(item.equals, str):
@@ -318,7 +328,7 @@ def _expectation(item: _ExpectFile, path: str, source: str, faults: tuple[Fault,
     if minimum is not None and maximum is not None and minimum > maximum:
         raise fail(source, path, f"min ({item.min}) is above max ({item.max}): no value fits; swap or correct them")
     equals = _bound(item.equals, metric, f"{path}.equals", source)
-    return Expectation(metric=metric, minimum=minimum, maximum=maximum, equals=equals)
+    return Expectation(metric=metric, minimum=minimum, maximum=maximum, equals=equals, of=item.of)
 
 
 def _bound(value: str | float | None, metric: Metric | StopMetric, path: str, source: str) -> float | None:

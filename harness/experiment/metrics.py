@@ -7,10 +7,11 @@ Two metrics also exist once per fault: `recovery.<fault id>` and `after_clear.<f
 check on such a metric is INCONCLUSIVE, whatever its value. A check on another metric keeps its own verdict, because
 wrong data are wrong even if no fault fired.
 
-`is_noisy` marks performance values, which differ from run to run: one value decides nothing. A check on one is decided
-by the value's interval, and is INCONCLUSIVE if the run is too short for an interval. `most` is the highest possible
-value of a share. A minimum of `most` means that nothing may be missing in this run, so it needs no interval. A bound
-above `most` would hold, or fail, whatever happened, so it is rejected.
+`estimand` says what a value stands for: what happened in this run (`fact`), the time of an event in it (`event`), a
+fault against the same run without it (`contrast`), or what runs of the experiment do in general (`setting`). The rule
+of a bound follows from it (`faultbed.harness.bounds`). `either` marks the metrics of which `[[expect]] of` chooses.
+`most` is the highest possible value of a share. A minimum of `most` means that nothing may be missing in this run,
+which is a fact. A bound above `most` would hold, or fail, whatever happened, so it is rejected.
 
 Absolute rates are rejected as bounds on a soft lab: its numbers are ratios within one run, never Gb/s.
 """
@@ -21,10 +22,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from faultbed.harness.ledger.statistics.decision import Estimand
 from faultbed.testbed.suggestions import nearest as nearest_word
 
-__all__ = ["LINK_PREFIXES", "METRICS", "PER_FAULT_PREFIXES", "Metric", "lookup", "nearest"]
+__all__ = ["LINK_PREFIXES", "METRICS", "PER_FAULT_PREFIXES", "Metric", "Of", "lookup", "nearest"]
 
+Of = Literal["run", "setting"]
 Unit = Literal["s", "ratio", "count", "Gb/s", "host"]
 
 
@@ -32,16 +35,43 @@ Unit = Literal["s", "ratio", "count", "Gb/s", "host"]
 class Metric:
     """A metric of a run.
 
-    `unit` is the unit of both the observed value and the bound. `meaning` says how the value is determined; the report
-    prints it beside the value.
+    Attributes:
+        name: as an expectation names it.
+        unit: of both the observed value and the bound.
+        meaning: how the value is determined; the report prints it beside the value.
+        about_faults: it means something only if the faults really happened.
+        estimand: what the value stands for, and with it the rule that decides a bound on it.
+        either: an expectation may choose whether it is about the run (`of = "run"`) or about the setting.
+        most: highest possible value of a share.
+        is_share_lost: it is 1 minus the contrast that is decided.
+        has_controls: it is a ratio over fault-free times of the same run, before and after the faults.
     """
 
     name: str
     unit: Unit
     meaning: str
     about_faults: bool = False
-    is_noisy: bool = False
+    estimand: Estimand = "fact"
+    either: bool = False
     most: float | None = None
+    is_share_lost: bool = False
+    has_controls: bool = False
+
+    @property
+    def has_level(self) -> bool:
+        """Whether only the level of the machine moves it from run to run, and no draw such as the hash of a flow."""
+        return self.estimand == "setting"
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether it differs from run to run, so that it equals nothing."""
+        return self.estimand in ("setting", "contrast")
+
+    def estimand_of(self, of: Of | None) -> Estimand:
+        """Return what a bound on it stands for; `of` is the choice of the expectation, None: the usual one."""
+        if of is None or not self.either:
+            return self.estimand
+        return "setting" if of == "setting" else "fact"
 
 
 _RECOVERY = (
@@ -79,11 +109,23 @@ _SPLIT = {
 
 _TABLE = (
     *(
-        Metric(name=f"recovery.{name}", unit="s", about_faults=True, meaning=f"{meaning}; the worst fault counts")
+        Metric(
+            name=f"recovery.{name}",
+            unit="s",
+            estimand="event",
+            about_faults=True,
+            meaning=f"{meaning}; the worst fault counts",
+        )
         for name, meaning in _PHASES.items()
     ),
     *(
-        Metric(name=f"restart.{name}", unit="s", about_faults=True, meaning=f"{meaning}; the slowest restart counts")
+        Metric(
+            name=f"restart.{name}",
+            unit="s",
+            estimand="event",
+            about_faults=True,
+            meaning=f"{meaning}; the slowest restart counts",
+        )
         for name, meaning in _RESTART.items()
     ),
     Metric(
@@ -100,6 +142,7 @@ _TABLE = (
     Metric(
         name="initialise.time",
         unit="s",
+        estimand="event",
         meaning="Time to start all engines of a job with restarts and to connect them, at its first start",
     ),
     Metric(
@@ -127,84 +170,112 @@ _TABLE = (
     Metric(
         name="ingest.wait",
         unit="s",
+        estimand="event",
         meaning="Longest time that a rank waited for the data of an iteration from storage",
     ),
     Metric(
         name="ingest.p99_ratio",
         unit="ratio",
-        is_noisy=True,
+        estimand="setting",
+        either=True,
         meaning="Time of a read of the storage by readers (without them: of an iteration's data by a rank) while any "
         "rank stores a checkpoint, over that of the other reads: ratio of their 99th percentiles",
     ),
     Metric(
         name="checkpoint.wait",
         unit="s",
+        estimand="event",
         meaning="Longest time that a rank waited for a checkpoint to be stored, at the end of the job too",
     ),
     Metric(
         name="latency.p50",
         unit="s",
-        is_noisy=True,
+        estimand="setting",
+        either=True,
         meaning="Time of a flow's timed messages (latency, or those of a probe), from posting to completion: median",
     ),
     Metric(
         name="latency.p99",
         unit="s",
-        is_noisy=True,
+        estimand="setting",
+        either=True,
         meaning="Time of a flow's timed messages, from posting to completion: 99th percentile",
     ),
     *(
         Metric(
             name=f"split.{name}",
             unit="ratio",
-            is_noisy=True,
+            estimand="setting",
+            either=True,
             most=1.0,
             meaning=f"Share of the time of collectives that the rank which entered last spent {meaning}: mean",
         )
         for name, meaning in _SPLIT.items()
     ),
     Metric(
-        name="ttft.p50", unit="s", is_noisy=True, meaning="Time to first token of an inference job's requests: median"
+        name="ttft.p50",
+        unit="s",
+        estimand="setting",
+        either=True,
+        meaning="Time to first token of an inference job's requests: median",
     ),
     Metric(
         name="ttft.p99",
         unit="s",
-        is_noisy=True,
+        estimand="setting",
+        either=True,
         meaning="Time to first token of an inference job's requests: 99th percentile",
     ),
     Metric(
         name="tpot.p50",
         unit="s",
-        is_noisy=True,
+        estimand="setting",
+        either=True,
         meaning="Time from token to token on the slowest rank: median of all tokens",
     ),
     Metric(
         name="tpot.p99",
         unit="s",
-        is_noisy=True,
+        estimand="setting",
+        either=True,
         meaning="Time from token to token on the slowest rank: 99th percentile",
     ),
     Metric(
         name="slo_attainment",
         unit="ratio",
-        is_noisy=True,
+        estimand="setting",
+        either=True,
         most=1.0,
         meaning="Share of an inference job's requests that kept slo_ttft and, in the mean of their tokens, slo_tpot",
     ),
     Metric(name="qp_errors", unit="count", meaning="Queue pairs that went into the error state"),
     Metric(name="rebuilds", unit="count", meaning="Queue pairs that were torn down and connected again"),
-    Metric(name="goodput.mean", unit="Gb/s", is_noisy=True, meaning="Payload bytes of all ranks over the run's time"),
+    Metric(
+        name="goodput.mean",
+        unit="Gb/s",
+        estimand="setting",
+        either=True,
+        meaning="Payload bytes of all ranks over the run's time",
+    ),
     Metric(
         name="busbw.mean",
         unit="Gb/s",
-        is_noisy=True,
+        estimand="setting",
+        either=True,
         meaning="Bus bandwidth at the mean time of a collective, as nccl-tests define it: algbw times 2(n-1)/n for "
         "all-reduce",
     ),
-    Metric(name="recovery.total", unit="s", about_faults=True, meaning=f"{_RECOVERY}; the worst fault counts"),
+    Metric(
+        name="recovery.total",
+        unit="s",
+        estimand="event",
+        about_faults=True,
+        meaning=f"{_RECOVERY}; the worst fault counts",
+    ),
     Metric(
         name="after_clear.total",
         unit="s",
+        estimand="event",
         about_faults=True,
         meaning=f"{_AFTER_CLEAR}; the worst fault counts",
     ),
@@ -212,14 +283,14 @@ _TABLE = (
         name="jct_ratio",
         unit="ratio",
         about_faults=True,
-        is_noisy=True,
+        estimand="setting",
         meaning="Time to finish the first k iterations over the fault-free twin's time for the same k",
     ),
     Metric(
         name="ettr",
         unit="ratio",
         about_faults=True,
-        is_noisy=True,
+        has_controls=True,
         meaning="Effective training time ratio: iterations finished times the time of one in the fault-free start, "
         "over the wall time",
     ),
@@ -227,21 +298,22 @@ _TABLE = (
         name="goodput_min_ratio",
         unit="ratio",
         about_faults=True,
-        is_noisy=True,
+        estimand="contrast",
         meaning="Lowest rolling goodput while a fault acted, over the mean of the fault-free start",
     ),
     Metric(
         name="goodput_mean_ratio",
         unit="ratio",
         about_faults=True,
-        is_noisy=True,
+        estimand="contrast",
         meaning="Mean goodput while a fault acted, over the mean of the fault-free start; the worst fault counts",
     ),
     Metric(
         name="dip",
         unit="ratio",
         about_faults=True,
-        is_noisy=True,
+        estimand="contrast",
+        is_share_lost=True,
         most=1.0,
         meaning="1 - goodput_min_ratio: share of goodput lost at the deepest point",
     ),
@@ -249,13 +321,14 @@ _TABLE = (
         name="bystander.goodput_ratio",
         unit="ratio",
         about_faults=True,
-        is_noisy=True,
+        estimand="contrast",
         meaning="Mean goodput of the bystander from a fault's arming to 1 s after its removal, over that of the "
         "fault-free start; the worst fault counts",
     ),
     Metric(
         name="bystander.gap",
         unit="s",
+        estimand="event",
         about_faults=True,
         meaning="Longest time without data of the bystander that begins between 1 s before a fault's arming and 1 s "
         "after its removal",
@@ -275,6 +348,7 @@ _TABLE = (
     Metric(
         name="routing.detected",
         unit="s",
+        estimand="event",
         about_faults=True,
         meaning="From a fault's first firing to the first link, next hop or route that changed on a switch; the worst "
         "fault counts",
@@ -282,6 +356,7 @@ _TABLE = (
     Metric(
         name="routing.next-hop",
         unit="s",
+        estimand="event",
         about_faults=True,
         meaning="From a fault's first firing to the first route that a switch moved off a link that it lost; the worst "
         "fault counts",
@@ -289,6 +364,7 @@ _TABLE = (
     Metric(
         name="routing.withdrawn",
         unit="s",
+        estimand="event",
         about_faults=True,
         meaning="From a fault's first firing to the first route that BGP changed where no link was lost; the worst "
         "fault counts",
@@ -296,12 +372,14 @@ _TABLE = (
     Metric(
         name="routing.converged",
         unit="s",
+        estimand="event",
         about_faults=True,
         meaning="From a fault's first firing to the last route that changed before its removal; the worst fault counts",
     ),
     Metric(
         name="routing.restored",
         unit="s",
+        estimand="event",
         about_faults=True,
         meaning="From a fault's removal to the last route that changed after it; the worst fault counts",
     ),
@@ -338,6 +416,7 @@ _LINKS = (
     Metric(
         name="jfi",
         unit="ratio",
+        either=True,
         most=1.0,
         meaning="Jain's index of the bytes that the uplinks of all rack switches sent up: 1 is even, 1/n is all on one",
     ),
@@ -349,7 +428,8 @@ _LINKS = (
     Metric(
         name="bisection",
         unit="ratio",
-        is_noisy=True,
+        estimand="setting",
+        either=True,
         meaning="Bytes that the uplinks of the highest tier sent up over their capacity during the workload",
     ),
 )
@@ -364,12 +444,14 @@ LINK_PREFIXES = {
     "mmr.": Metric(
         name="mmr.",
         unit="ratio",
+        either=True,
         meaning="Maximum over mean of the bytes that the uplinks of a tier, or of one switch, sent up",
     ),
     "link_utilisation.": Metric(
         name="link_utilisation.",
         unit="ratio",
-        is_noisy=True,
+        estimand="setting",
+        either=True,
         meaning="Bytes of the busier direction of a link between switches over its capacity during the workload",
     ),
 }
@@ -382,7 +464,7 @@ def lookup(name: str, fault_ids: Iterable[str]) -> Metric | None:
         return METRICS[name]
     for prefix, meaning in PER_FAULT_PREFIXES.items():
         if name.startswith(prefix) and name.removeprefix(prefix) in set(fault_ids):
-            return Metric(name=name, unit="s", about_faults=True, meaning=meaning)
+            return Metric(name=name, unit="s", estimand="event", about_faults=True, meaning=meaning)
     for prefix, metric in LINK_PREFIXES.items():
         if name.startswith(prefix) and name != prefix:
             return replace(metric, name=name)

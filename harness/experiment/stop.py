@@ -180,7 +180,7 @@ def judged(verdict: VerdictFile, guard: Guard, *, t0_ns: int) -> VerdictFile:
                 observed=None,
                 bound=None,
                 unit="",
-                rule="The workload is healthy before the first fault, or no fault is armed",
+                meaning="The workload is healthy before the first fault, or no fault is armed",
                 detail=f"no fault was armed: {guard.refused}",
             )
         )
@@ -190,7 +190,6 @@ def judged(verdict: VerdictFile, guard: Guard, *, t0_ns: int) -> VerdictFile:
 
 def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
     metric, ending = condition.metric, guard.held
-    good = "<=" if metric.bound == "max" else ">="
     lasting = f" for {condition.for_ns / 1e9:g} s" if condition.for_ns else ""
     value: float | None = guard.last_values.get(condition)
     if ending is not None and ending.condition == condition:
@@ -221,6 +220,7 @@ def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
         observed=value,
         bound=condition.bound,
         unit=metric.unit,
-        rule=f"observed {good} bound; if it is not{lasting}, the run is ended. {metric.meaning}",
+        comparison=metric.bound,
+        meaning=f"If it is beyond the bound{lasting}, the run is ended. {metric.meaning}",
         detail=detail,
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from faultbed.harness.bounds import bounds_of, check_bound, noisy_checks
+from faultbed.harness.bounds import Bound, bounds_of, check_bound, sampled_bounds
+from faultbed.harness.analysis.noise import tolerance_of
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import PER_FAULT_PREFIXES
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
+from faultbed.harness.ledger.statistics.decision import tail_for
 from faultbed.harness.parts import fault_claims, routing_claims
 from faultbed.harness.parts.part import Planned, Row, View
 from faultbed.harness.verdict import Verdict
@@ -18,7 +20,7 @@ __all__ = ["claims", "found", "row"]
 
 def claims(planned: Planned) -> Iterator[Claim]:
     """Yield a claim for each bound, with the faults and the routing scheme without which it means nothing."""
-    for name, (expectation, _, _) in _bounds(planned).items():
+    for name, (expectation, _) in _bounds(planned).items():
         depends = (*_faults(expectation, planned), *_scheme(expectation, planned))
         yield Claim(name=name, says=name, depends=depends)
 
@@ -30,16 +32,21 @@ def found(_view: View) -> Iterator[Claim]:
 
 def row(claim: Claim, view: View) -> Row | None:
     """Return the metric's value compared with its bound."""
-    expectation, sign, bound = _bounds(view.planned)[claim.name]
-    observation = view.observed.metrics.get(expectation.metric.name)
-    check = check_bound(expectation.metric, sign, bound, observation, (), noisy_checks(view.planned.expectations))
+    _, bound = _bounds(view.planned)[claim.name]
+    observation = view.observed.metrics.get(bound.metric.name)
+    tail = tail_for(sampled_bounds(view.planned.expectations))
+    check = check_bound(bound, observation, (), tolerance=tolerance_of(view.run, view.floor), tail=tail)
     return Row(
         finding=Finding(
             refuted=check.detail if check.verdict is Verdict.FAIL else None,
             undecided=check.detail if check.verdict is Verdict.INCONCLUSIVE else None,
         ),
         name=check.name,
+        meaning=check.meaning,
+        comparison=check.comparison,
+        estimand=check.estimand,
         rule=check.rule,
+        why=check.why,
         observed=check.observed,
         bound=check.bound,
         unit=check.unit,
@@ -47,12 +54,12 @@ def row(claim: Claim, view: View) -> Row | None:
     )
 
 
-def _bounds(planned: Planned) -> dict[str, tuple[Expectation, str, float | int | str]]:
+def _bounds(planned: Planned) -> dict[str, tuple[Expectation, Bound]]:
     """Return every bound with its sign, by the name of its claim. Equal bounds are one claim."""
     return {
-        f"{expectation.metric.name} {sign} {bound}": (expectation, sign, bound)
+        f"{bound.metric.name} {bound.sign} {bound.value}": (expectation, bound)
         for expectation in planned.expectations
-        for sign, bound in bounds_of(expectation)
+        for bound in bounds_of(expectation)
     }
 
 

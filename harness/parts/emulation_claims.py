@@ -22,7 +22,7 @@ def claims(_planned: Planned) -> Iterator[Claim]:
 def found(view: View) -> Iterator[Claim]:
     """Yield the claim if the links of the lab have rates."""
     if view.run.offered_bps is not None:
-        yield Claim(name="emulation", says=emulation_headroom.CHECK_RULE, conditions=(_HEADROOM,))
+        yield Claim(name="emulation", says=emulation_headroom.MEANING, conditions=(_HEADROOM,))
 
 
 def row(_claim: Claim, view: View) -> Row | None:

@@ -19,7 +19,7 @@ PREFIX = "fired."
 _PROVEN, _EXPOSED = "happened as planned", "exposed"
 _LATE_NS = 500_000_000
 _SAYS = (
-    "observed >= bound. Armed, fired, seen by a counter or a reading, nothing moved that must not, cleared, "
+    "Armed, fired, seen by a counter or a reading, nothing moved that must not, cleared, "
     f"{firing_times.RULE}; on something that the workload used"
 )
 
@@ -63,6 +63,7 @@ def row(claim: Claim, view: View) -> Row | None:
         finding=Finding(conditions={_PROVEN: problems, _EXPOSED: exposed}),
         observed=0 if receipt is None else receipt.fired.count,
         bound=1,
+        comparison="min",
         unit="count",
         detail="; ".join(evidence),
     )

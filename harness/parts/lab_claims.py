@@ -15,7 +15,7 @@ _SAME = "every machine is as before"
 
 def claims(_planned: Planned) -> Iterator[Claim]:
     """Yield the claim of the lab."""
-    says = "observed = bound. Fingerprint of every node after the run against the one before"
+    says = "Fingerprint of every node after the run against the one before"
     yield Claim(name="lab_restored", says=says, conditions=(_SAME,))
 
 
@@ -32,5 +32,6 @@ def row(_claim: Claim, view: View) -> Row | None:
         finding=Finding(conditions={_SAME: () if clean else (detail,)}),
         observed=state,
         bound="CLEAN",
+        comparison="equals",
         detail="the same as before the run" if clean else detail,
     )

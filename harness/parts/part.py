@@ -12,6 +12,7 @@ from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
+from faultbed.harness.ledger.statistics.decision import Estimand, Reason, Rule, Sign
 from faultbed.harness.record.measurements import FaultRun, Measurements
 
 __all__ = ["Part", "Planned", "Row", "View"]
@@ -48,12 +49,17 @@ class View:
 class Row:
     """What a person reads about a claim: the finding, with the numbers behind it.
 
-    `name` and `rule` None: those of the claim. `unit` is the unit of `observed` and `bound`.
+    `name` and `meaning` None: those of the claim. `unit` is the unit of `observed` and `bound`. `comparison`,
+    `estimand`, `rule` and `why` are as in `faultbed.harness.verdict.Check`.
     """
 
     finding: Finding = field(default_factory=Finding)
     name: str | None = None
-    rule: str | None = None
+    meaning: str | None = None
+    comparison: Sign | None = None
+    estimand: Estimand = "fact"
+    rule: Rule = field(default_factory=lambda: Rule(kind="value"))
+    why: Reason | None = None
     observed: float | int | str | None = None
     bound: float | int | str | None = None
     unit: str = ""

@@ -15,7 +15,7 @@ _PREFIX, _STATE = "restart.", "state"
 _CAUGHT_UP, _KNOWN = "caught up", "the state of every rank is known"
 _STATE_CLAIM = Claim(
     name=_STATE,
-    says="observed = bound. Elements of the final state that differ from those of an uninterrupted job",
+    says="Elements of the final state that differ from those of an uninterrupted job",
     conditions=(_KNOWN,),
 )
 
@@ -70,6 +70,7 @@ def _state(view: View) -> Row | None:
         ),
         observed=wrong if resilience.states else None,
         bound=0,
+        comparison="equals",
         unit="count",
         detail=f"{detail}; {why}" if why else detail,
     )

@@ -14,7 +14,7 @@ __all__ = ["PREFIX", "claims", "found", "row"]
 PREFIX = "routing."
 _ROUTED = "routed the workload"
 _SAYS = (
-    "observed = bound. Applied, the switches' kernels decide as the scheme does, packets seen, not changed while the "
+    "Applied, the switches' kernels decide as the scheme does, packets seen, not changed while the "
     "workload ran, removed"
 )
 
@@ -39,6 +39,7 @@ def row(claim: Claim, view: View) -> Row | None:
         finding=Finding(conditions={_ROUTED: receipt.unproven}),
         observed=receipt.decisions.agreed,
         bound=receipt.decisions.queried,
+        comparison="equals",
         unit="count",
         detail="; ".join(receipt.unproven or _evidence(receipt)),
     )

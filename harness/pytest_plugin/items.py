@@ -102,7 +102,7 @@ class ExperimentFailed(Exception):
         failed = [check for check in verdict.checks if check.verdict is not Verdict.PASS]
         lines = [f"{verdict.experiment}: {verdict.verdict}, lab {verdict.lab_state}; report {finished.report}"]
         lines += [
-            f"  {check.verdict} {check.name}: {check.detail or check.rule} (observed {check.observed})"
+            f"  {check.verdict} {check.name}: {check.detail or check.meaning} (observed {check.observed})"
             for check in failed
         ]
         super().__init__("\n".join(lines))

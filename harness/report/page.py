@@ -16,6 +16,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
+from faultbed.harness.bounds import rule_words
 from faultbed.harness.quantities import format_bytes, format_duration, format_rate
 from faultbed.harness.report import summary
 from faultbed.harness.report.plots.charts import Chart
@@ -41,6 +42,8 @@ def environment() -> jinja2.Environment:
         size=format_bytes,
         rate=format_rate,
         observed=summary.format_observed,
+        rule_words=rule_words,
+        sign=summary.format_comparison,
         value=summary.format_value,
         pretty=_pretty,
         capitalize_first=lambda text: text[:1].upper() + text[1:],

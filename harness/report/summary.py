@@ -10,7 +10,7 @@ from faultbed.harness.quantities import format_bytes, format_duration
 from faultbed.harness.record.measurements import Measurements
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 
-__all__ = ["describe_workload", "format_observed", "format_value", "headline", "sentence"]
+__all__ = ["describe_workload", "format_comparison", "format_observed", "format_value", "headline", "sentence"]
 
 _MOST_DIGITS = 17
 """Significant digits that distinguish any two floating-point numbers."""
@@ -48,6 +48,11 @@ def format_value(value: float | str | None, unit: str) -> str:
     if unit == "count":
         return f"{value:,g}" if abs(value) < 1_000_000 else f"{value:.4g}"  # noqa: PLR2004 - readable whole
     return f"{value:.3g}" + (f" {unit}" if unit not in ("ratio", "") else "")
+
+
+def format_comparison(check: Check) -> str:
+    """Return the sign in front of a check's bound: `≤ `, `≥ `, or nothing."""
+    return {"max": "≤ ", "min": "≥ "}.get(check.comparison or "", "")
 
 
 def format_observed(check: Check) -> str:
@@ -92,8 +97,8 @@ def _opening(faults: int) -> str:
 def _complaint(check: Check) -> str:
     if check.verdict is Verdict.FAIL and check.bound is not None:
         bound = format_value(check.bound, check.unit)
-        signs = {"<=": f"at most {bound} allowed", ">=": f"at least {bound} allowed"}
-        return f"{check.name} was {format_observed(check)}, {signs.get(check.rule.split(' ')[1], f'must be {bound}')}."
+        allowed = {"max": f"at most {bound} allowed", "min": f"at least {bound} allowed"}
+        return f"{check.name} was {format_observed(check)}, {allowed.get(check.comparison or '', f'must be {bound}')}."
     name = check.name.removeprefix("fired.")
     return f"{name}: {check.detail}."
 
@@ -124,7 +129,7 @@ def _recovery(verdict: VerdictFile, index: int, observed: Observed) -> str:
 def _bound(checks: Sequence[Check], *names: str) -> str:
     for name in names:
         for check in checks:
-            if check.name == name and check.rule.startswith("observed <="):
+            if check.name == name and check.comparison == "max":
                 return f" (bound {format_value(check.bound, check.unit)})"
     return ""
 

@@ -17,8 +17,11 @@ from typing import Any
 from faultbed.harness.analysis.links import emulation_headroom
 from faultbed.harness.analysis.links.effective_bisection import Trial, bisection_of, ratio
 from faultbed.harness.analysis.links.link_metrics import uplink_use
-from faultbed.harness.confidence import Interval, decide, level_for
+from faultbed.harness.bounds import VERDICTS
+from faultbed.harness.confidence import Interval, level_for, tail_of
 from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.ledger.statistics.decision import Look
+from faultbed.harness.ledger.statistics.unpaired_runs import decide_runs
 from faultbed.harness.record.measurements import Measurements
 from faultbed.harness.record.workload_series import silent_of
 from faultbed.harness.run import emulation_limit, ends
@@ -186,9 +189,12 @@ def judge_tier(
         verdict, value, interval = Verdict.INCONCLUSIVE, None, None
         detail = f"nothing came through on {silent[0]} in its permutation ({len(silent)} such)"
     elif interval is None:
-        verdict, detail = Verdict.INCONCLUSIVE, f"{len(trials)} permutations; an interval needs three"
+        verdict, detail = Verdict.INCONCLUSIVE, f"{len(trials)} permutations are too few for an interval; use more"
     elif least is not None:
-        verdict = decide("min", least, interval)
+        look = Look(runs=len(trials), tail=tail_of(level))
+        verdict = VERDICTS[
+            decide_runs("min", least, [ratio(trial) for trial in trials], looks=(look,), are_drawn=True).outcome
+        ]
     return TierBisection(
         tier=tier, flows=trials[0].flows if trials else 0, verdict=verdict, value=value, interval=interval,
         utilisation=None if limit else utilisation, detail=detail, trials=tuple(trials),

@@ -12,7 +12,7 @@ import msgspec
 from faultbed.harness import judge
 from faultbed.harness.analysis import noise
 from faultbed.harness.analysis.observe import observe
-from faultbed.harness.bounds import noisy_checks
+from faultbed.harness.bounds import sampled_bounds
 from faultbed.harness.confidence import level_for
 from faultbed.harness.experiment.stop import judged
 from faultbed.harness.packets import evidence
@@ -69,7 +69,7 @@ def conclude(
     )
     if floor is not None:
         run_dir.write_noise_floor(noise.encode(floor))
-    level = level_for(noisy_checks(resolved.experiment.expectations))
+    level = level_for(sampled_bounds(resolved.experiment.expectations))
     observed = observe(measured, level=level)
     judged_run = judge.judge(
         plan=resolved.plan,
@@ -101,7 +101,7 @@ def not_recorded(resolved: ResolvedRun, lab: Lab, run_dir: RunDir, data: RunData
     lab_sentence = f"the lab is {data.lab_state}" + "".join(f": {line}" for line in data.lab_diff[:1])
     problems = "; ".join(filter(None, (*data.errors, f"the run could not be recorded: {ends.describe(error)}")))
     check = Check(
-        name="error", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="no error", detail=problems
+        name="error", verdict=Verdict.ERROR, observed=None, bound=None, unit="", meaning="no error", detail=problems
     )
     verdict = VerdictFile(
         experiment=resolved.plan.experiment, seed=resolved.plan.seed, lab=lab.name, verdict=Verdict.ERROR,

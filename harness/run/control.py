@@ -27,7 +27,7 @@ def as_control(verdict: VerdictFile, jct_ratio: Observation | None) -> VerdictFi
         observed=None if jct_ratio is None else jct_ratio.value,
         bound=None,
         unit="ratio",
-        rule="A control run decides nothing about faults: each was armed with zero intensity",
+        meaning="A control run decides nothing about faults: each was armed with zero intensity",
         detail=f"armed, zero intensity: no fault did anything; {_cost_of_harness(jct_ratio)}",
     )
     checks = (check, *verdict.checks)

@@ -53,7 +53,7 @@ def written(decided, out, *, fired=True, error=None, lab_state="CLEAN", code=Non
     expected = decided.experiment.expectations
     output = judge.judge(plan=decided.plan, expectations=expected, run=run, observed=observed).verdict
     if error is not None:
-        check = Check(name="harness", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="", detail=error)
+        check = Check(name="harness", verdict=Verdict.ERROR, observed=None, bound=None, unit="", detail=error)
         output = msgspec.structs.replace(output, checks=(check, *output.checks), verdict=Verdict.ERROR)
     directory.write_verdict(output)
     return Finished(run_dir=directory, verdict=output, report=directory.report)

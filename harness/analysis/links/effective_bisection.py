@@ -3,8 +3,8 @@
     effective bisection = aggregate / (n x solo)        (Hoefler, Schneider, Lumsdaine 2008, IEEE Cluster)
 
 1 is full bisection: no flow is slowed by the others. Each permutation is a trial: its aggregate is compared with a flow
-that ran alone right after it, so that a machine that slows down slows both. Trials are pooled by their logarithms,
-with Student's t.
+that ran alone right after it, so that a machine that slows down slows both. Permutations are drawn at random, so that
+their median has an interval by a sign test.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import median
 
-from faultbed.harness.confidence import LEVEL, Interval, student
+from faultbed.harness.confidence import LEVEL, Interval, tail_of
+from faultbed.harness.ledger.statistics.unpaired_runs import median_range
 
 __all__ = ["Trial", "bisection_of", "ratio"]
-
-MIN_PERMUTATIONS = 3
-"""Minimum number of permutations for an interval: the deviation of two is too uncertain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +39,14 @@ def ratio(trial: Trial) -> float:
 
 
 def bisection_of(trials: Sequence[Trial], *, level: float = LEVEL) -> tuple[float | None, Interval | None]:
-    """Return the effective bisection of several permutations, and its interval from the third one on.
+    """Return the median effective bisection of several permutations, and its interval if there are enough for one.
 
     Both are None if no data arrived in some permutation.
     """
     if not trials or any(min(trial.aggregate_bps, trial.solo_bps) <= 0 for trial in trials):
         return None, None
-    logs = [math.log(ratio(trial)) for trial in trials]
-    middle = fmean(logs)
-    if len(logs) < MIN_PERMUTATIONS:
-        return math.exp(middle), None
-    reach = student(len(logs) - 1, level) * stdev(logs) / math.sqrt(len(logs))
-    words = f"Student's t of {len(logs)} permutations"
-    return math.exp(middle), Interval(
-        low=math.exp(middle - reach), high=math.exp(middle + reach), method=words, level=level
-    )
+    ratios = [ratio(trial) for trial in trials]
+    low, high = median_range(ratios, 0, len(ratios), tail_of(level))
+    if math.isinf(low):
+        return median(ratios), None
+    return median(ratios), Interval(low=low, high=high, method=f"sign test of {len(ratios)} permutations", level=level)

@@ -6,11 +6,11 @@ machine's CPUs do.
 
 from __future__ import annotations
 
-__all__ = ["CHECK_RULE", "MAX_LOAD_FRACTION", "describe_headroom", "exceeds_headroom"]
+__all__ = ["MAX_LOAD_FRACTION", "MEANING", "describe_headroom", "exceeds_headroom"]
 
 MAX_LOAD_FRACTION = 0.5
-CHECK_RULE = (
-    "observed <= bound. What the workload's RNICs may send at the rates of their links, against half of what the "
+MEANING = (
+    "What the workload's RNICs may send at the rates of their links, against half of what the "
     "emulation forwards without shapers"
 )
 

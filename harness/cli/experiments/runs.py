@@ -10,7 +10,7 @@ import msgspec
 from rich.text import Text
 
 from faultbed.harness.analysis.observe import observe
-from faultbed.harness.bounds import noisy_checks
+from faultbed.harness.bounds import TWIN_RATIO, bounds_of, sampled_bounds
 from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from faultbed.harness.cli.experiments.histories import PAIR, show_comparison
 from faultbed.harness.cli.experiments.offending import drained_hosts
@@ -23,6 +23,9 @@ from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment import run_plan as plan_module
 from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.experiment.workload_file import Job
+from faultbed.harness.ledger.statistics import sequential_looks
+from faultbed.harness.ledger.statistics.decision import TAIL, tail_for
+from faultbed.harness.ledger.statistics.unpaired_runs import WORTH
 from faultbed.harness.record import rundir
 from faultbed.harness.record.run_key import publish
 from faultbed.harness.report import summary, undecided
@@ -31,7 +34,7 @@ from faultbed.harness.run import loop as run_module
 from faultbed.harness.run.loop import Finished, ResolvedRun
 from faultbed.harness.run.prepare import exclusions
 from faultbed.harness.run.prepare.preflight import ALL_CHECKS
-from faultbed.harness.run.repeats import alpha_spending, pooled, repeated
+from faultbed.harness.run.repeats import pooled, repeated
 from faultbed.harness.run.repeats.trials import trial_of
 from faultbed.harness.run.sweeps.finished_runs import find_finished_runs, join
 from faultbed.harness.run.sweeps.shards import Shard, shard_of
@@ -45,7 +48,7 @@ from faultbed.testbed.tenancy.lab_lease import LabLease, hold
 
 __all__ = ["COMMANDS"]
 
-_MOST = 10
+_MOST, _MOST_WITHOUT_TWIN = 12, 30
 """Default maximum number of runs of `--until-decided`."""
 
 
@@ -81,8 +84,9 @@ _MOST = 10
 )
 @click.option(
     "--most",
-    type=click.IntRange(alpha_spending.FIRST, alpha_spending.MOST),
-    help=f"Maximum number of runs of --until-decided. A higher one lowers the power slightly.  [default: {_MOST}]",
+    type=click.IntRange(sequential_looks.fewest_runs(TAIL), sequential_looks.MOST),
+    help=f"Maximum number of runs of --until-decided, which fixes the looks before the first run. "
+    f"[default: {_MOST}, or {_MOST_WITHOUT_TWIN} with a bound that no fault-free twin decides]",
 )
 @click.option(
     "--without", multiple=True, metavar="HOST", help="Exclude this host; ranks are placed on the others. Repeatable."
@@ -270,9 +274,18 @@ def _most_runs(loaded: Experiment, repeat: int, *, until_decided: bool, most: in
         return None
     if repeat != 1:
         raise UsageError("--repeat makes a fixed number of runs, --until-decided as many as it takes; give one of them")
-    if not noisy_checks(loaded.expectations):
-        raise UsageError(f"{loaded.source}: expects nothing that an interval decides; use --repeat")
-    return most or _MOST
+    if not sampled_bounds(loaded.expectations):
+        raise UsageError(f"{loaded.source}: expects nothing that several runs decide together; use --repeat")
+    bounds = [bound for item in loaded.expectations for bound in bounds_of(item) if bound.is_sampled]
+    have_twins = all(bound.metric.name == TWIN_RATIO for bound in bounds)
+    planned, tail = most or (_MOST if have_twins else _MOST_WITHOUT_TWIN), tail_for(len(bounds))
+    if not any(pooled.planned_looks(bound, planned, tail) for bound in bounds):
+        fewest = sequential_looks.fewest_runs(tail, worth=1.0 if have_twins else WORTH)
+        raise UsageError(
+            f"--most {planned}: so few runs never decide {bounds[0].metric.name}; give {fewest} or more, "
+            "or use --repeat"
+        )
+    return planned
 
 
 def _trial(run: Finished, loaded: Experiment) -> pooled.Trial:
@@ -349,7 +362,7 @@ def _execute_all(
         pool.append(_trial(runs[-1], trial.experiment))
         pooled_file = pooled.pool(pool, trial.experiment.expectations, most=most)
         progress(f"after {len(runs)} runs: {pooled_file.verdict}{_open_checks(pooled_file)}")
-        if not pooled.undecided(pooled_file):
+        if not pooled.is_open(pooled_file):
             break
     return runs
 
@@ -477,8 +490,7 @@ def _show_pool(session: Session, pool: pooled.PooledFile) -> None:
 def _bound(check: Check) -> str:
     if check.bound is None:
         return ""
-    sign = check.rule.partition(".")[0].split()[1:2]
-    return " ".join([*sign, summary.format_value(check.bound, check.unit)])
+    return f"{summary.format_comparison(check)}{summary.format_value(check.bound, check.unit)}"
 
 
 def _ends(bounds: Sequence[float | int | str | None], unit: str) -> list[str]:

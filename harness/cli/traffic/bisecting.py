@@ -29,7 +29,11 @@ __all__ = ["COMMANDS"]
 
 @click.command()
 @click.option(
-    "--permutations", default=5, show_default=True, type=click.IntRange(1, 1000), help="Random permutations per tier."
+    "--permutations",
+    default=9,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Random permutations per tier; fewer than 8 decide nothing, 9 decide up to four tiers.",
 )
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(min=0), help="Seed of the permutations.")
 @click.option(
@@ -74,7 +78,8 @@ def bisection(
     """Measure effective bisection: random permutations of all RNICs as concurrent flows, over flows alone.
 
     Effective bisection is aggregate ÷ (n x solo), for each tier that the flows cross: within racks, across racks of a
-    zone, across zones. 1 is full bisection. Without --min, a tier with an interval is a PASS. A soft lab whose links
+    zone, across zones. 1 is full bisection. The median of all permutations counts, with an interval by a sign test.
+    Without --min, a tier with an interval is a PASS. A soft lab whose links
     have no rates, or whose load may exceed half of what its emulation can carry, is INCONCLUSIVE, because the machine
     would limit the flows. A soft lab is reset to its snapshot first.
 

@@ -7,14 +7,21 @@ import click
 from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.harness.cli.options.numbers import FiniteRange, parse_duration
 from faultbed.harness.confidence import share_interval
+from faultbed.harness.ledger.statistics.decision import TAIL, Decision, Outcome
+from faultbed.harness.ledger.statistics.shares import decide_share
 from faultbed.harness.quantities import format_duration
 from faultbed.harness.verdict import ExitCode
+from faultbed.testbed.suggestions import first_of
 from faultbed.traffic.probes import prober as probe_module
 from faultbed.traffic.probes.prober import ProbeResult, ProbeSpec
 from faultbed.traffic.probes.rtt import PathTimes
 
 __all__ = ["COMMANDS"]
 
+MAX_LOSS = 0.05
+"""Default share of its probes that every link must provably not lose."""
+_NAMED = 3
+"""Number of links that a sentence names."""
 _SHOWN = 12
 """Number of paths whose times are printed, the slowest ones."""
 
@@ -23,13 +30,21 @@ _SHOWN = 12
 @click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
 @click.option("--rate", default=20.0, show_default=True, type=FiniteRange(0.1), help="Probes a second and QP.")
 @click.option("--qps", default=4, show_default=True, type=click.IntRange(1, 64), help="Queue pairs between two RNICs.")
+@click.option(
+    "--max-loss",
+    default=MAX_LOSS,
+    show_default=True,
+    type=FiniteRange(0, 1, min_open=True, max_open=True),
+    help="Share of its probes that every link must provably not lose for exit code 0.",
+)
 @json_option
 @pass_session
-def probe(session: Session, *, duration: str, rate: float, qps: int, as_json: bool) -> int:
+def probe(session: Session, *, duration: str, rate: float, qps: int, max_loss: float, as_json: bool) -> int:
     """Send datagrams over every link in both directions, and locate loss and delay.
 
-    Exit code 1: a place loses datagrams; 2: no place loses more than chance, but no probe crossed some link, none came
-    over it, or probes were lost whose path changed. Slow places are listed and do not change the exit code.
+    Exit code 1: a place loses datagrams, or a link provably loses more than --max-loss; 2: no place loses more than
+    chance, but too few probes crossed some link to show that it loses less than --max-loss, or probes were lost whose
+    path changed. Slow places are listed and do not change the exit code.
 
     Each RNIC sends to one RNIC in every rack, on several queue pairs, which ECMP spreads. The switches' kernels report
     the path of each queue pair. A place is named if it explains the lost probes much better than chance. Each probe is
@@ -44,21 +59,33 @@ def probe(session: Session, *, duration: str, rate: float, qps: int, as_json: bo
         progress(f"probing {count} pairs of RNICs on {qps} queue pairs each, {duration}")
         result = probe_module.run(lab, spec, lambda _event: lab.heartbeat())
     if as_json:
-        session.json(result.to_dict())
+        session.json({**result.to_dict(), "max_loss": max_loss, "undecided": _undecided(result, max_loss)})
     else:
-        _show(session, result)
-    return _exit_code(result)
+        _show(session, result, max_loss)
+    return _exit_code(result, max_loss)
 
 
-def _exit_code(result: ProbeResult) -> ExitCode:
-    """Return the exit code. It is INCONCLUSIVE if a link may lose probes without being named.
+def _exit_code(result: ProbeResult, max_loss: float = MAX_LOSS) -> ExitCode:
+    """Return the exit code. It is INCONCLUSIVE if a link may lose more than `max_loss` without being named.
 
-    No probe crossed it, none arrived over it, or those that were lost have no known path.
+    Too few probes crossed it, or those that were lost have no known path.
     """
-    if result.suspects:
+    outcomes = {decision.outcome for decision in _by_link(result, max_loss).values()}
+    if result.suspects or Outcome.BROKEN in outcomes:
         return ExitCode.FAIL
-    is_open = result.uncovered or _silent(result) or result.moved_lost
+    is_open = result.uncovered or result.moved_lost or outcomes != {Outcome.HOLDS}
     return ExitCode.INCONCLUSIVE if is_open else ExitCode.PASS
+
+
+def _by_link(result: ProbeResult, max_loss: float) -> dict[str, Decision]:
+    """Return, by link, whether it loses at most `max_loss`; all of them together err with the risk of one."""
+    tail = TAIL / max(len(result.links), 1)
+    return {name: decide_share("max", max_loss, lost, sent, tail=tail) for name, (sent, lost) in result.links.items()}
+
+
+def _undecided(result: ProbeResult, max_loss: float) -> list[str]:
+    """Return the links whose probes do not show that they lose less than `max_loss`."""
+    return [name for name, decision in _by_link(result, max_loss).items() if decision.why is not None]
 
 
 def _silent(result: ProbeResult) -> list[str]:
@@ -66,7 +93,7 @@ def _silent(result: ProbeResult) -> list[str]:
     return [name for name, (sent, lost) in result.links.items() if sent and lost == sent]
 
 
-def _show(session: Session, result: ProbeResult) -> None:
+def _show(session: Session, result: ProbeResult, max_loss: float) -> None:
     named = {name for suspect in result.suspects for name in suspect.names}
     rows = [
         (name, f"{sent:,}", f"{lost:,}", f"{100 * lost / sent:.2f} %" if sent else "", "lossy" if name in named else "")
@@ -82,6 +109,13 @@ def _show(session: Session, result: ProbeResult) -> None:
     if not result.suspects:
         sent, lost = sum(group.sent for group in result.probes), sum(group.lost for group in result.probes)
         session.out.print(f"no place loses more than chance: {lost:,} of {sent:,} probes")
+        if unsure := _undecided(result, max_loss):
+            session.out.print(
+                f"too few probes to show that {first_of(unsure, _NAMED)} lose less than {max_loss:.3g}: use a longer "
+                "--for, a higher --rate, or a larger --max-loss"
+            )
+        else:
+            session.out.print(f"every link that was probed loses less than {max_loss:.3g} of its probes")
         if silent := _silent(result):
             session.out.print(
                 f"nothing came over {', '.join(silent)}: too few probes to blame a place; use a longer --for"

@@ -78,7 +78,9 @@ class CheckPair:
     def bounds(self) -> tuple[Check, ...]:
         """The checks with a bound; only one of them if both runs have the same bound."""
         bounded = [check for check in (self.a, self.b) if check is not None and check.bound is not None]
-        return tuple(bounded[:1] if len({(check.bound, check.rule, check.unit) for check in bounded}) == 1 else bounded)
+        return tuple(
+            bounded[:1] if len({(check.bound, check.comparison, check.unit) for check in bounded}) == 1 else bounded
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

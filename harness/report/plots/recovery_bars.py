@@ -112,7 +112,7 @@ def _ends_of_bounds(steps: Sequence[Phase], impact: Impact, checks: Sequence[Che
 def _bound_s(checks: Sequence[Check], name: str) -> float | None:
     """Return the upper bound of a check in seconds, or None."""
     for check in checks:
-        if check.name == name and isinstance(check.bound, int | float) and "<=" in check.rule:
+        if check.name == name and isinstance(check.bound, int | float) and check.comparison == "max":
             return float(check.bound)
     return None
 
@@ -121,7 +121,7 @@ def recovery_check(checks: Sequence[Check], fault_id: str) -> Check | None:
     """Return the bound to draw on a fault's recovery bar: its own before the total, recovery before after_clear."""
     for name in (f"recovery.{fault_id}", f"after_clear.{fault_id}", "recovery.total", "after_clear.total"):
         for check in checks:
-            if check.name == name and isinstance(check.bound, int | float) and "<=" in check.rule:
+            if check.name == name and isinstance(check.bound, int | float) and check.comparison == "max":
                 return check
     return None
 

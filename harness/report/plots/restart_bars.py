@@ -33,7 +33,7 @@ def restart_bars(restarts: Sequence[TimedRestart], checks: Sequence[Check]) -> t
     bounds = {
         check.name: float(check.bound)
         for check in checks
-        if check.name.startswith("restart.") and isinstance(check.bound, int | float) and "<=" in check.rule
+        if check.name.startswith("restart.") and isinstance(check.bound, int | float) and check.comparison == "max"
     }
     whole_ns = max((_length_ns(_phases(timed)) for timed in restarts), default=0) or 1
     return tuple(_bar(timed, bounds, whole_ns) for timed in restarts)

@@ -32,7 +32,8 @@ __all__ = ["TABLES", "RunTables", "load"]
 TABLES: Mapping[str, str] = {
     "runs": "run TEXT PRIMARY KEY, experiment TEXT, seed, lab TEXT, verdict TEXT, lab_state TEXT, started TEXT, "
     "version TEXT, code TEXT, accelerator TEXT, cpu_count INTEGER, sweep TEXT, point INTEGER",
-    "checks": "run TEXT, name TEXT, verdict TEXT, observed, bound, unit TEXT, rule TEXT, detail TEXT",
+    "checks": "run TEXT, name TEXT, verdict TEXT, observed, bound, unit TEXT, comparison TEXT, estimand TEXT, "
+    "rule TEXT, why TEXT, detail TEXT",
     "faults": "run TEXT, id TEXT, kind TEXT, target TEXT, fidelity TEXT, proven INTEGER, unproven TEXT, armed INTEGER, "
     "fired INTEGER, first_s REAL, last_s REAL, witness TEXT, cleared INTEGER, cleared_by TEXT",
     "points": "sweep TEXT, point INTEGER, parameters TEXT, verdict TEXT, why TEXT, runs INTEGER, metric TEXT, "
@@ -254,7 +255,8 @@ def _check_rows(run: _Run) -> Iterator[tuple[object, ...]]:
     name = str(run.path)
     for check in run.verdict.checks:
         yield (
-            name, check.name, str(check.verdict), _cell(check.observed), _cell(check.bound), check.unit, check.rule,
+            name, check.name, str(check.verdict), _cell(check.observed), _cell(check.bound), check.unit,
+            check.comparison, check.estimand, check.rule.kind, check.why,
             check.detail,
         )  # fmt: skip
 

@@ -1,24 +1,18 @@
 """Several runs of one experiment, decided together. Pure.
 
     run --repeat N                 decides once, after N runs
-    run --until-decided --most N   decides after every run from the third on, until no pooled check is open
-                                   (`faultbed.harness.run.repeats.alpha_spending`)
+    run --until-decided --most N   decides at looks that are fixed before the first run
+                                   (`faultbed.harness.ledger.statistics.sequential_looks`)
 
-Runs are independent, because a lab starts each run from the same state. Therefore the pool compares the values of runs.
-Noise within a run only adds to the differences between runs.
-
-* A time or a rate (`UNBIASED`, and link utilisation) is pooled by the logarithms of the runs' values, with Student's t.
-  If one of the values is 0, the values themselves are used.
-* A percentile, a share or a minimum of a single run is biased. Its pooled interval covers two intervals: that of the
-  runs' values, and the mean of the runs' own intervals. So the pool never decides more boldly than its runs.
-* Every other check counts in each run with the bound that it has in that run, and the worst run decides.
+A property of the setting is decided by one value from each run: `jct_ratio`, which has a twin, by sign flips
+(`paired_runs`), every other metric by a sign test (`unpaired_runs`). If every run decides it alone, beyond the level
+tolerance of the machine, that is the decision, too, however few runs there are. Every other check counts in each run
+with the bound that it has in that run, and the worst run decides.
 
 A run is left out, with the reason, if the harness had an error, if a fault or the routing scheme is not proven, or if
-its load was more than the emulation forwards. At least `FIRST` runs, and half of all, must remain. If no check is
-pooled, all runs must remain. A pooled check is no PASS if one of the remaining runs has no value.
-
-A run that was faster than its twin is kept, because leaving it out would raise the mean. If all runs together are
-faster than their twins, the machine was disturbed, and the check is INCONCLUSIVE.
+its load was more than the emulation forwards. It counts against whichever verdict would be given (`missing_runs`): such
+a run may be the slow one. Only a load that the emulation cannot forward is known before the workload begins, so that
+its run counts as not made. An exact check is no PASS if a run that is left out may have failed it.
 """
 
 from __future__ import annotations
@@ -31,40 +25,46 @@ from typing import Literal, TypeGuard
 import msgspec
 import numpy as np
 
-from faultbed.harness.analysis.observations import Observation, faster_than_twin
-from faultbed.harness.bounds import COMPARISONS, NO_INTERVAL, bounds_of, is_noisy, noisy_checks, risk
-from faultbed.harness.check_places import Place, comparison_of, places
+from faultbed.harness.analysis.observations import Observation
+from faultbed.harness.bounds import TWIN_RATIO, Bound, bound_check, bounds_of
+from faultbed.harness.check_places import Place, places
 from faultbed.harness.conditions import unmet
-from faultbed.harness.confidence import LEVEL, Interval, decide, level_for, student, tail_of
+from faultbed.harness.confidence import LEVEL, Interval, tail_of
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import Metric
 from faultbed.harness.json_text import json_text
-from faultbed.harness.run.repeats.alpha_spending import FIRST, tails
+from faultbed.harness.ledger.statistics.decision import Decision, Look, Outcome, Sign, tail_for, undecided
+from faultbed.harness.ledger.statistics.missing_runs import known_values
+from faultbed.harness.ledger.statistics.paired_runs import decide_pairs, factor_range
+from faultbed.harness.ledger.statistics.sequential_looks import look_at, looks
+from faultbed.harness.ledger.statistics.unpaired_runs import WORTH, decide_runs, independent_runs, median_range
 from faultbed.harness.verdict import Check, LabState, Verdict, VerdictFile, worst
 from faultbed.testbed.errors import UsageError
 
 __all__ = [
-    "UNBIASED",
     "PooledFile",
     "PooledRun",
     "Trial",
+    "check_several",
+    "decide_values",
     "decode",
     "encode",
-    "is_unbiased",
+    "is_open",
+    "planned_looks",
     "pool",
     "pooled_observation",
-    "undecided",
     "why_left_out",
 ]
 
-UNBIASED = frozenset({"jct_ratio", "ettr", "goodput.mean", "busbw.mean", "bisection"})
-_UNBIASED_PREFIX = "link_utilisation."
-_RULE = "decided by the pooled {level:.5g} % interval: PASS wholly inside, FAIL wholly outside, else INCONCLUSIVE"
+_BEFORE_T0 = "emulation"
+"""The condition that is known before the workload begins, so that a run without it may be replaced."""
+_Bounded = tuple[str, Sign | None, float | int | str | None]
+"""A check by what it compares: name, comparison and bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run of the pool. `metrics` are its observations; their intervals are used for percentiles and minima."""
+    """One run of the pool. `metrics` are its observations."""
 
     run_dir: str
     verdict: VerdictFile
@@ -82,7 +82,7 @@ class PooledRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PooledFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`pooled.json`. `most` is the maximum number of runs if the pool was decided after every run; None: only once."""
+    """`pooled.json`. `most` is the maximum number of runs if the pool was decided at several looks; None: only once."""
 
     schema: Literal[1] = 1
     experiment: str
@@ -111,23 +111,24 @@ def decode(content: bytes) -> PooledFile:
 def pool(trials: Sequence[Trial], expectations: Sequence[Expectation], *, most: int | None = None) -> PooledFile:
     """Decide an experiment by all runs.
 
-    `most` is the maximum number of runs if the pool is decided after every run; None: it is decided only once.
+    `most` is the maximum number of runs if the pool is decided at several looks; None: it is decided only once.
 
     Raises:
         UsageError: a run is of another experiment or lab, or was judged by a bound that `expectations` do not have.
     """
     _require_same_experiment_and_bounds(trials, expectations)
     left_out = {trial.run_dir: why_left_out(trial.verdict) for trial in trials}
-    kept = [trial for trial in trials if left_out[trial.run_dir] is None]
-    noisy = noisy_checks(expectations)
+    counted = [trial for trial in trials if not _is_replaceable(trial.verdict)]
+    sampled = [bound for expectation in expectations for bound in bounds_of(expectation) if bound.is_sampled]
+    tail = tail_for(len(sampled))
+    checks = [_sampled_check(bound, counted, left_out, tail, planned_looks(bound, most, tail)) for bound in sampled]
+    by_values: set[_Bounded] = {(check.name, check.comparison, check.bound) for check in checks}
+    expected = {bound.metric.name for expectation in expectations for bound in bounds_of(expectation)}
     checks = [
-        _noisy_check(expectation.metric, sign, bound, kept, noisy, most)
-        for expectation in expectations
-        for sign, bound in bounds_of(expectation)
-        if is_noisy(expectation.metric, sign, bound) and not isinstance(bound, str)
+        _runs_that_count(trials, left_out, is_sampled=bool(sampled)),
+        *_exact_checks(trials, left_out, by_values, expected),
+        *checks,
     ]
-    by_interval = {(check.name, comparison_of(check), check.bound) for check in checks}
-    checks = [_enough_runs(trials, kept, noisy), *_exact_checks(trials, left_out, by_interval), *checks]
     dirty = any(trial.verdict.lab_state == "DIRTY" for trial in trials)
     return PooledFile(
         experiment=trials[0].verdict.experiment,
@@ -149,47 +150,62 @@ def pool(trials: Sequence[Trial], expectations: Sequence[Expectation], *, most: 
     )
 
 
-def undecided(pooled: PooledFile) -> bool:
-    """Return whether another run could change the verdict: nothing has failed, and a pooled check is open."""
+def planned_looks(bound: Bound, most: int | None, tail: float) -> tuple[Look, ...] | None:
+    """Return the looks at a bound in a pool of at most so many runs; None: one look at the end."""
+    if most is None:
+        return None
+    return looks(most, tail, worth=1.0 if bound.metric.name == TWIN_RATIO else WORTH)
+
+
+def is_open(pooled: PooledFile) -> bool:
+    """Return whether another run could change the verdict: nothing has failed, and a check of several runs is open."""
     if pooled.lab_state == "DIRTY" or pooled.verdict in (Verdict.FAIL, Verdict.ERROR):
         return False
-    return any(check.verdict is Verdict.INCONCLUSIVE for check in pooled.checks if "pooled" in check.rule)
+    return any(
+        check.verdict is Verdict.INCONCLUSIVE and check.estimand in ("setting", "contrast") for check in pooled.checks
+    )
 
 
-def _enough_runs(trials: Sequence[Trial], kept: Sequence[Trial], noisy: int) -> Check:
-    half_rounded_up = -(-len(trials) // 2)
-    required = max(FIRST, half_rounded_up) if noisy else len(trials)
-    is_enough = len(kept) >= required
+def _is_replaceable(verdict: VerdictFile) -> bool:
+    """Return whether a run may be replaced: all that is wrong with it was known before its workload began."""
+    missing = unmet(verdict.checks)
+    return bool(missing) and all(check.name == _BEFORE_T0 for check in missing)
+
+
+def _runs_that_count(trials: Sequence[Trial], left_out: Mapping[str, str | None], *, is_sampled: bool) -> Check:
+    kept = sum(left_out[trial.run_dir] is None for trial in trials)
+    required = 1 if is_sampled else len(trials)
     return Check(
         name="pooled_runs",
-        verdict=Verdict.PASS if is_enough else Verdict.INCONCLUSIVE,
-        observed=len(kept),
+        verdict=Verdict.PASS if kept >= required else Verdict.INCONCLUSIVE,
+        observed=kept,
         bound=required,
         unit="count",
-        rule="observed >= bound. Runs in the pooled decision. A run with an error of the harness, with a fault or "
-        "routing scheme that is not proven, or with more load than the emulation forwards, is left out, with the "
-        "reason",
+        comparison="min",
+        meaning="Runs whose values count. A run with an error of the harness, with a fault or routing scheme that is "
+        "not proven, or with more load than the emulation forwards, is left out, with the reason; it counts against "
+        "every verdict of several runs",
         detail=f"of {len(trials)} runs",
     )
 
 
 def _exact_checks(
-    trials: Sequence[Trial],
-    left_out: Mapping[str, str | None],
-    by_interval: set[tuple[str, str, float | int | str | None]],
+    trials: Sequence[Trial], left_out: Mapping[str, str | None], by_values: set[_Bounded], expected: set[str]
 ) -> tuple[Check, ...]:
-    """Return the worst result of each check that no interval decides.
+    """Return the worst result of each check that each run decides by itself.
 
-    Of a run that is left out, only FAIL and ERROR count.
+    Of a run that is left out, only FAIL and ERROR count. A bound of the experiment that no run fails is no PASS without
+    them, because they may have failed it.
     """
     by_place: dict[Place, list[tuple[Trial, Check]]] = {}
     for trial in trials:
         for place, check in places(trial.verdict.checks):
             is_wrong = check.verdict in (Verdict.FAIL, Verdict.ERROR)
-            if (check.name, comparison_of(check), check.bound) in by_interval:
+            if (check.name, check.comparison, check.bound) in by_values:
                 continue
             if is_wrong or left_out[trial.run_dir] is None:
                 by_place.setdefault(place, []).append((trial, check))
+    unknown = [trial for trial in trials if left_out[trial.run_dir] is not None and not _is_replaceable(trial.verdict)]
     checks = []
     for checks_of_runs in by_place.values():
         trial, check = next(
@@ -198,16 +214,18 @@ def _exact_checks(
         several = f"worst of {len(checks_of_runs)} runs, seed {trial.verdict.seed}"
         if len({check.bound for _, check in checks_of_runs}) > 1:
             several += ", each by its own bound"
-        checks.append(msgspec.structs.replace(check, detail=f"{several}: {check.detail}" if check.detail else several))
+        detail = f"{several}: {check.detail}" if check.detail else several
+        if unknown and check.name in expected and check.verdict is Verdict.PASS:
+            detail = f"unknown in {len(unknown)} runs that are left out, seed {unknown[0].verdict.seed}; {detail}"
+            check = msgspec.structs.replace(check, verdict=Verdict.INCONCLUSIVE, why="missing-runs")
+        checks.append(msgspec.structs.replace(check, detail=detail))
     return tuple(checks)
 
 
 def _require_same_experiment_and_bounds(trials: Sequence[Trial], expectations: Sequence[Expectation]) -> None:
     first = trials[0].verdict
-    expected = {
-        (expectation.metric.name, COMPARISONS[sign], bound)
-        for expectation in expectations
-        for sign, bound in bounds_of(expectation)
+    expected: set[_Bounded] = {
+        (bound.metric.name, bound.sign, bound.value) for expectation in expectations for bound in bounds_of(expectation)
     }
     names = {name for name, _, _ in expected}
     for trial in trials:
@@ -218,92 +236,103 @@ def _require_same_experiment_and_bounds(trials: Sequence[Trial], expectations: S
                 "pool runs of one experiment on one lab"
             )
         for check in verdict.checks:
-            if check.name in names and (check.name, comparison_of(check), check.bound) not in expected:
+            if check.name in names and (check.name, check.comparison, check.bound) not in expected:
                 raise UsageError(
-                    f"{trial.run_dir}: {check.name} was judged by {comparison_of(check)} with the bound {check.bound}, "
+                    f"{trial.run_dir}: {check.name} was judged by the {check.comparison} {check.bound}, "
                     "which the experiment does not have; pool runs that were judged by the same bounds"
                 )
 
 
-def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial], noisy: int, most: int | None) -> Check:
-    observations = [
-        observation
-        for trial in kept
-        if (observation := trial.metrics.get(metric.name)) is not None and _is_number(observation.value)
-    ]
-    missing = len(kept) - len(observations)
-    level = level_for(noisy)
-    interval = _decided_by(metric, observations, most, tail_of(level)) if 2 * len(observations) >= len(kept) else None
-    rule = COMPARISONS[sign]
-    verdict, detail = Verdict.INCONCLUSIVE, f"{len(observations)} runs; {NO_INTERVAL}"
-    if len(observations) < FIRST:
-        detail = f"{len(observations)} runs have a value, of at least {FIRST}"
-    elif interval is not None:
-        verdict = decide("max" if sign == "max" else "min", bound, interval)
-        detail = f"{100 * level:.5g} % interval {interval.low:.4g}..{interval.high:.4g} ({interval.method})"
-        pooled = Observation(value=_middle(metric, observations), detail=detail, interval=interval)
-        if (reason := faster_than_twin(metric.name, pooled)) is not None:
-            verdict, detail = Verdict.INCONCLUSIVE, f"{detail}; {reason}"
+def _sampled_check(
+    bound: Bound,
+    counted: Sequence[Trial],
+    left_out: Mapping[str, str | None],
+    tail: float,
+    planned: Sequence[Look] | None,
+) -> Check:
+    """Return the check of a bound that one value from each run decides."""
+    kept = [trial if left_out[trial.run_dir] is None else None for trial in counted]
+    values = [None if trial is None else _value(trial, bound) for trial in kept]
+    alone = [None if trial is None else _check_alone(trial, bound) for trial in kept]
+    return check_several(bound, values, alone, tail=tail, planned=planned)
+
+
+def check_several(
+    bound: Bound,
+    values: Sequence[float | None],
+    alone: Sequence[Check | None],
+    *,
+    tail: float,
+    planned: Sequence[Look] | None = None,
+) -> Check:
+    """Return the check of a bound over several runs, decided by their values or by all of them alike.
+
+    Args:
+        bound: the bound.
+        values: one of each run, in their order; None: the run has none, or is left out.
+        alone: the check of the bound in each run by itself; None: the run has none, or is left out.
+        tail: probability of an error on one side, if the true value is the bound.
+        planned: the looks that were fixed before the first run; None: one look, now.
+    """
+    known, missing = known_values(values)
+    decision = decide_values(bound, values, tail=tail, planned=planned)
+    detail = f"{len(known)} runs" + (f", {min(known):.4g} to {max(known):.4g}" if known else "")
+    if decision.interval is not None and decision.rule.tail is not None:
+        level = 100 * (1 - 2 * decision.rule.tail)
+        detail += f"; {level:.5g} % range {decision.interval[0]:.4g}..{decision.interval[1]:.4g}"
     if missing:
-        # A value may be missing because it would have been bad.
-        verdict = Verdict.INCONCLUSIVE if verdict is Verdict.PASS else verdict
-        detail = f"{detail}; {missing} runs have no value, so it is no PASS"
-    analyses = f"; analysed after every run, at most {most} (alpha spending)" if most else ""
-    return Check(
-        name=metric.name,
-        verdict=verdict,
-        observed=_middle(metric, observations),
-        bound=bound,
-        unit=metric.unit,
-        rule=f"{rule}, {_RULE.format(level=100 * level)}{risk(level, noisy)}{analyses}. {metric.meaning}",
-        detail=detail,
+        detail += f"; {missing} runs have no value"
+    check = bound_check(bound, decision, detail)
+    agreed = {None if one is None else one.verdict for one in alone}
+    if decision.why is None or agreed not in ({Verdict.PASS}, {Verdict.FAIL}):
+        return check
+    first = next(one for one in alone if one is not None)
+    words = f"each of {len(alone)} runs decides it alone; {detail}" if len(alone) > 1 else first.detail
+    return msgspec.structs.replace(first, observed=check.observed, detail=words)
+
+
+def decide_values(
+    bound: Bound, values: Sequence[float | None], *, tail: float, planned: Sequence[Look] | None = None
+) -> Decision:
+    """Decide a bound on a property of the setting by one value from each run.
+
+    Args:
+        bound: the bound; that of `jct_ratio` is decided by sign flips, any other one by a sign test.
+        values: in the order of the runs; None: a run that has none.
+        tail: probability of an error on one side, if the true value is the bound.
+        planned: the looks that were fixed before the first run; None: one look, now.
+    """
+    if isinstance(bound.value, str):
+        raise TypeError(f"{bound.metric.name}: {bound.value} is a name, which no pool decides")
+    due = (Look(runs=len(values), tail=tail),) if planned is None else look_at(planned, len(values))
+    decide = decide_pairs if bound.metric.name == TWIN_RATIO else decide_runs
+    decision = decide(bound.sign, bound.value, values, looks=due, planned=planned or due)
+    if decision.outcome is Outcome.HOLDS and bound.metric.name == TWIN_RATIO:
+        # No fault makes a job faster: the machine was disturbed while the twins ran.
+        faster = decide_pairs("max", 1.0, values, looks=due)
+        if faster.outcome is Outcome.HOLDS:
+            return undecided(decision.observed, decision.rule, "faster-than-twin")
+    return decision
+
+
+def _value(trial: Trial, bound: Bound) -> float | None:
+    """Return the value of one run; None: it has none, or only a lower bound of it."""
+    observation = trial.metrics.get(bound.metric.name)
+    if observation is None or observation.censored or not _is_number(observation.value):
+        return None
+    return float(observation.value)
+
+
+def _check_alone(trial: Trial, bound: Bound) -> Check | None:
+    """Return the check of a bound in one run; None: the run has none."""
+    return next(
+        (
+            check
+            for check in trial.verdict.checks
+            if (check.name, check.comparison, check.bound) == (bound.metric.name, bound.sign, bound.value)
+        ),
+        None,
     )
-
-
-def _decided_by(metric: Metric, observations: Sequence[Observation], most: int | None, tail: float) -> Interval | None:
-    """Return the interval that decides a metric, or None. With `most`, it is the intersection over all analyses."""
-    if len(observations) < FIRST:
-        return None
-    if most is None:
-        return _interval(metric, observations, tail)
-    intervals = [
-        interval
-        for runs, spent in enumerate(tails(most, tail), start=FIRST)
-        if runs <= len(observations) and spent > 0
-        if (interval := _interval(metric, observations[:runs], spent)) is not None
-    ]
-    if not intervals:
-        return None
-    low, high = max(interval.low for interval in intervals), min(interval.high for interval in intervals)
-    return None if low > high else Interval(low=low, high=high, method=intervals[-1].method)
-
-
-def _interval(metric: Metric, observations: Sequence[Observation], tail: float) -> Interval | None:
-    values = np.array([observation.value for observation in observations], dtype=np.float64)
-    by_log = is_unbiased(metric) and bool((values > 0).all())
-    scaled = np.log(values) if by_log else values
-    reach = student(len(values) - 1, 1 - 2 * tail) * float(scaled.std(ddof=1)) / math.sqrt(len(values))
-    low, high = float(scaled.mean()) - reach, float(scaled.mean()) + reach
-    if is_unbiased(metric):
-        low, high = (math.exp(low), math.exp(high)) if by_log else (max(0.0, low), high)
-        return Interval(low=low, high=high, method=f"Student's t of {len(values)} runs")
-    own = [observation.interval for observation in observations]
-    # min and max would ignore an end that is NaN.
-    known = [interval for interval in own if interval is not None and not math.isnan(interval.low + interval.high)]
-    if len(known) < len(own):
-        return None
-    if min(interval.low for interval in known) >= 0:  # Student's t of few runs can reach below 0, where no ratio is
-        low = max(low, 0.0)
-    low = min(low, float(np.mean([interval.low for interval in known])))
-    high = max(high, float(np.mean([interval.high for interval in known])))
-    return Interval(
-        low=low, high=high, method=f"Student's t of {len(values)} runs, and the mean of their own intervals"
-    )
-
-
-def is_unbiased(metric: Metric) -> bool:
-    """Return whether the values of a metric scatter around the truth. The pool then needs no intervals of the runs."""
-    return metric.name in UNBIASED or metric.name.startswith(_UNBIASED_PREFIX)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -312,19 +341,28 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def pooled_observation(metric: Metric, observations: Sequence[Observation], *, level: float = LEVEL) -> Observation:
-    """Return the value of several runs together, with its interval from the third run on."""
-    values = [observation.value for observation in observations if _is_number(observation.value)]
+    """Return the value of several runs together, with the interval by which a bound on it is decided.
+
+    Fewer than about eight runs have none.
+    """
+    values = [float(observation.value) for observation in observations if _is_number(observation.value)]
     if not values or len(values) < len(observations):
         names = {observation.value for observation in observations}
         value = names.pop() if len(names) == 1 else None
         detail = f"the same in {len(observations)} runs" if value is not None else "not in every run, or not the same"
         return Observation(value=value, detail=detail)
-    interval = _interval(metric, observations, tail_of(level)) if len(values) >= FIRST else None
+    is_paired = metric.name == TWIN_RATIO and min(values) > 0
+    if is_paired:
+        low, high = factor_range(values, 0, tail_of(level))
+    else:
+        low, high = median_range(values, 0, independent_runs(values), tail_of(level))
+    method = f"sign flips of {len(values)} pairs" if is_paired else f"sign test of {len(values)} runs"
+    is_known = math.isfinite(low) and math.isfinite(high)
     return Observation(
-        value=_middle(metric, observations),
+        value=math.exp(math.fsum(map(math.log, values)) / len(values)) if is_paired else float(np.median(values)),
         detail=f"{len(values)} runs, {min(values):.4g} to {max(values):.4g}",
         censored=any(observation.censored for observation in observations),
-        interval=interval,
+        interval=Interval(low=low, high=high, method=method, level=level) if is_known else None,
     )
 
 
@@ -342,12 +380,3 @@ def why_left_out(verdict: VerdictFile) -> str | None:
             return f"{check.name.removeprefix('fired.')} is not proven: {check.detail}"
         return f"{check.name} is {check.verdict}: {check.detail}"
     return None
-
-
-def _middle(metric: Metric, observations: Sequence[Observation]) -> float | None:
-    values = np.array([observation.value for observation in observations], dtype=np.float64)
-    if not len(values):
-        return None
-    if is_unbiased(metric) and bool((values > 0).all()):
-        return float(np.exp(np.log(values).mean()))
-    return float(values.mean())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from faultbed.harness.analysis.observations import Observation, faster_than_twin
 from faultbed.harness.analysis.prediction import goodput_under_loss
-from faultbed.harness.bounds import noisy_checks
+from faultbed.harness.bounds import sampled_bounds
 from faultbed.harness.confidence import level_for
 from faultbed.harness.experiment.metrics import Metric
 from faultbed.harness.record.rundir import RunDir
@@ -42,7 +42,7 @@ def swept_point(point: Point, runs: Sequence[RunDir], metrics: Sequence[Metric],
     is_dirty = any(verdict_of_run.lab_state == "DIRTY" for verdict_of_run in verdicts)
     if not runs or (len(runs) < len(point.runs) and not is_dirty):
         return swept
-    level = level_for(noisy_checks(point.experiment.expectations))
+    level = level_for(sampled_bounds(point.experiment.expectations))
     trials = [
         trial_of(run, verdict_of_run, point.experiment.expectations)
         for run, verdict_of_run in zip(runs, verdicts, strict=True)

@@ -11,7 +11,7 @@ import pytest
 from error_limits import most_errors
 from samples import some_of
 
-from bench import calibration
+from bench.noise import calibration
 from faultbed.harness import confidence
 
 SERIES = 150

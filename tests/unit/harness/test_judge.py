@@ -12,11 +12,14 @@ from synthetic_run import synthetic_run
 
 from faultbed.harness.analysis.observations import Observation, straggler
 from faultbed.harness.analysis.observe import observe
-from faultbed.harness.bounds import check_expectation, noisy_checks
+from faultbed.harness.bounds import check_expectation as check_in_one_run
+from faultbed.harness.bounds import sampled_bounds
 from faultbed.harness.confidence import Interval, level_for
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS, lookup
 from faultbed.harness.judge import judge
+from faultbed.harness.ledger.statistics.contrasts import Member
+from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
 from faultbed.harness.proof import unproven
 from faultbed.harness.record.measurements import decode as decode_measurements
 from faultbed.harness.record.measurements import encode as encode_measurements
@@ -50,13 +53,20 @@ def test_worst_verdict_is_independent_of_the_order(several):
     assert len({worst(order) for order in itertools.permutations(several)}) == 1
 
 
-@pytest.mark.parametrize(("bound", "verdict"), [(1.5, PASS), (1.1, INCONCLUSIVE), (0.9, FAIL)])
-def test_judge_interval_decides_and_is_shown(bound, verdict):
+def check_expectation(expectation, observation, problems):
+    return check_in_one_run(expectation, observation, problems, tolerance=DECLARED["rack"])
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(1.5, PASS), (1.25, INCONCLUSIVE), (0.95, INCONCLUSIVE), (0.9, FAIL)])
+def test_judge_range_and_level_tolerance_decide_a_setting_and_are_shown(bound, verdict):
+    """The range 1.0 to 1.2 and a tolerance of 1.1 leave 0.91 to 1.32."""
     interval = Interval(low=1.0, high=1.2, method="made up")
-    observation = Observation(value=1.1, detail="52 s", interval=interval)
+    observation = Observation(value=1.1, detail="52 s", sampling=interval)
     (check,) = check_expectation(at_most("jct_ratio", bound), observation, ())
     assert check.verdict is verdict
-    assert check.rule.startswith("observed <= bound, decided by its 99 % interval")
+    assert (check.comparison, check.estimand) == ("max", "setting")
+    assert (check.rule.kind, check.rule.tolerance.factor, check.rule.tail) == ("tolerance", 1.1, 0.005)
+    assert check.why == ("within-tolerance" if verdict is INCONCLUSIVE else None)
     assert "1..1.2 (made up)" in check.detail
 
 
@@ -66,21 +76,21 @@ def test_judge_single_performance_value_is_inconclusive(name, value):
     """Two iterations at half of the twin's time used to pass, and seven iterations that were 10 % slower to fail."""
     (check,) = check_expectation(at_most(name, 1.0), Observation(value=value, detail="2 iterations"), ())
     assert check.verdict is INCONCLUSIVE
-    assert "too few independent values" in check.detail
+    assert check.why in ("no-interval", "no-value")
 
 
 @pytest.mark.parametrize(
     ("metric", "bound", "requests", "expected"),
     [
-        ("ttft.p50", 2.0, 40, PASS),
+        ("ttft.p50", 3.0, 40, PASS),
         ("ttft.p50", 1.0, 40, INCONCLUSIVE),
         ("ttft.p50", 0.4, 40, FAIL),
-        ("ttft.p50", 2.0, 4, INCONCLUSIVE),
-        ("ttft.p99", 2.0, 40, INCONCLUSIVE),
+        ("ttft.p50", 3.0, 4, INCONCLUSIVE),
+        ("ttft.p99", 3.0, 40, INCONCLUSIVE),
         ("ttft.p99", 0.4, 40, FAIL),
-        ("ttft.p99", 2.0, 700, PASS),
-        ("tpot.p50", 0.2, 40, PASS),
-        ("tpot.p99", 0.2, 40, INCONCLUSIVE),
+        ("ttft.p99", 3.0, 700, PASS),
+        ("tpot.p50", 0.3, 40, PASS),
+        ("tpot.p99", 0.3, 40, INCONCLUSIVE),
     ],
 )
 def test_judge_percentile_needs_enough_requests(metric, bound, requests, expected):
@@ -91,42 +101,47 @@ def test_judge_percentile_needs_enough_requests(metric, bound, requests, expecte
 
 
 @pytest.mark.parametrize(
-    ("least", "kept", "requests", "expected"),
+    ("least", "kept", "requests", "of", "expected"),
     [
-        (1.0, 1.0, 16, PASS),
-        (1.0, 15 / 16, 16, FAIL),
-        (0.9, 1.0, 16, INCONCLUSIVE),
-        (0.9, 1.0, 60, PASS),
-        (0.9, 0.5, 16, FAIL),
+        (1.0, 1.0, 16, None, PASS),
+        (1.0, 15 / 16, 16, None, FAIL),
+        (0.9, 1.0, 16, None, INCONCLUSIVE),
+        (0.9, 1.0, 60, None, INCONCLUSIVE),
+        (0.5, 1.0, 60, None, PASS),
+        (0.9, 0.2, 60, None, FAIL),
+        (0.9, 1.0, 16, "run", PASS),
+        (0.9, 0.5, 16, "run", FAIL),
     ],
 )
-def test_judge_share_of_requests_is_decided_by_its_interval_unless_all_are_required(least, kept, requests, expected):
+def test_judge_share_of_requests_is_about_the_setting_unless_all_are_required(least, kept, requests, of, expected):
     run = served(*([1.0] * requests), kept=kept)
     (check,) = (
         check
-        for check in verdict_of(run, Expectation(metric=lookup("slo_attainment", []), minimum=least)).checks
+        for check in verdict_of(run, Expectation(metric=lookup("slo_attainment", []), minimum=least, of=of)).checks
         if check.name == "slo_attainment"
     )
     assert check.verdict is expected, check.detail
 
 
 @pytest.mark.parametrize(
-    ("metric", "bound", "error_ms", "expected"),
+    ("metric", "bound", "error_ms", "of", "expected"),
     [
-        ("ttft.p50", {"maximum": 2.0}, 300, PASS),
-        ("ttft.p50", {"maximum": 2.0}, 600, INCONCLUSIVE),
-        ("ttft.p50", {"maximum": 0.4}, 300, INCONCLUSIVE),
-        ("tpot.p50", {"maximum": 0.2}, 600, PASS),
-        ("slo_attainment", {"minimum": 0.9}, 100, PASS),
-        ("slo_attainment", {"minimum": 0.9}, 300, INCONCLUSIVE),
+        ("ttft.p50", {"maximum": 2.0}, 300, "run", PASS),
+        ("ttft.p50", {"maximum": 2.0}, 600, "run", INCONCLUSIVE),
+        ("ttft.p50", {"maximum": 0.4}, 300, "run", INCONCLUSIVE),
+        ("ttft.p50", {"maximum": 2.9}, 300, "setting", PASS),
+        ("ttft.p50", {"maximum": 2.9}, 600, "setting", INCONCLUSIVE),
+        ("tpot.p50", {"maximum": 0.2}, 600, "run", PASS),
+        ("slo_attainment", {"minimum": 0.9}, 100, "run", PASS),
+        ("slo_attainment", {"minimum": 0.9}, 300, "run", INCONCLUSIVE),
     ],
 )
-def test_judge_time_to_first_token_is_known_to_the_clocks_of_two_hosts(metric, bound, error_ms, expected):
+def test_judge_time_to_first_token_is_known_to_the_clocks_of_two_hosts(metric, bound, error_ms, of, expected):
     """Prefill begins on one host and the token arrives on another, so 0.6 s of 1 s may be the error of their clocks."""
     run = served(*([1.0] * 60), kept=1.0)
     workload = {**run.workload, "slo_ttft_ms": 1500.0}
     run = msgspec.structs.replace(run, workload=workload, clock_error_ns=error_ms * 1_000_000)
-    checks = verdict_of(run, Expectation(metric=lookup(metric, []), **bound)).checks
+    checks = verdict_of(run, Expectation(metric=lookup(metric, []), of=of, **bound)).checks
     (check,) = (check for check in checks if check.name == metric)
     assert check.verdict is expected, check.detail
 
@@ -223,8 +238,8 @@ def test_judge_metric_without_measurement_is_inconclusive():
 def test_judge_two_bounds_are_two_checks():
     both = Expectation(metric=METRICS["dip"], minimum=0.1, maximum=0.5)
 
-    exact = Interval(low=0.7, high=0.7, method="made up")
-    checks = check_expectation(both, Observation(value=0.7, detail="", interval=exact), ())
+    fault = Member(name="f", value=0.3, before=(0.3, 0.3), after=(0.3, 0.3))
+    checks = check_expectation(both, Observation(value=0.7, detail="", members=(fault,)), ())
 
     assert [check.verdict for check in checks] == [PASS, FAIL]
 
@@ -289,7 +304,7 @@ def test_judge_proven_run_within_its_bounds_passes():
         at_most("wrong_elements", 0),
         at_most("recovery.uplink", 5.0),
         at_most("after_clear.total", 5.0),
-        at_most("jct_ratio", 1.6),
+        at_most("jct_ratio", 2.5),
         Expectation(metric=METRICS["straggler"], equals="host2"),
         Expectation(metric=METRICS["nak_episodes"], minimum=1),
     )
@@ -381,7 +396,9 @@ def test_verdict_json_matches_the_contract():
     contract = ["schema", "experiment", "seed", "lab", "verdict", "checks", "faults", "lab_state"]
     assert list(raw) == [*contract, "attribution", "left_out"]
     assert list(raw["attribution"][0]) == ["cause", "place", "name", "confidence", "evidence"]
-    assert list(raw["checks"][0]) == ["name", "verdict", "observed", "bound", "unit", "rule", "detail"]
+    assert list(raw["checks"][0]) == [
+        "name", "verdict", "observed", "bound", "unit", "estimand", "rule", "detail", "comparison", "why", "meaning",
+    ]  # fmt: skip
     of_fault = ["id", "kind", "target", "fidelity", "armed", "fired", "cleared", "on_time", "unproven"]
     assert list(raw["faults"][0]) == of_fault
     assert list(raw["faults"][0]["fired"]) == [
@@ -411,28 +428,39 @@ def test_observe_sums_counters_over_rnics():
     assert observed.metrics["straggler"].value == "host2"
 
 
-def test_judge_with_four_noisy_checks_shares_the_risk_between_them():
+def test_judge_with_four_sampled_bounds_shares_the_risk_between_them():
     run = synthetic_run()
-    bounds = [at_most(name, 2.0) for name in ("jct_ratio", "goodput.mean", "dip", "ettr")]
-    exact = [at_most("wrong_elements", 0)]
-    assert (noisy_checks(bounds), noisy_checks([*bounds, *exact]), noisy_checks(exact)) == (4, 4, 0)
-    level = level_for(noisy_checks(bounds))
+    bounds = [at_most(name, 2.0) for name in ("jct_ratio", "goodput.mean", "dip", "latency.p50")]
+    exact = [at_most("wrong_elements", 0), at_most("ettr", 1.0)]
+    assert (sampled_bounds(bounds), sampled_bounds([*bounds, *exact]), sampled_bounds(exact)) == (4, 4, 0)
+    level = level_for(sampled_bounds(bounds))
     assert level == pytest.approx(0.995)
     result = judge(
         plan=plan_of(run), expectations=[*bounds, *exact], run=run, observed=observe(run, level=level)
     ).verdict
-    rules = {check.name: check.rule for check in result.checks}
-    decided = [rule for rule in rules.values() if "interval" in rule]
-    assert decided
-    assert all("wrong FAIL at most 0.25 % for each of 4 noisy checks" in rule for rule in decided)
-    assert all("99.5 % interval" in rule for rule in decided)
-    assert "noisy" not in rules["wrong_elements"]
+    tails = {check.name: check.rule.tail for check in result.checks}
+    assert {tails[name] for name in ("jct_ratio", "goodput.mean", "dip", "latency.p50")} == {0.0025}
+    assert tails["wrong_elements"] is tails["ettr"] is None
 
 
-def test_noisy_checks_count_bounds_except_full_shares():
-    assert noisy_checks([Expectation(metric=METRICS["jct_ratio"], minimum=0.9, maximum=1.1)]) == 2
-    assert noisy_checks([Expectation(metric=METRICS["slo_attainment"], minimum=1.0)]) == 0
-    assert noisy_checks([Expectation(metric=METRICS["slo_attainment"], minimum=0.9)]) == 1
+def test_sampled_bounds_are_those_on_settings_and_contrasts():
+    assert sampled_bounds([Expectation(metric=METRICS["jct_ratio"], minimum=0.9, maximum=1.1)]) == 2
+    assert sampled_bounds([Expectation(metric=METRICS["slo_attainment"], minimum=1.0)]) == 0
+    assert sampled_bounds([Expectation(metric=METRICS["slo_attainment"], minimum=0.9)]) == 1
+    assert sampled_bounds([Expectation(metric=METRICS["slo_attainment"], minimum=0.9, of="run")]) == 0
+    assert sampled_bounds([Expectation(metric=METRICS["jfi"], minimum=0.9)]) == 0
+    assert sampled_bounds([Expectation(metric=METRICS["jfi"], minimum=0.9, of="setting")]) == 1
+
+
+def test_judge_draw_of_hashes_is_decided_by_no_single_run():
+    """`mmr` of random hashes used to be 56 % FAIL and 44 % PASS at its median, and never INCONCLUSIVE."""
+    mmr = lookup("mmr.rtsw1", ())
+    (check,) = check_expectation(
+        Expectation(metric=mmr, maximum=9.0, of="setting"), Observation(value=1.5, detail=""), ()
+    )
+    assert (check.verdict, check.why, check.estimand) == (INCONCLUSIVE, "too-few-runs", "setting")
+    (check,) = check_expectation(Expectation(metric=mmr, maximum=1.4), Observation(value=1.5, detail=""), ())
+    assert (check.verdict, check.estimand) == (FAIL, "fact")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -253,7 +253,7 @@ def test_judge_fault_outside_workload_is_inconclusive(workload):
     assert verdict.verdict is Verdict.INCONCLUSIVE
     assert checks["fired.uplink"].verdict is Verdict.INCONCLUSIVE
     assert "fired 8.00 s after the workload ended" in checks["fired.uplink"].detail
-    assert "100 ms or 5%" in checks["fired.uplink"].rule
+    assert "100 ms or 5%" in checks["fired.uplink"].meaning
     assert checks["recovery.uplink"].verdict is Verdict.INCONCLUSIVE
     assert checks["fired.loss"].verdict is checks["wrong_elements"].verdict is Verdict.PASS
     assert "fired 8.00 s after" in verdict.faults[0].unproven[0]

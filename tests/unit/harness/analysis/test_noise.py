@@ -18,7 +18,6 @@ from repeated_runs import without_faults
 from synthetic_run import synthetic_run
 
 from faultbed.harness.analysis import noise
-from faultbed.harness.analysis.observe import observe
 from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment.run_plan import PlannedBystander, PlannedFabric, PlannedProbes
 from faultbed.harness.record.measurements import ResilienceRun
@@ -159,16 +158,23 @@ def test_noise_floor_needs_three_series_that_ran_as_planned():
     assert len(noise.measure(alike(resilient)).sources) == 3
 
 
-def test_noise_floor_widens_the_interval():
-    observed = observe(synthetic_run())
-    plain = observed.metrics["jct_ratio"].interval
-    spread = noise.Spread(runs=10, middle=40.0, unit="s", log_sd=0.2)
-    floor = noise.NoiseFloor(iterations=5, sources=(), spreads={"job_time": spread})
-    wide = noise.allow_for(observed, floor).metrics["jct_ratio"].interval
-    assert wide.low < plain.low
-    assert wide.high > plain.high
-    assert "noise floor of 10" in wide.method
-    assert noise.allow_for(observed, None) is observed
+def test_noise_floor_has_the_ratios_of_disjoint_pairs():
+    runs = {f"aa-{index}": ended(synthetic_run(), index) for index in range(4)}
+    assert len(noise.measure(alike(runs)).ratios) == 2
+
+
+def test_noise_floor_of_many_pairs_replaces_the_declared_tolerance():
+    floor = noise.NoiseFloor(iterations=5, sources=(), spreads={}, ratios=(1.02, 0.9, *([1.0] * 17)))
+    assert noise.tolerance_of(synthetic_run(), None).factor == 1.75
+    measured = noise.tolerance_of(synthetic_run(), floor)
+    assert (measured.factor, measured.source, measured.level) == (pytest.approx(1 / 0.9), "measured", 0.05)
+    few = msgspec.structs.replace(floor, ratios=(1.02, 0.9))
+    assert noise.tolerance_of(synthetic_run(), few).source == "emulated"
+    worse = msgspec.structs.replace(floor, ratios=(2.5,))
+    assert (noise.tolerance_of(synthetic_run(), worse).factor, noise.tolerance_of(synthetic_run(), worse).level) == (
+        2.5,
+        0.5,
+    )
 
 
 def test_noise_command_keeps_the_floor_for_its_workload(tmp_path, monkeypatch):

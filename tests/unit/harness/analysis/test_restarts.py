@@ -393,7 +393,7 @@ def test_judge_restart_that_the_end_of_the_job_cut_short_is_inconclusive():
         check for check in verdict_of(job(replace(PLAIN, caught_up_ns=None))).checks if check.name == "restart.1"
     )
     assert (check.verdict, check.observed) == (Verdict.INCONCLUSIVE, None)
-    assert check.rule == "The job caught up after this restart, or another loss interrupted it"
+    assert check.meaning == "The job caught up after this restart, or another loss interrupted it"
 
 
 def test_judge_restart_that_another_loss_interrupted_passes():

@@ -128,7 +128,7 @@ class Reservation:
 
 
 def verdict_of(word, lab_state="CLEAN"):
-    why = Check(name="harness", verdict=Verdict(word), observed=None, bound=None, unit="", rule="", detail="no VM")
+    why = Check(name="harness", verdict=Verdict(word), observed=None, bound=None, unit="", detail="no VM")
     return VerdictFile(
         experiment="x", seed=1, lab="soft", verdict=Verdict(word), checks=(why,), faults=(), lab_state=lab_state,
         attribution=(NOTHING,),
@@ -188,7 +188,7 @@ def test_campaign_counts_no_failed_job_whose_fault_is_unproven_or_that_left_the_
     """FAIL is the worse verdict, so the run counted as one whose job did not survive its fault: exit code 0."""
     monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.reset", lambda *_, **__: True)
     failed = verdict_of("FAIL", lab_state)
-    proof = Check(name="fired.x", verdict=Verdict(fired), observed=0, bound=1, unit="count", rule="", detail="")
+    proof = Check(name="fired.x", verdict=Verdict(fired), observed=0, bound=1, unit="count", detail="")
     failed = msgspec.structs.replace(failed, checks=(*failed.checks, proof))
     done, began = campaign_of([failed], *ONLY)
     assert (began, done.exception, done.return_value) == (1, None, 2)

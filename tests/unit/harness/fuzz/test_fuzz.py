@@ -265,7 +265,7 @@ def verdict(*, faults=(), lab_state="CLEAN", **checks):
     return VerdictFile(
         experiment="fuzz", seed=1, lab="soft-mini", verdict=max(checks.values(), default=Verdict.PASS),
         checks=tuple(
-            Check(name=name, verdict=outcome, observed=None, bound=None, unit="", rule="", detail=f"why {name}")
+            Check(name=name, verdict=outcome, observed=None, bound=None, unit="", detail=f"why {name}")
             for name, outcome in checks.items()
         ),
         faults=tuple(faults), lab_state=lab_state,

@@ -84,8 +84,8 @@ def test_compare_page_shows_both_bounds_of_one_metric():
     def checks(least):
         common = {"name": "goodput_min_ratio", "observed": 0.4, "unit": "ratio"}
         return (
-            Check(**common, verdict=least, bound=0.5, rule="observed >= bound. X"),
-            Check(**common, verdict="PASS", bound=0.9, rule="observed <= bound. X"),
+            Check(**common, verdict=least, bound=0.5, comparison="min"),
+            Check(**common, verdict="PASS", bound=0.9, comparison="max"),
         )
 
     pairs = compared_runs.check_pairs(checks("PASS"), checks("FAIL"))

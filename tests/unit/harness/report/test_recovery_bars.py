@@ -32,8 +32,8 @@ def phase(name, start_s, end_s):
     return Phase(name=name, start_ns=start_ns, end_ns=end_ns, detail="", is_exact=start_ns == end_ns)
 
 
-def check(name, bound, rule="observed <= bound"):
-    return Check(name=name, verdict="PASS", observed=1, bound=bound, unit="s", rule=rule, detail="")
+def check(name, bound, comparison="max"):
+    return Check(name=name, verdict="PASS", observed=1, bound=bound, unit="s", comparison=comparison, detail="")
 
 
 STEPS = (phase("detect", 0, 1), phase("qp_error", 0, 0), phase("hold", 1, 4))
@@ -78,7 +78,7 @@ def test_recovery_bars_show_an_absent_phase_only_with_a_bound():
 
 
 def test_recovery_bars_ignore_lower_bounds():
-    assert phase_bars(STEPS, impact(), [check("recovery.detect", 2, rule="observed >= bound")])[0].bound_s is None
+    assert phase_bars(STEPS, impact(), [check("recovery.detect", 2, comparison="min")])[0].bound_s is None
 
 
 def test_recovery_bars_need_two_phases_or_a_bound():

@@ -159,15 +159,17 @@ def test_report_says_why_a_workload_failed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rule", "observed", "bound", "words"),
+    ("comparison", "observed", "bound", "words"),
     [
-        ("observed = bound. Host", "host3", "host2", "straggler was host3, must be host2."),
-        ("observed <= bound. Share", 0.5, 0.2, "straggler was 0.5, at most 0.2 allowed."),
-        ("observed >= bound. Share", 0.5, 0.7, "straggler was 0.5, at least 0.7 allowed."),
+        ("equals", "host3", "host2", "straggler was host3, must be host2."),
+        ("max", 0.5, 0.2, "straggler was 0.5, at most 0.2 allowed."),
+        ("min", 0.5, 0.7, "straggler was 0.5, at least 0.7 allowed."),
     ],
 )
-def test_summary_states_the_bound_that_a_failed_check_broke(rule, observed, bound, words):
-    check = Check(name="straggler", verdict=Verdict.FAIL, observed=observed, bound=bound, unit="", rule=rule)
+def test_summary_states_the_bound_that_a_failed_check_broke(comparison, observed, bound, words):
+    check = Check(
+        name="straggler", verdict=Verdict.FAIL, observed=observed, bound=bound, unit="", comparison=comparison
+    )
     verdict = VerdictFile(
         experiment="x", seed=1, lab="soft", verdict=Verdict.FAIL, checks=(check,), faults=(), lab_state="CLEAN"
     )
@@ -179,7 +181,7 @@ def test_summary_states_no_cost_of_a_fault_with_which_all_ranks_became_slower():
     """Its check said that recovery took 0 to 3 s. The report's first sentence said that it cost no goodput."""
     run = synthetic_run()
     receipt = run.faults[0].receipt
-    fired = Check(name="fired.uplink", verdict=Verdict.PASS, observed=1, bound=1, unit="count", rule="")
+    fired = Check(name="fired.uplink", verdict=Verdict.PASS, observed=1, bound=1, unit="count")
     verdict = VerdictFile(
         experiment="x", seed=1, lab="soft", verdict=Verdict.PASS, checks=(fired,), faults=(receipt,), lab_state="CLEAN"
     )
@@ -463,5 +465,5 @@ def test_report_charts_have_no_placeholder_colour_and_no_fixed_size():
 )
 def test_observed_value_that_differs_from_its_bound_does_not_look_equal_to_it(value, bound, unit, text):
     """0.9996 of at least 1 used to be shown as 1, beside a FAIL."""
-    check = Check(name="slo", verdict=Verdict.FAIL, observed=value, bound=bound, unit=unit, rule="", detail="")
+    check = Check(name="slo", verdict=Verdict.FAIL, observed=value, bound=bound, unit=unit, detail="")
     assert format_observed(check) == text

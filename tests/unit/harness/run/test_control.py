@@ -20,7 +20,7 @@ from faultbed.harness.verdict import Check, ExcludedHost, Verdict, VerdictFile
 
 def verdict_of(*verdicts):
     checks = tuple(
-        Check(name=f"c{at}", verdict=one, observed=1, bound=1, unit="", rule="observed = bound")
+        Check(name=f"c{at}", verdict=one, observed=1, bound=1, unit="", comparison="equals")
         for at, one in enumerate(verdicts)
     )
     return VerdictFile(

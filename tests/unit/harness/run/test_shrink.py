@@ -122,12 +122,10 @@ def verdict_of(*checks):
 
 def test_part_that_fails_at_the_other_bound_does_not_fail_as_the_whole():
     def check(sign, verdict):
-        return Check(
-            name="goodput_min_ratio", verdict=verdict, observed=0.5, bound=1, unit="", rule=f"observed {sign} bound. X"
-        )
+        return Check(name="goodput_min_ratio", verdict=verdict, observed=0.5, bound=1, unit="", comparison=sign)
 
-    whole = shrinking._failed(verdict_of(check(">=", Verdict.FAIL), check("<=", Verdict.PASS)))
-    part = shrinking._failed(verdict_of(check(">=", Verdict.PASS), check("<=", Verdict.FAIL)))
+    whole = shrinking._failed(verdict_of(check("min", Verdict.FAIL), check("max", Verdict.PASS)))
+    part = shrinking._failed(verdict_of(check("min", Verdict.PASS), check("max", Verdict.FAIL)))
     assert whole
     assert not whole & part
 

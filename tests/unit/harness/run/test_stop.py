@@ -112,7 +112,7 @@ def test_stop_condition_stops_after_its_holding_time(values):
 
 
 def verdict_of(*checks):
-    check = Check(name="a", verdict=Verdict.PASS, observed=1, bound=1, unit="", rule="observed = bound")
+    check = Check(name="a", verdict=Verdict.PASS, observed=1, bound=1, unit="", comparison="equals")
     return VerdictFile(
         experiment="x", seed=1, lab="soft", verdict=Verdict.PASS, checks=(check, *checks), faults=(), lab_state="CLEAN"
     )
@@ -158,7 +158,7 @@ def test_stop_condition_that_held_is_reported_with_time_and_value():
     lost, slow = output.checks[1:]
     assert (lost.name, lost.observed, lost.bound, lost.verdict) == ("stop.qp_errors", 3, 2, Verdict.FAIL)
     assert "at 12.0 s all faults were cleared" in lost.detail
-    assert lost.rule.split()[1] == "<="
+    assert lost.comparison == "max"
     assert (slow.name, slow.verdict) == ("stop.goodput_ratio", Verdict.PASS)
 
 

@@ -218,8 +218,8 @@ def test_point_whose_faults_did_nothing_is_inconclusive_and_has_no_number(execut
 @pytest.mark.parametrize("name", ["fired.loss", "routing.spray", "emulation"])
 def test_run_with_an_unmet_condition_has_no_number_though_its_verdict_is_fail(name):
     """FAIL outranks INCONCLUSIVE, so the verdict alone hides that the run proves nothing."""
-    unmet = Check(name=name, verdict=Verdict.INCONCLUSIVE, observed=0, bound=1, unit="", rule="", detail="not seen")
-    failed = Check(name="qp_errors", verdict=Verdict.FAIL, observed=2, bound=0, unit="", rule="", detail="")
+    unmet = Check(name=name, verdict=Verdict.INCONCLUSIVE, observed=0, bound=1, unit="", detail="not seen")
+    failed = Check(name="qp_errors", verdict=Verdict.FAIL, observed=2, bound=0, unit="", detail="")
     verdict = VerdictFile(
         experiment="x", seed=1, lab="soft", verdict=Verdict.FAIL, checks=(unmet, failed), faults=(), lab_state="CLEAN"
     )

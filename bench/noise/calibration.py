@@ -19,13 +19,7 @@ from scipy import special
 
 from bench.rows import Row, mark
 from faultbed.harness import confidence
-from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.confidence import Interval
-from faultbed.harness.experiment.experiment_file import Expectation
-from faultbed.harness.experiment.metrics import METRICS as TABLE
-from faultbed.harness.run.repeats import pooled
-from faultbed.harness.run.repeats.alpha_spending import FIRST
-from faultbed.harness.verdict import Verdict, VerdictFile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,9 +35,7 @@ __all__ = [
     "Cell",
     "cell",
     "measure",
-    "measure_a_a",
     "measure_limits",
-    "measure_until_decided",
     "noise",
     "worst",
 ]
@@ -264,71 +256,19 @@ METRICS: dict[str, Callable[[np.random.Generator, Shape, int, float, int], _Pair
 """Generators of (interval, true value) by kind of metric. The interval is None if it was not computed."""
 
 
-RUN_SPREAD = 0.027
-"""Deviation of the logarithm of jct_ratio between fault-free runs of 40 iterations on a soft lab.
-
-Derived from docs/numbers.md: 99 % intervals of such runs extended 10 % to either side (5 to 17 %), including the drift
-between runs. The method of that time took 3.7 standard errors.
-"""
-_POOLS = 1000
-_MOST = 10
-
-
-def measure_until_decided() -> Iterator[Row]:
-    """Yield rows about `run --until-decided --most 10` of `jct_ratio` against a bound of 1.05."""
-    for spread in (RUN_SPREAD, 1.5 * RUN_SPREAD):
-        title = f"runs that differ by {100 * spread:.1f} %"
-        outcomes = [_until_decided(1.10, spread, seed) for seed in range(_POOLS)]
-        failed = [runs for verdict, runs in outcomes if verdict is Verdict.FAIL]
-        share = len(failed) / _POOLS
-        yield (
-            f"jct_ratio of 1.10 against 1.05, {title}: decided within {_MOST} runs",
-            f"{100 * share:.1f} %",
-            f"after {np.median(failed):.0f} runs (median); wrong PASS {sum(v is Verdict.PASS for v, _ in outcomes)}",
-            ">= 90 %" if spread == RUN_SPREAD else "",
-            mark(reached=share >= 0.9) if spread == RUN_SPREAD else "",  # noqa: PLR2004 (the goal)
-        )
-        outcomes = [_until_decided(1.05, spread, seed) for seed in range(_POOLS)]
-        wrong = Cell(
-            series=_POOLS,
-            above=sum(verdict is Verdict.FAIL for verdict, _ in outcomes),
-            below=sum(verdict is Verdict.PASS for verdict, _ in outcomes),
-            refused=0,
-        )
-        yield worst(f"jct_ratio of 1.05 against 1.05, {title}: wrong FAIL / wrong PASS", [wrong])
-
-
-def measure_a_a() -> Iterator[Row]:
-    """Yield a row about synthetic fault-free runs against their fault-free twins, which drift by `RUN_SPREAD` overall.
-
-    A fault without effect acts in the middle third. Without a fault, the whole run would measure the difference between
-    run and twin, and no verdict could be wrong.
-    """
-    count, rng = 60, np.random.default_rng(1)
-    quiet = np.ones(count, dtype=np.bool_)
-    quiet[count // 3 : 2 * count // 3] = False
-    intervals = []
-    for run, twin in zip(*(noise("normal", rng, _POOLS, count, 0.5) for _ in range(2)), strict=True):
-        drifted = run * math.exp(RUN_SPREAD * rng.normal())
-        intervals.append(confidence.total_ratio(drifted, twin, quiet=quiet, before=count // 3))
-    decided = [interval for interval in intervals if interval is not None]
-    wrong = Cell(
-        series=_POOLS,
-        above=sum(interval.low > 1 for interval in decided),
-        below=sum(interval.high < 1 for interval in decided),
-        refused=len(intervals) - len(decided),
-    )
-    share = 100 * wrong.refused / _POOLS
-    yield worst(
-        f"jct_ratio of a fault-free run and its twin, bound 1.0 (A/A; {share:.0f} % without an interval)", [wrong]
-    )
+_LIMIT_SERIES = 1000
+"""Number of series in each row of the known limits."""
 
 
 def measure_limits() -> Iterator[Row]:
     """Yield rows about noise that violates the assumptions of the intervals. These rows have no goal."""
     count, often, rng = 100, 0.02, np.random.default_rng(2)
-    white, slow = (noise("normal", rng, _POOLS, count, phi) - 1 for phi in (0.0, 0.98))
-    rare = np.where(rng.random((_POOLS, count)) < often, 0.5, 0.0) + noise("normal", rng, _POOLS, count, 0.0) / 5 + 0.8
+    white, slow = (noise("normal", rng, _LIMIT_SERIES, count, phi) - 1 for phi in (0.0, 0.98))
+    rare = (
+        np.where(rng.random((_LIMIT_SERIES, count)) < often, 0.5, 0.0)
+        + noise("normal", rng, _LIMIT_SERIES, count, 0.0) / 5
+        + 0.8
+    )
     for noise_name, series, truth in (
         ("white noise that hides equally large slow noise (φ = 0.98)", 1 + (white + slow) / math.sqrt(2), 1.0),
         ("one iteration in fifty takes 1.5 times as long", rare, 1 + 0.5 * often),
@@ -336,33 +276,7 @@ def measure_limits() -> Iterator[Row]:
         intervals = [confidence.mean_interval(values) for values in series]
         decided = [interval for interval in intervals if interval is not None]
         wrong = sum(interval.low > truth for interval in decided), sum(interval.high < truth for interval in decided)
-        above, below = (100 * count_beyond / _POOLS for count_beyond in wrong)
-        refused = 100 * (_POOLS - len(decided)) / _POOLS
-        details = f"{refused:.0f} % without an interval, n = {count}, {_POOLS:,} series"
+        above, below = (100 * count_beyond / _LIMIT_SERIES for count_beyond in wrong)
+        refused = 100 * (_LIMIT_SERIES - len(decided)) / _LIMIT_SERIES
+        details = f"{refused:.0f} % without an interval, n = {count}, {_LIMIT_SERIES:,} series"
         yield f"known limit: {noise_name}", f"{above:.1f} % / {below:.1f} %", details, "", ""
-
-
-def _until_decided(truth: float, spread: float, seed: int) -> tuple[Verdict, int]:
-    """Return the verdict of one pool, and the number of runs that it took."""
-    values = truth * np.exp(spread * np.random.default_rng(seed).normal(size=_MOST))
-    expected = [Expectation(metric=TABLE["jct_ratio"], maximum=1.05)]
-    trials = [_synthetic_run(number, float(value)) for number, value in enumerate(values)]
-    for runs in range(FIRST, _MOST + 1):
-        pooled_file = pooled.pool(trials[:runs], expected, most=_MOST)
-        if not pooled.undecided(pooled_file):
-            return pooled_file.verdict, runs
-    return pooled_file.verdict, _MOST
-
-
-def _synthetic_run(number: int, ratio: float) -> pooled.Trial:
-    verdict = VerdictFile(
-        experiment="x",
-        seed=number,
-        lab="made up",
-        verdict=Verdict.INCONCLUSIVE,
-        checks=(),
-        faults=(),
-        lab_state="CLEAN",
-    )
-    metrics = {"jct_ratio": Observation(value=ratio, detail="")}
-    return pooled.Trial(run_dir=str(number), verdict=verdict, metrics=metrics)
