@@ -30,10 +30,10 @@ from bench import packets as bench_packets
 from bench import restarts as bench_restarts
 from bench import telemetry as bench_telemetry
 from bench import traffic as bench_traffic
-from bench.results import pages as bench_pages
-from bench.results import query as bench_query
 from bench.noise import calibration as bench_calibration
 from bench.noise import decisions, noises
+from bench.results import pages as bench_pages
+from bench.results import query as bench_query
 from bench.rows import MISSED, OPEN, REACHED, Row, mark, ratio
 from bench.throughput import perftest as traffic_bench
 from bench.throughput import taper as bench_taper

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from faultbed.harness.bounds import Bound, bounds_of, check_bound, sampled_bounds
 from faultbed.harness.analysis.noise import tolerance_of
+from faultbed.harness.bounds import Bound, bounds_of, check_bound, sampled_bounds
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import PER_FAULT_PREFIXES
 from faultbed.harness.ledger.claims import Claim
