@@ -82,31 +82,36 @@ def test_permutation_exists_for_a_rack_with_half_of_the_rnics():
     assert len({dst for _, dst in pairs}) == 24
 
 
-def test_bisection_is_a_geometric_mean_with_an_interval_from_three_trials():
+def test_bisection_is_a_median_with_an_interval_from_eight_trials():
     assert bisection_of([]) == (None, None)
     value, interval = bisection_of(trials(0.9, 0.4))
-    assert (value, interval) == (pytest.approx(0.6), None)
-    value, interval = bisection_of(trials(0.35, 0.36, 0.37))
-    assert interval.low < 0.357 < interval.high
+    assert (value, interval) == (pytest.approx(0.65), None)
+    assert bisection_of(trials(*[0.36] * 7))[1] is None
+    value, interval = bisection_of(trials(*(0.35 + 0.001 * number for number in range(9))))
+    assert (value, interval.low, interval.high) == (pytest.approx(0.354), pytest.approx(0.35), pytest.approx(0.358))
     assert bisection_of([*trials(0.3, 0.3), Trial(flows=8, aggregate_bps=0.0, solo_bps=1.0)]) == (None, None)
 
 
-def test_bisection_interval_has_its_nominal_coverage():
+def test_bisection_that_one_permutation_in_ten_halves_is_no_pass_at_its_median():
+    """Five permutations, of which 90 % were full and 10 % half, used to be PASS in 60 % of cases."""
     rng = np.random.default_rng(1)
-    missed = 0
-    for _ in range(1000):
-        _, interval = bisection_of(trials(*np.exp(np.log(0.36) + 0.05 * rng.normal(size=5))))
-        missed += not interval.low <= 0.36 <= interval.high
-    assert missed <= 25, "1 % of 1000, and chance"
+    verdicts = [
+        judge_tier(
+            "zone", trials(*np.where(rng.random(9) < 0.1, 0.5, 1.0 + 0.01 * rng.normal(size=9))), 0.8, least=1.0,
+            limit="", level=LEVEL,
+        ).verdict
+        for _ in range(400)
+    ]  # fmt: skip
+    assert max(verdicts.count(Verdict.PASS), verdicts.count(Verdict.FAIL)) <= 10
 
 
 @pytest.mark.parametrize(
     ("ratios", "least", "limit", "verdict"),
     [
-        ((0.95, 0.96, 0.97), None, "", Verdict.PASS),
-        ((0.95, 0.96, 0.97), 0.5, "", Verdict.PASS),
-        ((0.95, 0.96, 0.97), 0.999, "", Verdict.INCONCLUSIVE),
-        ((0.35, 0.36, 0.355, 0.352), 0.9, "", Verdict.FAIL),
+        ((0.95, 0.96, 0.97) * 3, None, "", Verdict.PASS),
+        ((0.95, 0.96, 0.97) * 3, 0.5, "", Verdict.PASS),
+        ((0.95, 0.96, 0.97), 0.5, "", Verdict.INCONCLUSIVE),
+        ((0.35, 0.36, 0.355, 0.352) * 2, 0.9, "", Verdict.FAIL),
         ((0.95, 0.96), None, "", Verdict.INCONCLUSIVE),
         ((0.95, 0.96, 0.97), None, "50 of 60 Mb/s", Verdict.INCONCLUSIVE),
         ((), None, "no rates", Verdict.INCONCLUSIVE),
@@ -213,7 +218,8 @@ def test_bisection_table_states_the_level_of_its_intervals(monkeypatch, tmp_path
     """With --min, each tier is a check that can fail by chance, so three tiers need wider intervals than 99 %."""
     names = ("rack", "zone", "fabric")[:tiers]
     results = tuple(
-        judge_tier(name, trials(0.95, 0.96, 0.97), 0.8, least=0.5, limit="", level=level_for(tiers)) for name in names
+        judge_tier(name, trials(*(0.95, 0.96, 0.97) * 3), 0.8, least=0.5, limit="", level=level_for(tiers))
+        for name in names
     )
     holding = SimpleNamespace(heartbeat=lambda: None, refresh=lambda: None)
     lab = SimpleNamespace(kind="soft", name="soft-zones", state_dir=tmp_path)
