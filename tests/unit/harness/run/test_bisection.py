@@ -271,7 +271,9 @@ def routed(monkeypatch, tmp_path):
         def one_tier(lab, *_):
             schemes.append(lab.scheme)
             return (
-                tier() if tier else judge_tier("zone", trials(0.95, 0.96, 0.97), 0.8, least=None, limit="", level=LEVEL)
+                tier()
+                if tier
+                else judge_tier("zone", trials(*(0.95, 0.96, 0.97) * 3), 0.8, least=None, limit="", level=LEVEL)
             )
 
         def finish(*_, left=left):
