@@ -194,7 +194,7 @@ def test_capture_that_has_every_packet_twice_hides_no_broken_rule(twice):
     analysis = analyse(wire.frames())
     assert bool(analysis.doubts) is twice
     assert analysis.violations == (0 if twice else 1)
-    assert all("the capture has each packet twice" in doubt for doubt in analysis.doubts)
+    assert not twice or "the capture has each packet twice" in analysis.doubts[0]
 
 
 def test_packets_command_counts_duplicates(tmp_path):

@@ -322,8 +322,8 @@ def test_analysis_of_unordered_frames_only_adds_a_note(play, at, seed):
     def renumbered(analysis, numbers):
         flows = [msgspec.to_builtins(flow) for flow in analysis.flows]
         for flow in flows:
-            for episode in flow["episodes"]:
-                episode["frame"] = numbers[episode["frame"]]
+            for named in (*flow["episodes"], *flow["negative"]):
+                named["frame"] = numbers[named["frame"]]
         return flows
 
     assert renumbered(all_analysis, {number: number for number in frame_of}) == renumbered(want, frame_of)
