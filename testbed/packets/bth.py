@@ -235,7 +235,9 @@ def is_rnr(syndrome: NDArray[np.int16]) -> NDArray[np.bool_]:
 
 def is_syndrome_known(syndrome: NDArray[np.int16]) -> NDArray[np.bool_]:
     """Return which syndromes have a meaning on RC and XRC; others are reserved. Packets without an AETH have one."""
-    return (syndrome < 0) | is_ack(syndrome) | is_rnr(syndrome) | (syndrome == NAK_SEQUENCE) | is_fatal(syndrome)
+    named = is_ack(syndrome) | is_rnr(syndrome) | is_fatal(syndrome)
+    known: NDArray[np.bool_] = (syndrome < 0) | (syndrome == NAK_SEQUENCE) | named
+    return known
 
 
 def syndrome_name(value: int) -> str:

@@ -168,6 +168,16 @@ def _records(data: Bytes, at: Indices, layout: np.dtype[Any]) -> NDArray[Any]:
     return records
 
 
+_SAMPLE = 4096
+
+
+def _distinct(numbers: Indices) -> Indices:
+    """Return the distinct numbers, sorted. There are few addresses among many packets, and most occur early."""
+    values = np.unique(numbers[:_SAMPLE])
+    is_new = values[np.minimum(np.searchsorted(values, numbers), len(values) - 1)] != numbers
+    return np.union1d(values, numbers[is_new]) if is_new.any() else values
+
+
 def _addresses(
     data: Bytes, ip: Indices, v4: NDArray[np.bool_]
 ) -> tuple[tuple[str, ...], NDArray[np.int32], NDArray[np.int32]]:
@@ -177,8 +187,7 @@ def _addresses(
     if len(four):
         addresses = _records(data, ip[four] + 12, _PAIR)
         addresses = np.concatenate([addresses["src"], addresses["dst"]]).astype(np.int64)
-        # Without return_inverse numpy need not sort: there are few addresses among many packets.
-        values = np.sort(np.unique(addresses))
+        values = _distinct(addresses)
         index = np.searchsorted(values, addresses)
         names += [str(ipaddress.IPv4Address(int(value))) for value in values]
         src[four], dst[four] = index[: len(four)], index[len(four) :]

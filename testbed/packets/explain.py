@@ -133,7 +133,9 @@ def _dissected(content: bytes, link_type: int) -> Iterator[Layer]:
     layer: Any = first(content)
     while not isinstance(layer, NoPayload):
         if not isinstance(layer, _BEYOND_FIELDS):
-            yield Layer(name=layer.name, fields=_fields(layer), length=len(layer) - len(layer.payload))
+            yield Layer(
+                name=layer.name, fields=_fields(layer), length=len(layer.original) - len(layer.payload.original)
+            )
         layer = layer.payload
 
 
@@ -152,7 +154,12 @@ def _has_fcs(frame: bytes, packet_end: int) -> bool:
 
 
 def _fields(layer: Any) -> dict[str, str]:
-    values = {field.name: str(field.i2repr(layer, layer.getfieldval(field.name))) for field in layer.fields_desc}
+    # A field that the frame is too short for has a default, for which scapy may ask the network (an ARP request).
+    values = {
+        field.name: str(field.i2repr(layer, layer.fields[field.name]))
+        for field in layer.fields_desc
+        if field.name in layer.fields
+    }
     if isinstance(layer, BTH):
         values["opcode"] = f"{opcode_name(int(layer.opcode))} (0x{int(layer.opcode):02x})"
         icrc = layer.icrc
