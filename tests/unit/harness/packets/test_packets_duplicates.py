@@ -42,6 +42,8 @@ def double(wire, chosen, *, after=0):
 def story(flow):
     """Return the parts of a flow's report that copies must not change, without frame numbers."""
     actual = {name: value for name, value in msgspec.structs.asdict(flow).items() if name not in OWN}
+    # Their frame numbers move with the copies before them.
+    actual["negative"] = [(nak.psn, nak.syndrome) for nak in flow.negative]
     episodes = [
         (episode.cause, episode.psn, episode.missing, episode.resent, episode.retry, episode.signal_ns)
         for episode in flow.episodes
