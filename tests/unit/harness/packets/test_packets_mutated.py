@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.optimize
+import scipy.sparse.csgraph  # noqa: F401 - both are imported late by the product, and must not count as time of a file
 from samples import samples
 
 from faultbed.harness.packets.analysis import analyse
