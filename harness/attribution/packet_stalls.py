@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from faultbed.harness.findings import Attribution
 from faultbed.harness.packets.analysis import FlowReport
-from faultbed.harness.packets.episodes import Episode
+from faultbed.harness.packets.episodes import Cause, Episode
 from faultbed.harness.packets.evidence import Evidence
 from faultbed.harness.quantities import format_duration
 from faultbed.harness.record.measurements import Measurements, RankSeries
@@ -98,7 +98,13 @@ def _waited_ns(episode: Episode) -> int:
     return episode.silence_ns if episode.gap_ns is None else max(episode.silence_ns, episode.resent_ns - episode.gap_ns)
 
 
-_AWAITED = {"timer": "a timer", "nak": "a NAK", "rnr": "a receiver that was not ready"}
+_AWAITED: dict[Cause, str] = {
+    "timer": "a timer",
+    "nak": "a NAK",
+    "rnr": "a receiver that was not ready",
+    "gap": "missing response data",
+    "unknown": "a reason that was not captured",
+}
 """What a sender waited for, by the cause of its go-back."""
 
 

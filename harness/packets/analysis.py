@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -11,22 +12,34 @@ import numpy as np
 
 from faultbed.harness.packets import gobackn
 from faultbed.harness.packets.congestion_signals import Congestion, congestion
-from faultbed.harness.packets.doubts import Capture, doubts, psn_jumps
+from faultbed.harness.packets.doubts import Capture, doubts, psn_jumps, unfinished_flow
 from faultbed.harness.packets.duplicates import without_copies
 from faultbed.harness.packets.episodes import Episode, episodes
 from faultbed.harness.packets.flows import Flow, Side, flows_of
-from faultbed.harness.packets.gobackn import Violation
-from faultbed.testbed.packets.bth import is_nak, is_rnr
+from faultbed.harness.packets.read_data import DataTrack, data_violations, track_data
+from faultbed.harness.packets.violation import Violation
+from faultbed.testbed.packets.bth import is_fatal, is_nak, is_rnr, syndrome_name
 from faultbed.testbed.packets.columns import decode
 
 if TYPE_CHECKING:
     from faultbed.testbed.packets.capture_file import Frames
     from faultbed.testbed.packets.columns import Packets
 
-__all__ = ["Analysis", "FlowReport", "analyse"]
+__all__ = ["Analysis", "FlowReport", "Nak", "analyse"]
 
 KEPT = 1000
 """Episodes, and violations, that are listed individually for each flow; all are counted."""
+
+
+class Nak(msgspec.Struct, frozen=True, kw_only=True):
+    """A negative acknowledgement: its frame, PSN and AETH syndrome, what that means, and if it ends the connection."""
+
+    frame: int
+    time_ns: int
+    psn: int
+    syndrome: int
+    meaning: str
+    is_fatal: bool
 
 
 class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,11 +56,17 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     reordered            missing PSNs that arrived late without a retransmission
     dropped_ahead        requests out of order that the receiver had to drop
     lost_behind          NAKs for packets that had passed the receiver's port
-    naks, rnrs           negative acknowledgements
-    causes               episodes by cause: nak, rnr, timer
+    naks, rnrs           negative acknowledgements; `negative` lists the first of both
+    data_missing         packets of READ and atomic responses that had not passed when a later response did
+    data_returned        those of them that were requested and came again
+    data_reordered       those of them that came late without a new request
+    data_repeated        response packets with data that passed again without a new request
+    causes               episodes by cause: nak, rnr, gap, timer, unknown
     broken               violations by rule
     is_ambiguous         responses match several queue pairs: rules of responses and causes were not checked
     is_doubled           a host's port has each packet twice: rules of that port were not checked
+    is_checked           its rules were checked, as far as its port and its responses allow
+    transport            RC (XRC included) or UC
     """
 
     port: str
@@ -79,6 +98,13 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     response_duplicates: int = 0
     is_ambiguous: bool = False
     is_doubled: bool = False
+    is_checked: bool = True
+    transport: Literal["RC", "UC"] = "RC"
+    data_missing: int = 0
+    data_returned: int = 0
+    data_reordered: int = 0
+    data_repeated: int = 0
+    negative: tuple[Nak, ...] = ()
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +127,11 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
         """Number of broken rules in all flows."""
         return sum(sum(flow.broken.values()) for flow in self.flows)
 
+    @property
+    def fatal_naks(self) -> tuple[tuple[FlowReport, Nak], ...]:
+        """The NAKs that ended a connection, each with its flow."""
+        return tuple((flow, nak) for flow in self.flows for nak in flow.negative if nak.is_fatal)
+
 
 def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Analysis:
     """Decode a capture, sort it by time, split it into flows, and check each flow.
@@ -117,14 +148,14 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Anal
     if host_ports is None:
         host_ports = [name.count(":") == 2 for name in frames.interfaces]  # noqa: PLR2004 - see the docstring
     flows, unpaired = flows_of(packets, host_ports=host_ports)
-    pairs = [(flow, without_copies(packets, flow)) for flow in flows]
+    followed = [_Followed.of(packets, flow) for flow in flows]
     capture = Capture(
         frames=frames,
         packets=packets,
         behind_ns=behind_ns,
         host_ports=host_ports,
         flows=flows,
-        doubled=[whole for whole, single in pairs if single.is_doubled and whole.side != "between"],
+        doubled=[one.whole for one in followed if one.single.is_doubled and one.whole.side != "between"],
         unpaired=unpaired,
     )
     jumps = psn_jumps(capture)
@@ -133,17 +164,40 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Anal
         notes.append(
             f"{late:,} packets come after later ones in the file, by up to {behind_ns / 1e9:.6f} s: sorted by time"
         )
+    reports = [
+        _report(packets, one, frames.interfaces[one.whole.port], check_rules=capture.has_all_packets_in_order)
+        for one in followed
+    ]
+    unfinished = [
+        doubt
+        for one, report in zip(followed, reports, strict=True)
+        for doubt in unfinished_flow(packets, one.single, one.data, report)
+    ]
     return Analysis(
         frames=len(frames),
         roce=len(packets),
         ports=frames.interfaces,
-        flows=tuple(
-            _report(packets, whole, flow, frames.interfaces[flow.port], check_rules=capture.has_all_packets_in_order)
-            for whole, flow in pairs
-        ),
-        doubts=doubts(capture, jumps),
+        flows=tuple(reports),
+        doubts=(*doubts(capture, jumps), *unfinished),
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Followed:
+    """A flow as captured, without the copies that the network made, and its state at each packet."""
+
+    whole: Flow
+    single: Flow
+    tracked: gobackn.Track
+    data: DataTrack
+
+    @classmethod
+    def of(cls, packets: Packets, whole: Flow) -> _Followed:
+        single = without_copies(packets, whole)
+        tracked = gobackn.track(packets, single)
+        data = track_data(packets, single, tracked, has_copies=len(single.psn) < len(whole.psn))
+        return cls(whole=whole, single=single, tracked=tracked, data=data)
 
 
 def _in_time_order(packets: Packets) -> tuple[Packets, int, int]:
@@ -161,12 +215,21 @@ def _in_time_order(packets: Packets) -> tuple[Packets, int, int]:
     return packets.take(np.argsort(packets.time_ns, kind="stable")), late, most
 
 
-def _report(packets: Packets, whole: Flow, flow: Flow, port: str, *, check_rules: bool) -> FlowReport:
-    """Check `flow`, which is `whole` without the copies that the network made, and count both."""
-    tracked = gobackn.track(packets, flow)
+def _report(packets: Packets, followed: _Followed, port: str, *, check_rules: bool) -> FlowReport:
+    """Check a flow without the copies that the network made, and count all of its packets."""
+    whole, flow, tracked, data = followed.whole, followed.single, followed.tracked, followed.data
     # Without its responses the reason for a retransmission is unknown.
-    go_backs = [] if flow.is_ambiguous else list(episodes(packets, flow, tracked))
-    broken = gobackn.violations(packets, flow, tracked) if check_rules else []
+    has_reasons = not (flow.is_ambiguous or flow.is_unreliable)
+    go_backs = list(episodes(packets, flow, tracked, data)) if has_reasons else []
+    is_checked = check_rules and flow.is_mtu_known and not len(flow.strange)
+    broken: list[Violation] = []
+    if is_checked:
+        broken = [
+            *gobackn.violations(packets, flow, tracked),
+            *data_violations(packets, flow, tracked),
+            *data.broken,
+        ]
+        broken.sort(key=lambda violation: violation.frame)
     syndrome = packets.syndrome[flow.responses]
     missing = int((flow.psn[tracked.jumps] - tracked.top[tracked.jumps - 1]).sum())
     late = _count_late(flow, tracked)
@@ -203,7 +266,31 @@ def _report(packets: Packets, whole: Flow, flow: Flow, port: str, *, check_rules
         response_duplicates=len(whole.responses) - len(flow.responses),
         is_ambiguous=flow.is_ambiguous,
         is_doubled=bool(flow.is_doubled) and whole.side != "between",
+        is_checked=is_checked,
+        transport="UC" if flow.is_unreliable else "RC",
+        data_missing=data.missing,
+        data_returned=data.returned,
+        data_reordered=data.reordered,
+        data_repeated=data.repeated,
+        negative=tuple(_negative(packets, flow)),
     )
+
+
+def _negative(packets: Packets, flow: Flow) -> Iterator[Nak]:
+    """Yield the negative acknowledgements of a flow: the first of each kind, and all that end a connection."""
+    syndrome = packets.syndrome[flow.responses]
+    is_final = is_fatal(syndrome)
+    chosen = np.flatnonzero(is_nak(syndrome) | is_rnr(syndrome))
+    for row in np.union1d(chosen[:KEPT], np.flatnonzero(is_final)[:KEPT]).tolist():
+        at = int(flow.responses[row])
+        yield Nak(
+            frame=int(packets.number[at]),
+            time_ns=int(packets.time_ns[at]),
+            psn=int(packets.psn[at]),
+            syndrome=int(syndrome[row]),
+            meaning=syndrome_name(int(syndrome[row])),
+            is_fatal=bool(is_final[row]),
+        )
 
 
 def _count_late(flow: Flow, tracked: gobackn.Track) -> int:

@@ -10,15 +10,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from faultbed.testbed.packets.bth import PSN_SPACE, distance
+from faultbed.testbed.packets.bth import ACKNOWLEDGE, OPERATION, PSN_SPACE, distance, is_ack, is_syndrome_known
 from faultbed.testbed.suggestions import first_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from faultbed.harness.packets.analysis import FlowReport
     from faultbed.harness.packets.flows import Flow, Unpaired
+    from faultbed.harness.packets.read_data import DataTrack
     from faultbed.testbed.packets.capture_file import Frames
     from faultbed.testbed.packets.columns import Packets
 
-__all__ = ["Capture", "PsnJump", "doubts", "psn_jumps"]
+__all__ = ["Capture", "PsnJump", "doubts", "psn_jumps", "unfinished_flow"]
 
 NEEDED_BYTES = 70
 CLOCK_STEP_NS = 1_000_000_000
@@ -111,7 +116,7 @@ def _empty(capture: Capture) -> Iterator[str]:
         yield f"none of {len(frames):,} frames can be decoded as RoCEv2 (UDP port 4791 over IPv4 or IPv6)"
     elif not flows:
         yield f"{len(packets):,} RoCEv2 packets, but no request of a reliable connection: nothing to check"
-    elif not any(len(flow.responses) or flow.is_ambiguous for flow in flows):
+    elif not any(len(flow.responses) or flow.is_ambiguous or flow.is_unreliable for flow in flows):
         yield "no response to any request was captured, so rules of responses were not checked; capture both directions"
 
 
@@ -127,8 +132,9 @@ def _not_decoded(capture: Capture) -> Iterator[str]:
         yield (f"{packets.not_decoded:,} RoCEv2 packets are fragments and were not decoded, so no rule was checked")
     if packets.hidden:
         yield (
-            f"{packets.hidden:,} frames are encrypted (IPsec, MACsec) or in a tunnel (VXLAN, Geneve, GRE, IP in IP, "
-            "MPLS, PPPoE): RoCEv2 in them was not seen, so no rule was checked; capture where they are not"
+            f"{sum(packets.hidden.values()):,} frames may hold RoCEv2 that is not decoded "
+            f"({', '.join(f'{count:,} in {name}' for name, count in sorted(packets.hidden.items()))}), so no rule was "
+            "checked; capture where the packets are not in it"
         )
     if dropped:
         yield (
@@ -183,6 +189,60 @@ def _one_direction(capture: Capture) -> Iterator[str]:
         if len(sides) == 1:
             captured = "left the port towards the host" if sides == {1} else "came in from the host"
             yield f"{capture.frames.interfaces[port]}: all packets {captured}: responses were not checked there"
+
+
+def unfinished_flow(packets: Packets, flow: Flow, data: DataTrack, report: FlowReport) -> Iterator[str]:
+    """Yield what is not known of one flow: packets without a known meaning, and what the capture's end left open."""
+    name = f"{flow.src} -> {flow.dst} QP {flow.dqpn}{f' at {report.port}' if report.port else ''}"
+    if len(flow.strange):
+        numbers = sorted({f"0x{opcode:02x}" for opcode in packets.opcode[flow.strange].tolist()})
+        yield (
+            f"{name}: {_packets_of(packets, flow.strange)} have the opcode {first_of(numbers, _NAMED)}, which is none "
+            "of RC, XRC, UC, UD or CNP: how many PSNs it takes is not known, so no rule of this flow was checked"
+        )
+    if not flow.is_mtu_known:
+        yield (
+            f"{name}: no packet shows the path MTU, so how many PSNs its READs take is not known and no rule of this "
+            "flow was checked; capture both directions"
+        )
+    syndrome = packets.syndrome[flow.responses]
+    is_data = OPERATION[packets.opcode[flow.responses]] != ACKNOWLEDGE
+    odd = flow.responses[~is_syndrome_known(syndrome) | (is_data & (syndrome >= 0) & ~is_ack(syndrome))]
+    if len(odd):
+        numbers = sorted({f"0x{value:02x}" for value in packets.syndrome[odd].tolist()})
+        yield (
+            f"{name}: {_packets_of(packets, odd)} have the AETH syndrome {first_of(numbers, _NAMED)}, which is "
+            "reserved there: what the responder meant is not known"
+        )
+    if unexplained := report.causes.get("unknown", 0):
+        first = next((episode.frame for episode in report.episodes if episode.cause == "unknown"), None)
+        yield (
+            f"{name}: {unexplained:,} retransmissions{'' if first is None else f', the first one in frame {first}'}, "
+            "have no reason that was captured: neither a NAK, nor a gap in response data, nor a silence"
+        )
+    if report.is_checked and not flow.is_unreliable and not any(nak.is_fatal for nak in report.negative):
+        yield from _left_open(name, flow, data, report)
+
+
+def _packets_of(packets: Packets, rows: NDArray[np.int64]) -> str:
+    return f"{len(rows):,} packets from frame {int(packets.number[rows[0]])} on"
+
+
+def _left_open(name: str, flow: Flow, data: DataTrack, report: FlowReport) -> Iterator[str]:
+    """Yield what had not arrived when the capture ended. A sender that goes on without it would break the standard."""
+    gap = data.open_gap
+    if gap is not None and "read-abandoned" not in report.broken:
+        yield (
+            f"{name}: data of PSN {gap.psn % PSN_SPACE} had not arrived in order when later responses did (frame "
+            f"{gap.frame}), and was not requested again before the capture ended: whether the requester went on "
+            "without it is not known"
+        )
+    never = report.missing - report.returned - report.reordered
+    if never and flow.side != "sender" and len(flow.responses):
+        yield (
+            f"{name}: {never:,} missing PSNs had not been sent again when the capture ended, or took another path: "
+            "whether they were ever delivered is not known"
+        )
 
 
 def _at_port(capture: Capture, port: int) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 
 from faultbed.harness.packets.gobackn import TIMERS_FROM_NS, answers
 from faultbed.inject.mechanisms.soft.hop import CORRUPTED_ID
-from faultbed.testbed.packets.bth import COMPARE_SWAP, FETCH_ADD, NAK_SEQUENCE, READ_REQUEST, is_rnr
+from faultbed.testbed.packets.bth import IS_ANSWERED_BY_DATA, NAK_SEQUENCE, is_rnr
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -178,7 +178,7 @@ class _Judge:
             requested=answer[signals],
             before_nak=before_response[signals],
             before_response=before_response,
-            by_response=np.isin(packets.opcode[flow.requests], (READ_REQUEST, COMPARE_SWAP, FETCH_ADD)),
+            by_response=IS_ANSWERED_BY_DATA[packets.opcode[flow.requests]],
             at_psn=at_psn,
         )
 

@@ -5,6 +5,9 @@ header names both QPs of a pair: a request carries the responder's QPN, a respon
 two belong together (`faultbed.harness.packets.pairing`). If two pairings match equally well, the flow is marked
 ambiguous and has no responses: a guess could report queue pairs that follow the rules.
 
+XRC is checked as RC is. Requests of an unreliable connection (UC) are flows without responses. A packet whose opcode no
+table has is part of the flow that its queue pair numbers name: it takes PSNs, but how many is not known.
+
 A queue pair that is connected again begins with another PSN, and may have the same number: its packets are a flow of
 their own. So are those behind a gap that no window explains (`faultbed.harness.packets.pairing.NEAR`).
 """
@@ -12,14 +15,14 @@ their own. So are those behind a gap that no window explains (`faultbed.harness.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from faultbed.harness.packets.pairing import NEAR, Requests, pair
 from faultbed.testbed.errors import UsageError
-from faultbed.testbed.packets.bth import IS_REQUEST, IS_RESPONSE, READ_REQUEST, distance
+from faultbed.testbed.packets.bth import IS_CHECKED, IS_READ, IS_REQUEST, IS_RESPONSE, IS_UNRELIABLE, distance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,8 +36,9 @@ __all__ = ["Flow", "Side", "Unpaired", "flows_of"]
 Side = Literal["sender", "receiver", "between"]
 """Capture point: at the requester's own port, at the responder's, or somewhere between them."""
 
-_FIRST_OR_MIDDLE = (0x00, 0x01, 0x06, 0x07)
-_READ_FIRST_OR_MIDDLE = (0x0D, 0x0E)
+_FIRST_OR_MIDDLE = [prefix | code for prefix in (0x00, 0x20, 0xA0) for code in (0x00, 0x01, 0x06, 0x07)]
+_READ_FIRST_OR_MIDDLE = (0x0D, 0x0E, 0xAD, 0xAE)
+_MTUS = (256, 512, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,6 +49,8 @@ class Flow:
     is how many PSNs each request takes: 1, or for a READ the number of packets in its response. `reply_qpn` is the QP
     that the responses go to; None if no response was seen or the flow is ambiguous. `is_ambiguous`: responses of
     several queue pairs match these requests equally well. `is_doubled`: the capture contains each of its packets twice.
+    `is_mtu_known` is False if the number of PSNs of its READs is a guess. `is_unreliable`: it is a flow of UC.
+    `strange` are packets of its queue pairs, in either direction, whose opcode is unknown.
     """
 
     port: int
@@ -58,8 +64,11 @@ class Flow:
     responses: Indices
     psn: Indices
     span: Indices
+    strange: Indices
     is_ambiguous: bool = False
     is_doubled: bool = False
+    is_mtu_known: bool = True
+    is_unreliable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +83,7 @@ class Unpaired:
 
 
 def flows_of(packets: Packets, *, host_ports: Sequence[bool]) -> tuple[list[Flow], list[Unpaired]]:
-    """Return the RC flows of a capture, in the order of their first packet, and the responses that match none of them.
+    """Return the RC, XRC and UC flows of a capture, in the order of their first packet, and unmatched responses.
 
     `host_ports` says for each captured interface whether a host is at its far end. An outbound request on such a port
     is about to reach its receiver; an inbound one has just left its sender.
@@ -84,7 +93,8 @@ def flows_of(packets: Packets, *, host_ports: Sequence[bool]) -> tuple[list[Flow
     """
     requests_by_ends: dict[tuple[int, int, int], list[Indices]] = {}
     responses_by_ends: dict[tuple[int, int, int], list[Indices]] = {}
-    for group in _groups(packets, IS_REQUEST[packets.opcode]):
+    strange = _strange(packets)
+    for group in _groups(packets, IS_REQUEST[packets.opcode] | _requests_among(packets, strange)):
         port, src, dst = _ends(packets, group)
         requests_by_ends.setdefault((port, src, dst), []).append(group)
     for group in _groups(packets, IS_RESPONSE[packets.opcode]):
@@ -96,13 +106,52 @@ def flows_of(packets: Packets, *, host_ports: Sequence[bool]) -> tuple[list[Flow
     for ends, groups in requests_by_ends.items():
         candidates = responses_by_ends.pop(ends, [])
         parts = [part for group in groups for part in _requests(packets, group, candidates)]
-        pairing = pair(packets, [part for part, _ in parts], candidates)
-        for (part, mtu), partner, is_ambiguous in zip(parts, pairing.partner, pairing.is_ambiguous, strict=True):
+        pairing = pair(packets, [part for part, *_ in parts], candidates)
+        for (part, mtu, is_known), partner, is_ambiguous in zip(
+            parts, pairing.partner, pairing.is_ambiguous, strict=True
+        ):
             responses = candidates[partner] if partner >= 0 and not is_ambiguous else np.zeros(0, dtype=np.int64)
-            flows.append(_flow(packets, part, responses, mtu, host_ports, is_ambiguous=is_ambiguous))
+            flow = _flow(packets, part, responses, mtu, host_ports, is_ambiguous=is_ambiguous, is_mtu_known=is_known)
+            flows.append(replace(flow, strange=_strange_of(packets, strange, part, responses)))
         unpaired += [_unpaired(packets, candidates[unmatched]) for unmatched in pairing.left]
     unpaired += [_unpaired(packets, group) for groups in responses_by_ends.values() for group in groups]
+    for group in _groups(packets, IS_UNRELIABLE[packets.opcode]):
+        nothing = np.zeros(0, dtype=np.int64)
+        for part, mtu, _ in _requests(packets, group, []):
+            flow = _flow(packets, part, nothing, mtu, host_ports, is_ambiguous=False, is_mtu_known=True)
+            flows.append(replace(flow, is_unreliable=True))
     return sorted(flows, key=lambda flow: int(flow.requests[0])), unpaired
+
+
+def _strange(packets: Packets) -> Indices:
+    """Return the packets whose opcode no table has."""
+    seen = np.flatnonzero(np.bincount(packets.opcode, minlength=256))
+    if IS_CHECKED[seen].all():
+        return np.zeros(0, dtype=np.int64)
+    return np.flatnonzero(~IS_CHECKED[packets.opcode])
+
+
+def _name_of(packets: Packets, rows: Indices) -> list[tuple[int, ...]]:
+    """Return port, source, destination and destination QP of packets."""
+    columns = (packets.port, packets.src, packets.dst, packets.dqpn)
+    return list(zip(*(column[rows].tolist() for column in columns), strict=True))
+
+
+def _requests_among(packets: Packets, strange: Indices) -> NDArray[np.bool_]:
+    """Return the strange packets that go to a queue pair which also gets requests."""
+    chosen = np.zeros(len(packets), dtype=np.bool_)
+    if len(strange):
+        names = set(_name_of(packets, np.flatnonzero(IS_REQUEST[packets.opcode])))
+        chosen[strange] = [name in names for name in _name_of(packets, strange)]
+    return chosen
+
+
+def _strange_of(packets: Packets, strange: Indices, part: Requests, responses: Indices) -> Indices:
+    """Return the strange packets to either queue pair of a flow."""
+    if not len(strange):
+        return strange
+    ends = {*_name_of(packets, part.places[:1]), *_name_of(packets, responses[:1])}
+    return strange[[name in ends for name in _name_of(packets, strange)]]
 
 
 def _ends(packets: Packets, group: Indices) -> tuple[int, int, int]:
@@ -140,16 +189,27 @@ def _groups(packets: Packets, mask: NDArray[np.bool_]) -> list[Indices]:
     return sorted(np.split(chosen[order], cuts), key=lambda group: int(group[0]))
 
 
-def _requests(packets: Packets, requests: Indices, candidates: list[Indices]) -> list[tuple[Requests, int]]:
-    """Return the packets of each connection of one requester with their PSNs unwrapped, and the path MTU."""
+def _requests(packets: Packets, requests: Indices, candidates: list[Indices]) -> list[tuple[Requests, int, bool]]:
+    """Return the packets of each connection of one requester, with unwrapped PSNs, the path MTU, and if it is known."""
     psn = _unwrapped(packets, requests)
-    mtu = _mtu(packets, requests, candidates)
     span = np.ones(len(requests), dtype=np.int64)
-    reads = np.flatnonzero(packets.opcode[requests] == READ_REQUEST)
-    span[reads] = np.maximum(1, -(-packets.dma_bytes[requests[reads]] // mtu))
+    opcode = packets.opcode[requests]
+    reads = np.flatnonzero(IS_READ[opcode])
+    mtu, is_known = _mtu(packets, requests, candidates, psn, reads)
+    if len(reads):
+        size = packets.dma_bytes[requests[reads]]
+        span[reads] = np.maximum(1, -(-size // mtu))
+        is_known = is_known or not (size > _MTUS[0]).any()
+    guessed = (
+        np.flatnonzero(~IS_CHECKED[opcode]) if is_known else np.union1d(reads, np.flatnonzero(~IS_CHECKED[opcode]))
+    )
+    guessed = guessed[guessed < len(psn) - 1]
+    step = psn[guessed + 1] - psn[guessed]
+    # Nothing is missing behind a packet of which it is not known how many PSNs it takes.
+    span[guessed] = np.where((step > 0) & (step < NEAR), step, span[guessed])
     at = _restarts(psn, psn + span)
     columns = zip(np.split(requests, at), np.split(psn, at), np.split(span, at), strict=True)
-    return [(Requests(places=places, psn=own, span=spans), mtu) for places, own, spans in columns]
+    return [(Requests(places=places, psn=own, span=spans), mtu, is_known) for places, own, spans in columns]
 
 
 def _unwrapped(packets: Packets, group: Indices) -> Indices:
@@ -179,7 +239,14 @@ def _restarts(psn: Indices, after: Indices) -> list[int]:
 
 
 def _flow(
-    packets: Packets, part: Requests, responses: Indices, mtu: int, host_ports: Sequence[bool], *, is_ambiguous: bool
+    packets: Packets,
+    part: Requests,
+    responses: Indices,
+    mtu: int,
+    host_ports: Sequence[bool],
+    *,
+    is_ambiguous: bool,
+    is_mtu_known: bool,
 ) -> Flow:
     first = part.places[0]
     port, outbound = int(packets.port[first]), int(packets.outbound[first])
@@ -199,23 +266,38 @@ def _flow(
         psn=part.psn,
         span=part.span,
         is_ambiguous=is_ambiguous,
+        is_mtu_known=is_mtu_known,
+        strange=np.zeros(0, dtype=np.int64),
     )
 
 
-def _mtu(packets: Packets, requests: Indices, candidates: Sequence[Indices]) -> int:
-    """Return the path MTU: the payload of every first and middle packet of a message, or 4096 if there is none.
+def _mtu(
+    packets: Packets, requests: Indices, candidates: Sequence[Indices], psn: Indices, reads: Indices
+) -> tuple[int, bool]:
+    """Return the path MTU, and whether a packet shows it: 4096 if none does.
 
-    `candidates` are the responses between the same two addresses: a path has one MTU for all its QPs.
+    Every first and middle packet of a message is as long as the path MTU. `candidates` are the responses between the
+    same two addresses: a path has one MTU for all its QPs. Without such a packet, the PSN after a READ shows it.
     """
     full = packets.payload[requests[np.isin(packets.opcode[requests], _FIRST_OR_MIDDLE)]]
     if len(full):
-        return max(256, int(full.max()))
-    if (packets.opcode[requests] == READ_REQUEST).any():
-        sizes = [
-            int(packets.payload[group[mask]].max())
-            for group in candidates
-            if (mask := np.isin(packets.opcode[group], _READ_FIRST_OR_MIDDLE)).any()
-        ]
-        if sizes:
-            return max(256, *sizes)
-    return 4096
+        return max(_MTUS[0], int(full.max())), True
+    if not len(reads):
+        return _MTUS[-1], True
+    sizes = [
+        int(packets.payload[group[mask]].max())
+        for group in candidates
+        if (mask := np.isin(packets.opcode[group], _READ_FIRST_OR_MIDDLE)).any()
+    ]
+    if sizes:
+        return max(_MTUS[0], *sizes), True
+    followed = reads[reads < len(psn) - 1]
+    step, size = psn[followed + 1] - psn[followed], packets.dma_bytes[requests[followed]]
+    shown = {mtu: int(((step > 1) & (-(-size // mtu) == step)).sum()) for mtu in _MTUS}
+    mtu = max(_MTUS, key=lambda one: (shown[one], one))
+    if shown[mtu]:
+        return mtu, True
+    # Every packet is at most as long as the path MTU, so no longer READ takes more than one PSN.
+    seen = [packets.payload[group] for group in (requests, *candidates)]
+    longest = max(int(np.concatenate([*seen, size[step == 1]]).max()), _MTUS[0])
+    return _MTUS[-1], not (packets.dma_bytes[requests[reads]] > longest).any()

@@ -10,6 +10,7 @@ there are as many as there are anomalies; all else is array arithmetic.
 Rules, and the capture point (`Flow.side`) at which they are exact:
 
     skipped-psn           sender               a PSN was left out that was never sent before
+    repeated-psn          sender               an unreliable connection (UC) sent a PSN again
     went-back-wrong       sender               after a NAK, the sender went back to a PSN after the requested one
     opcode-order          any                  FIRST, MIDDLE, LAST or ONLY in an order that forms no message
     nak-ahead             any                  a NAK for a PSN beyond what the responder can expect
@@ -17,6 +18,11 @@ Rules, and the capture point (`Flow.side`) at which they are exact:
     nak-repeated          any                  a second NAK for one PSN, which had not arrived again in between
     ack-ahead             any                  an ACK for a PSN that cannot have arrived in order
     ack-regress           any                  an ACK for less than the ACK before it
+    ack-after-error       any                  an ACK for a request that a NAK had refused for good
+    rnr-early             any                  a packet was sent again before the time that an RNR NAK requested
+    request-length        any                  a FIRST or MIDDLE packet that is not as long as the path MTU
+
+The rules of response data are in `faultbed.harness.packets.read_data`.
 """
 
 from __future__ import annotations
@@ -28,7 +34,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from faultbed.testbed.packets.bth import ACKNOWLEDGE, NAK_SEQUENCE, PSN_SPACE, distance, is_nak, is_rnr
+from faultbed.harness.packets.violation import Violation, violation
+from faultbed.testbed.packets.bth import (
+    ACKNOWLEDGE,
+    IS_REQUEST,
+    IS_UNRELIABLE,
+    NAK_SEQUENCE,
+    OPERATION,
+    PSN_SPACE,
+    distance,
+    is_ack,
+    is_fatal,
+    is_rnr,
+    rnr_timer_ns,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,21 +57,10 @@ if TYPE_CHECKING:
 
     Indices = NDArray[np.int64]
 
-__all__ = ["TIMERS_FROM_NS", "Track", "Violation", "answers", "track", "violations"]
+__all__ = ["TIMERS_FROM_NS", "Track", "answers", "track", "violations"]
 
 TIMERS_FROM_NS = 500_000
 """Shortest ACK timer of an RNIC in practice (4.096 us * 2**7). Reordered packets are closer together than this."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """A broken rule: the frame in the file and an explanation. `psn` has 24 bits, as on the wire."""
-
-    rule: str
-    frame: int
-    time_ns: int
-    psn: int
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -215,26 +223,18 @@ def violations(packets: Packets, flow: Flow, tracked: Track) -> list[Violation]:
     broken = [
         *_sender_rules(packets, flow, tracked),
         *_opcode_order(packets, flow, tracked),
+        *_request_length(packets, flow),
         *_responder_rules(packets, flow, tracked),
+        *_rnr_rule(packets, flow, tracked),
     ]
     return sorted(broken, key=lambda violation: violation.frame)
-
-
-def _violation(packets: Packets, rule: str, at: int, detail: str) -> Violation:
-    return Violation(
-        rule=rule,
-        frame=int(packets.number[at]),
-        time_ns=int(packets.time_ns[at]),
-        psn=int(packets.psn[at]),
-        detail=detail,
-    )
 
 
 def _sender_rules(packets: Packets, flow: Flow, tracked: Track) -> list[Violation]:
     if flow.side != "sender":
         return []
     broken = [
-        _violation(
+        violation(
             packets,
             "skipped-psn",
             int(flow.requests[at]),
@@ -243,6 +243,11 @@ def _sender_rules(packets: Packets, flow: Flow, tracked: Track) -> list[Violatio
         )
         for at in tracked.jumps.tolist()
     ]
+    if flow.is_unreliable:
+        return broken + [
+            violation(packets, "repeated-psn", int(flow.requests[at]), "an unreliable connection sends each PSN once")
+            for at in tracked.backwards.tolist()
+        ]
     naks = np.flatnonzero(packets.syndrome[flow.responses] == NAK_SEQUENCE)
     places, requested_psns = tracked.place[naks], tracked.answer[naks]
     for at in tracked.backwards.tolist():
@@ -253,16 +258,17 @@ def _sender_rules(packets: Packets, flow: Flow, tracked: Track) -> list[Violatio
         served = bool((flow.psn[since:at] == requested).any())
         if int(flow.psn[at]) > requested and not served:
             detail = f"PSN {requested % PSN_SPACE} was requested and had not been retransmitted"
-            broken.append(_violation(packets, "went-back-wrong", int(flow.requests[at]), detail))
+            broken.append(violation(packets, "went-back-wrong", int(flow.requests[at]), detail))
     return broken
 
 
 def _message_tables() -> tuple[NDArray[np.int8], NDArray[np.int8]]:
     """Return by opcode which message it leaves open (0 none, 1 a SEND, 2 a WRITE), and which one it must continue."""
     leaves, needs = np.zeros(256, dtype=np.int8), np.zeros(256, dtype=np.int8)
+    operations = np.where(IS_REQUEST | IS_UNRELIABLE, np.arange(256) & 0x1F, 0xFF)
     for kind, first, middle, lasts in ((1, 0x00, 0x01, (0x02, 0x03, 0x16)), (2, 0x06, 0x07, (0x08, 0x09))):
-        leaves[[first, middle]] = kind
-        needs[[middle, *lasts]] = kind
+        leaves[np.isin(operations, (first, middle))] = kind
+        needs[np.isin(operations, (middle, *lasts))] = kind
     return leaves, needs
 
 
@@ -278,9 +284,26 @@ def _opcode_order(packets: Packets, flow: Flow, tracked: Track) -> list[Violatio
     follows[0] = False
     wrong = np.flatnonzero(follows[1:] & (_NEEDS[opcode[1:]] != _LEAVES[opcode[:-1]])) + 1
     return [
-        _violation(packets, "opcode-order", int(flow.requests[at]), f"0x{opcode[at]:02x} after 0x{opcode[at - 1]:02x}")
+        violation(packets, "opcode-order", int(flow.requests[at]), f"0x{opcode[at]:02x} after 0x{opcode[at - 1]:02x}")
         for at in wrong.tolist()
     ]
+
+
+def _request_length(packets: Packets, flow: Flow) -> list[Violation]:
+    opcode, payload = packets.opcode[flow.requests], packets.payload[flow.requests]
+    wrong = ((_LEAVES[opcode] != 0) & (payload != flow.mtu)) | ((_NEEDS[opcode] != 0) & (payload > flow.mtu))
+    return [
+        violation(packets, "request-length", at, f"{int(packets.payload[at])} bytes, the path MTU is {flow.mtu}")
+        for at in flow.requests[wrong].tolist()
+    ]
+
+
+_NEVER = np.iinfo(np.int64).min
+
+
+def _highest_before(values: Indices) -> Indices:
+    """Return for each value the highest of those before it."""
+    return np.concatenate([[_NEVER], np.maximum.accumulate(values)[:-1]]) if len(values) else values
 
 
 def _responder_rules(packets: Packets, flow: Flow, tracked: Track) -> list[Violation]:
@@ -288,33 +311,65 @@ def _responder_rules(packets: Packets, flow: Flow, tracked: Track) -> list[Viola
     responses = flow.responses[later]
     answer, before = tracked.answer[later], tracked.place[later] - 1
     syndrome = packets.syndrome[responses]
-    is_ack = (packets.opcode[responses] == ACKNOWLEDGE) & ~is_nak(syndrome) & ~is_rnr(syndrome)
-    is_sequence = syndrome == NAK_SEQUENCE
+    is_positive = (OPERATION[packets.opcode[responses]] == ACKNOWLEDGE) & is_ack(syndrome)
+    is_sequence, is_refusal = syndrome == NAK_SEQUENCE, is_rnr(syndrome) | is_fatal(syndrome)
     exact = flow.side == "receiver"
     limit = tracked.expected[before] if exact else tracked.top[before]
     broken = []
-    acked = np.where(is_ack, answer, np.iinfo(np.int64).min)
-    highest = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(acked)[:-1]]) if len(acked) else acked
+    highest = _highest_before(np.where(is_positive, answer, _NEVER))
+    refused = ~_highest_before(np.where(is_fatal(syndrome), ~answer, _NEVER))
     for rule, wrong, detail in (
-        ("ack-ahead", is_ack & (answer >= limit), "{limit} had not arrived in order"),
-        ("ack-regress", is_ack & (answer < highest), "{highest} was acknowledged before"),
+        ("ack-ahead", is_positive & (answer >= limit), "{limit} had not arrived in order"),
+        ("ack-regress", is_positive & (answer < highest), "{highest} was acknowledged before"),
+        ("ack-after-error", is_positive & (answer >= refused), "{refused} was refused before"),
+        # The packet that is refused has arrived; the one that a sequence error requests has not.
         ("nak-ahead", is_sequence & (answer > limit), "{limit} was expected"),
-        ("nak-of-acknowledged", is_sequence & (answer <= highest), "{highest} was acknowledged before"),
+        ("nak-ahead", is_refusal & (answer >= limit), "{limit} had not arrived in order"),
+        ("nak-of-acknowledged", (is_sequence | is_refusal) & (answer <= highest), "{highest} was acknowledged before"),
     ):
         for at in np.flatnonzero(wrong).tolist():
-            words = detail.format(limit=int(limit[at]) % PSN_SPACE, highest=int(highest[at]) % PSN_SPACE)
-            broken.append(_violation(packets, rule, int(responses[at]), words))
+            words = detail.format(
+                limit=int(limit[at]) % PSN_SPACE,
+                highest=int(highest[at]) % PSN_SPACE,
+                refused=int(refused[at]) % PSN_SPACE,
+            )
+            broken.append(violation(packets, rule, int(responses[at]), words))
     naks = np.flatnonzero(is_sequence)
     for earlier, later_nak in zip(naks[:-1].tolist(), naks[1:].tolist(), strict=True):
         requested = int(answer[earlier])
         between = flow.psn[before[earlier] + 1 : before[later_nak] + 1]
         if requested == int(answer[later_nak]) and not (between == requested).any():
             broken.append(
-                _violation(
+                violation(
                     packets,
                     "nak-repeated",
                     int(responses[later_nak]),
                     "the PSN had not arrived again since the previous NAK",
                 )
             )
+    return broken
+
+
+_CLOCKS = 0.95
+"""Share of an RNR timer that must have passed: the clocks of an RNIC and of a capture may differ, and have ticks."""
+
+
+def _rnr_rule(packets: Packets, flow: Flow, tracked: Track) -> list[Violation]:
+    """Check the time between each RNR NAK and the refused packet. Paths only make it longer, at any capture point."""
+    broken, checked_until = [], dict[int, int]()
+    for at in np.flatnonzero(is_rnr(packets.syndrome[flow.responses])).tolist():
+        refused, place = int(tracked.answer[at]), int(tracked.place[at])
+        passes = np.flatnonzero(flow.psn == refused)
+        since = checked_until.get(refused, 0)
+        checked_until[refused] = place
+        before, again = passes[(passes >= since) & (passes < place)], passes[passes >= place]
+        # A packet that was sent twice before may be on its way a second time when the RNR NAK for the first one passes.
+        if len(before) != 1 or not len(again):
+            continue
+        request, response = int(flow.requests[again[0]]), int(flow.responses[at])
+        waited_ns = int(packets.time_ns[request] - packets.time_ns[response])
+        asked_ns = rnr_timer_ns(int(packets.syndrome[response]))
+        if waited_ns < _CLOCKS * asked_ns:
+            detail = f"after {waited_ns / 1e6:.3f} ms; the RNR NAK requested {asked_ns / 1e6:g} ms"
+            broken.append(violation(packets, "rnr-early", request, detail))
     return broken

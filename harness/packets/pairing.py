@@ -103,7 +103,8 @@ def _score(packets: Packets, requests: Requests, candidates: Sequence[Indices]) 
     top = np.maximum.accumulate(requests.psn + requests.span)
     last = requests.psn[before]
     answer = last + distance(packets.psn[every], last % (1 << 24))
-    is_near = np.abs(answer - last) < NEAR
+    # A READ may take more PSNs than any window has.
+    is_near = (answer > last - NEAR) & (answer < last + requests.span[before] + NEAR)
     is_seen = (answer < top[before]) & (answer >= requests.psn.min())
     points = np.where(follows & is_near, np.where(is_seen, 1.0, _UNLIKELY), 0.0)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])

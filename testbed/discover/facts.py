@@ -34,7 +34,11 @@ _MAX_PREFIX = 31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """An Ethernet interface of a network namespace; `addresses` are IPv4 with prefix length, `master` its bridge."""
+    """An Ethernet interface of a network namespace.
+
+    `addresses` are IPv4 with prefix length, `addresses_v6` IPv6 without. `master` is the bridge or bond above it, and
+    `below` the interface that a VLAN or MACVLAN is on.
+    """
 
     name: str
     mac: str
@@ -42,6 +46,8 @@ class Interface:
     addresses: tuple[str, ...]
     master: str | None
     kind: str | None
+    addresses_v6: tuple[str, ...] = ()
+    below: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +218,7 @@ def machine_of(name: str, answers: Answers) -> Machine:
 def _add_rnics(machine: Machine, body: str) -> None:
     """Add a machine's RNICs. Those that cannot belong to a back end go to `excluded_rnics` with the reason."""
     rnics = []
+    carries_ssh = _below(machine.ssh_netdev, machine.own)
     for item in _items(body):
         rnic, dev = item["ifname"], item.get("netdev")
         if not isinstance(rnic, str) or not isinstance(dev, str | None):
@@ -222,8 +229,8 @@ def _add_rnics(machine: Machine, body: str) -> None:
             machine.excluded_rnics[rnic] = (
                 "it has no Ethernet interface: it is InfiniBand, a representor, or in another network namespace"
             )
-        elif dev == machine.ssh_netdev:
-            machine.excluded_rnics[rnic] = f"SSH uses {dev}, which is therefore taken for the front end"
+        elif dev in carries_ssh:
+            machine.excluded_rnics[rnic] = f"{carries_ssh[dev]}; it is therefore taken for the front end"
         elif port is not None and port.kind == "bond":
             machine.excluded_rnics[rnic] = f"{dev} is a bond, but an inventory has exactly one cable for each RNIC"
         else:
@@ -288,6 +295,10 @@ def _add_interface(space: Space, item: Mapping[str, Any]) -> None:
             addresses=addresses,
             master=item.get("master"),
             kind=kind,
+            addresses_v6=tuple(
+                str(entry["local"]) for entry in item.get("addr_info", ()) if entry.get("family") == "inet6"
+            ),
+            below=item.get("link"),
         )
 
 
@@ -343,9 +354,52 @@ def _memory_mib(body: str) -> int:
 
 
 def _ssh_netdev(body: str, space: Space) -> str | None:
+    """Return the interface with the server's address of SSH_CONNECTION: client, its port, server, its port (ssh(1))."""
     words = body.split()
-    at = words[2] if len(words) == 4 else ""  # noqa: PLR2004 (client, its port, server, its port: ssh(1))
-    return next((x.name for x in space.interfaces.values() if at in {y.partition("/")[0] for y in x.addresses}), None)
+    if len(words) != 4:  # noqa: PLR2004 - see above
+        return None
+    # A link-local address has its interface behind it; a server that listens on :: names IPv4 clients ::ffff:a.b.c.d.
+    text, _, scope = words[2].partition("%")
+    if scope in space.interfaces:
+        return scope
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    for interface in space.interfaces.values():
+        if address in map(ipaddress.ip_address, (*_without_prefix(interface), *interface.addresses_v6)):
+            return interface.name
+    return None
+
+
+def _without_prefix(interface: Interface) -> Iterator[str]:
+    return (address.partition("/")[0] for address in interface.addresses)
+
+
+def _below(netdev: str | None, space: Space) -> dict[str, str]:
+    """Return the interfaces that carry the traffic of one: itself, members of its bond or bridge, the VLAN's parent.
+
+    Each has a sentence about how SSH gets there.
+    """
+    reached: dict[str, str] = {}
+    waiting = [] if netdev is None else [(netdev, f"SSH uses {netdev}")]
+    while waiting:
+        name, why = waiting.pop()
+        if name in reached:
+            continue
+        reached[name] = why
+        members = [one.name for one in space.interfaces.values() if one.master == name]
+        waiting += [(member, f"SSH uses {netdev}, which {member} carries") for member in members]
+        interface = space.interfaces.get(name)
+        # Without `link` (an old iproute2), a VLAN's name tells: ens1f0.10 is on ens1f0.
+        parent = None if interface is None else interface.below
+        if parent is None and interface is not None and interface.kind in (None, "vlan"):
+            parent = next((known for known in space.interfaces if known == name.rpartition(".")[0]), None)
+        if parent is not None:
+            waiting.append((parent, f"SSH uses {netdev}, which {parent} carries"))
+    return reached
 
 
 def broadcast(address: str) -> str | None:

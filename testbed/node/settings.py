@@ -62,8 +62,6 @@ _ETHTOOL = {"pause": (0x12, 3), "rings": (0x10, 8), "channels": (0x3C, 8), "fec"
 """By setting: the command of linux/ethtool.h, and the number of integers that follow it in its structure."""
 _INFINIBAND, _NETDEVS = "/sys/class/infiniband", "/sys/class/net"
 _RDMA_CM, _MLX5 = "/sys/kernel/config/rdma_cm", "/sys/kernel/debug/mlx5"
-_GIDS = 8
-"""Number of entries that are read of a port's GID table. The kernel fills it from the beginning."""
 _FRR = "/run/frr"
 _SONIC = "/etc/sonic"
 _VTY_TIMEOUT_S, _COMMAND_TIMEOUT_S = 2.0, 30.0
@@ -194,13 +192,25 @@ def _file_facts(subject: str, folder: str) -> Facts:
 
 
 def gid_facts(device: str, port: str) -> Facts:
-    """Yield the GIDs of a port. Table indexes are left out: a device that comes back may reorder them."""
+    """Yield each GID of a port with its types, over the whole table.
+
+    Table indexes are left out: after a flap an address is back at other entries than before. A GID has an entry for
+    each type; the fact lists the types sorted, because their order in the table may change, too.
+    """
     folder = f"{_INFINIBAND}/{device}/ports/{port}"
-    for index in range(_GIDS):
+    types_by_gid: dict[str, set[str]] = {}
+    try:
+        entries = os.listdir(f"{folder}/gids")
+    except FileNotFoundError:  # the device has gone since it was listed, which another fact shows
+        return
+    for index in entries:
+        # The kernel refuses to read the type of an empty entry (core/sysfs.c, show_port_gid_attr_gid_type).
         with contextlib.suppress(OSError):
             gid = read(f"{folder}/gids/{index}").strip()
             if gid.strip("0:"):
-                yield f"gid {device}/{port} {gid}", read(f"{folder}/gid_attrs/types/{index}").strip()
+                types_by_gid.setdefault(gid, set()).add(read(f"{folder}/gid_attrs/types/{index}").strip())
+    for gid, types in types_by_gid.items():
+        yield f"gid {device}/{port} {gid}", ", ".join(sorted(types))
 
 
 def resource_facts(programs: Mapping[int, str]) -> Facts:

@@ -5,7 +5,8 @@ One table for preflight and `faultbed offenders`. A reading or an event that no 
     python -m faultbed.testbed.observe.gpu_thresholds > docs/gpu-thresholds.md
 
 Sources, by the names that NVIDIA gives them: "NVIDIA GPU Memory Error Management" (RMA Policy; Response to
-Uncorrectable Contained ECC Errors; Error Recovery and Response Flags), "XID Errors", "NVML API Reference Guide". Meta's
+Uncorrectable Contained ECC Errors; Error Recovery and Response Flags), "XID Errors", "Analyzing Xid
+Errors with the Xid Catalog", "NVML API Reference Guide". Meta's
 health checks (facebookresearch/gcm, `row_remap`) call a pending remap critical, too.
 """
 
@@ -138,8 +139,12 @@ READINGS: tuple[Threshold, ...] = (
     ),
 )
 
+_CATALOG = "Xid Catalog"
+_NVLINK = f"{_RESET}; if it returns, check the other end of the NVLink"
 XIDS: Mapping[int, Event] = {
+    46: Event(action="drain", meaning="GPU stopped processing", do=_RESET, source=_CATALOG),
     48: Event(action="drain", meaning="uncorrected memory error", do=_RESET, source=_MEMORY),
+    62: Event(action="drain", meaning="internal microcontroller halt", do=_RESET, source=_CATALOG),
     63: Event(action="drain", meaning="a row waits to be remapped", do=f"{_RESET}: it remaps the row", source=_MEMORY),
     64: Event(
         action="RMA",
@@ -147,13 +152,45 @@ XIDS: Mapping[int, Event] = {
         do="run NVIDIA's field diagnostic, and return the GPU",
         source=_MEMORY,
     ),
-    74: Event(action="drain", meaning="NVLink error", do=f"{_RESET}; if it returns, check the other end of the NVLink"),
+    74: Event(action="drain", meaning="NVLink error", do=_NVLINK),
     79: Event(action="drain", meaning="fallen off the bus", do="reboot the host; if it returns, reseat the GPU"),
     92: Event(
         action="watch", meaning="high rate of corrected memory errors", do="run `dcgmi diag -r 3` when the host is idle"
     ),
     94: Event(action="drain", meaning="contained uncorrected memory error", do=_RESET, source=_MEMORY),
     95: Event(action="drain", meaning="uncontained uncorrected memory error", do=_RESET, source=_MEMORY),
+    110: Event(action="drain", meaning="security fault", do=_RESET, source=_CATALOG),
+    119: Event(action="drain", meaning="the GPU's system processor (GSP) did not answer", do=_RESET, source=_CATALOG),
+    120: Event(action="drain", meaning="error of the GPU's system processor (GSP)", do=_RESET, source=_CATALOG),
+    140: Event(action="drain", meaning="uncorrected memory error that was not recovered", do=_RESET, source=_CATALOG),
+    143: Event(
+        action="drain",
+        meaning="the GPU could not be initialised",
+        do="power-cycle the host; if it returns, run NVIDIA's field diagnostic",
+        source=_CATALOG,
+    ),
+    **{
+        xid: Event(action="drain", meaning=f"fatal NVLink error ({unit})", do=_NVLINK, source=_CATALOG)
+        for xid, unit in ((144, "SAW"), (145, "RLW"), (146, "TLW"), (147, "TREX"), (148, "NVLPW"), (149, "NETIR"))
+    },
+    150: Event(action="drain", meaning="fatal NVLink error (MSE)", do=_NVLINK, source=_CATALOG),
+    154: Event(
+        action="drain",
+        meaning="the driver asks for a recovery: a reset, a reboot of the host, or no more peer-to-peer traffic",
+        do="do what the event's text says, before the next job",
+        source=_CATALOG,
+    ),
+    155: Event(action="drain", meaning="NVLink error that the driver reports", do=_NVLINK, source=_CATALOG),
+    157: Event(
+        action="RMA",
+        meaning="a resource could not be retired",
+        do="run NVIDIA's field diagnostic, and return the GPU",
+        source=_CATALOG,
+    ),
+    158: Event(action="drain", meaning="fatal timeout of the GPU", do=_RESET, source=_CATALOG),
+    167: Event(action="drain", meaning="fatal PCIe timeout", do="reboot the host", source=_CATALOG),
+    171: Event(action="drain", meaning="uncorrected DRAM error, beside XID 48", do=_RESET, source=_CATALOG),
+    172: Event(action="drain", meaning="uncorrected SRAM error, beside XID 48", do=_RESET, source=_CATALOG),
 }
 """Events of NVIDIA's driver by number. Others, such as those of programs (13, 31, 43), only count as strikes."""
 

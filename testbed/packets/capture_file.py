@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from faultbed.testbed.errors import UsageError
+from faultbed.testbed.packets.link_types import ETHERNET, READ, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ETHERNET", "Frames", "read", "write_pcapng"]
 
-ETHERNET, RAW_IP = 1, 101
 _SHB, _IDB, _SPB, _EPB = 0x0A0D0D0A, 1, 3, 6
 _OBSOLETE_PACKET = 2
 _PCAP_MAGIC = {0xA1B2C3D4: 1_000, 0xA1B23C4D: 1}
@@ -53,7 +53,7 @@ class Frames:
     """Frames of one capture, in file order: where each begins in `data`, and the file's metadata.
 
     `captured` and `length` are bytes in the file and on the wire. `outbound` is 1, 0, or -1 if the file does not say.
-    `interfaces` are names (or "" if the file has none); `link_types` has one number for each (1: Ethernet). `damage`
+    `interfaces` are names (or "" if the file has none); `link_types` has one number for each (`link_types`). `damage`
     says at which byte a damaged file stops being readable; "": all of the file was read. `dropped` are frames that were
     not written, by the statistics in the file.
     """
@@ -78,7 +78,8 @@ def read(path: Path) -> Frames:
     """Read a pcap or pcapng file of either byte order, up to its end or to the first damage (`Frames.damage`).
 
     Raises:
-        UsageError: the file is not readable, is not a capture, or has a link type other than Ethernet and raw IP.
+        UsageError: the file is not readable, is not a capture, or no interface has a link type that is read. Frames of
+            one such interface among others are kept, but nothing decodes them.
     """
     try:
         size = path.stat().st_size
@@ -93,9 +94,10 @@ def read(path: Path) -> Frames:
         raise UsageError(f"{path}: damaged capture file: {error}; capture again") from error
     if frames is None:
         raise UsageError(f"{path}: neither pcap nor pcapng; unpack a compressed file first")
-    strange = sorted({int(link_type) for link_type in frames.link_types} - {ETHERNET, RAW_IP})
-    if strange:
-        raise UsageError(f"{path}: link type {strange[0]}; only Ethernet (1) and raw IP (101) are supported")
+    used = frames.link_types[np.unique(frames.interface)] if len(frames) else frames.link_types
+    strange = [int(link_type) for link_type in used if link_type not in READ]
+    if strange and len(strange) == len(used):
+        raise UsageError(f"{path}: {refusal(strange[0])}")
     return frames
 
 

@@ -166,8 +166,13 @@ def _gid(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for host in inventory.topology.hosts:
         for rnic in host.rnics:
             expected = ipaddress.IPv6Address(f"::ffff:{rnic.ip}").exploded
-            if expected not in state[host.name].gids.get(rnic.name, set()):
-                yield f"{host.name}:{rnic.name}", "not in the GID table", f"::ffff:{rnic.ip}"
+            facts = state[host.name]
+            if expected not in facts.gids.get(rnic.name, set()):
+                has_other = any(
+                    device == rnic.name and gid == expected for (device, *_), gid in facts.gid_entries.items()
+                )
+                shown = "in the GID table, but not as RoCE v2" if has_other else "not in the GID table"
+                yield f"{host.name}:{rnic.name}", shown, f"::ffff:{rnic.ip} as RoCE v2"
 
 
 def _queue(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -369,7 +374,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="gid",
-        method="/sys/class/infiniband/*/ports/1/gids",
+        method="/sys/class/infiniband/*/ports/*/gids and gid_attrs/types",
         expected="every RNIC has the RoCEv2 GID of its IPv4 address",
         do="set the address; if it was set after the device was created, take the link down and up",
         problems=_gid,

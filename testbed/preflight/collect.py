@@ -69,7 +69,8 @@ _QDISC = f"echo {_MARK}qdisc; tc -j qdisc show"
 _ON_MACHINE = f"""\
 echo {_MARK}clock; date +%s.%N
 echo {_MARK}rdma; rdma -j link show
-echo {_MARK}gid; grep -Hs . /sys/class/infiniband/*/ports/1/gids/[0-9] /sys/class/infiniband/*/ports/1/gids/[1-3][0-9]
+echo {_MARK}gid; grep -rHsv "^0000:0000:0000:0000:0000:0000:0000:0000$" /sys/class/infiniband/*/ports/*/gids
+echo {_MARK}gid-type; grep -rHs . /sys/class/infiniband/*/ports/*/gid_attrs/types
 echo {_MARK}cpu.max; grep -Hs . /sys/fs/cgroup/faultbed.slice/*/cpu.max
 echo {_MARK}unit; systemctl list-units --all --plain --no-legend "faultbed-*" || echo {_MARK}failed systemctl
 echo {_MARK}revert; ls /run/faultbed/faults 2>/dev/null"""
@@ -108,6 +109,7 @@ class Facts:
     sysctls: dict[str, str] = field(default_factory=dict)
     nft_tables: list[str] = field(default_factory=list)
     rdma: dict[str, tuple[str, str]] = field(default_factory=dict)
+    gid_entries: dict[tuple[str, str, str], str] = field(default_factory=dict)
     gids: dict[str, set[str]] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)
     cpu_max: dict[str, str] = field(default_factory=dict)
@@ -379,9 +381,20 @@ def _read_rdma(facts: Facts, body: str) -> None:
 
 
 def _read_gid(facts: Facts, body: str) -> None:
+    """Read `/sys/class/infiniband/mlx5_0/ports/1/gids/3:0000:...:0a4d:0101`, a line for each entry in use."""
     for path, _, gid in _split_lines(body, ":"):
         if gid.strip("0:"):
-            facts.gids.setdefault(path.split("/")[4], set()).add(gid)
+            device, port, index = (path.split("/")[at] for at in (4, 6, -1))
+            facts.gid_entries[device, port, index] = gid
+
+
+def _read_gid_type(facts: Facts, body: str) -> None:
+    """Read `/sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/3:RoCE v2`. An empty entry has no readable type."""
+    for path, _, kind in _split_lines(body, ":"):
+        device, port, index = (path.split("/")[at] for at in (4, 6, -1))
+        gid = facts.gid_entries.get((device, port, index))
+        if gid is not None and kind.strip() == "RoCE v2":
+            facts.gids.setdefault(device, set()).add(gid)
 
 
 def _read_sends(facts: Facts, body: str) -> None:
@@ -422,6 +435,7 @@ _READERS = {
     "clock": _read_clock,
     "rdma": _read_rdma,
     "gid": _read_gid,
+    "gid-type": _read_gid_type,
     "sends": _read_sends,
     "bgp": _read_bgp,
     "cpu.max": _read_cpu_max,

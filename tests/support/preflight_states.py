@@ -56,6 +56,12 @@ def healthy(inventory=INVENTORY):
     return state
 
 
+def _make_gid_v1(state):
+    facts = state["host3"]
+    (gid,) = facts.gids.pop("rxe0")
+    facts.gid_entries["rxe0", "1", "2"] = gid
+
+
 def interface(node, netdev, **changes):
     def plant(state):
         result = state[node].interfaces
@@ -75,6 +81,7 @@ PLANTED = {
     "address gone": (interface("host3", "be1", addresses=frozenset()), "address", "host3:be1"),
     "RNIC down": (lambda s: s["host1"].rdma.update(rxe0=("DOWN", "be0")), "rdma", "host1:rxe0"),
     "RNIC on another netdev": (lambda s: s["host1"].rdma.update(rxe0=("ACTIVE", "be1")), "rdma", "host1:rxe0"),
+    "GID of RoCE v1 alone": (_make_gid_v1, "gid", "host3:rxe0"),
     "missing GID": (lambda s: s["host4"].gids.update(rxe1=set()), "gid", "host4:rxe1"),
     "slow link": (interface("rtsw2", "host3-rxe0", queue="tbf"), "queue", "rtsw2:host3-rxe0"),
     "wrong hash policy": (

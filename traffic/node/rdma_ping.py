@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import select
 import socket
 import sys
@@ -47,7 +48,6 @@ KNOWN, CONNECTED, DONE = 0, 1, 2
 TIMEOUT = 14  # 4.096 us * 2^14 = 67 ms until a lost packet is retransmitted
 FOR_EVER = 7  # retries: rxe retries forever, so that the deadline of the ping decides
 MIN_RNR_TIMER = 12
-GID_ENTRIES = 64
 
 
 def ping(request: dict[str, Any]) -> dict[str, Any]:
@@ -102,16 +102,25 @@ class _Rnic:
         self.mr = MR(self.pd, 2 * SIZE * pairs, e.IBV_ACCESS_LOCAL_WRITE)
 
     def _find_gid(self, text: str) -> int:
-        requested = _gid(text)
-        for index in range(GID_ENTRIES):
-            with contextlib.suppress(PyverbsError):
-                if self.context.query_gid(1, index).gid == requested:
+        """Return the index of the RoCE v2 entry of a GID: the table may have the same GID for RoCE v1, too."""
+        port = f"/sys/class/infiniband/{self.name}/ports/1"
+        for index in sorted(int(entry) for entry in os.listdir(f"{port}/gids")):
+            with contextlib.suppress(OSError):  # reading the type of an empty entry is EINVAL
+                if (
+                    _line(f"{port}/gids/{index}") == _gid(text)
+                    and _line(f"{port}/gid_attrs/types/{index}") == "RoCE v2"
+                ):
                     return index
-        raise OSError(f"{self.name} has no GID {text}")
+        raise OSError(f"{self.name} has no RoCE v2 GID {text}")
 
     def sge(self, number: int, *, incoming: bool) -> Any:
         offset = (2 * number + incoming) * SIZE
         return SGE(self.mr.buf + offset, SIZE, self.mr.lkey)
+
+
+def _line(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read().strip()
 
 
 def _gid(text: str) -> str:

@@ -4,7 +4,9 @@ A record is `{"comms": name, "in_msg_size", "out_msg_size", "dtype", "req", "sta
 "root", "in_split", "out_split", "src_rank", "dst_rank", "use_batch", "global_ranks", "markers"}`, or `{"compute":
 "gemm" | "emb_lookup", ...}`; sizes and splits are in elements. The record `{"comms": "init", "pg_id", "global_ranks",
 "world_size"}` creates a process group. A trace is a folder of `<rank>.json`, or one file for all ranks
-(`--use-one-trace` in PARAM). Source: facebookresearch/param, train/comms/pt/commsTraceParser.py and comms_utils.py.
+(`--use-one-trace` in PARAM). A PyTorch execution trace is read as such records
+(`faultbed.traffic.traces.execution_trace`). Source: facebookresearch/param,
+train/comms/pt/commsTraceParser.py and comms_utils.py.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import msgspec
 
 from faultbed.testbed.errors import ConfigError
+from faultbed.traffic.traces import execution_trace
 from faultbed.traffic.traces.trace import MOST_RANKS, Note, Operation, Part, RankTrace, Trace, group_of
 
 __all__ = ["content_for", "read"]
@@ -24,7 +27,7 @@ __all__ = ["content_for", "read"]
 ITEM_BYTES = {
     "float": 4, "float32": 4, "float16": 2, "float64": 8, "double": 8, "int32": 4, "int": 4, "long": 8, "bfloat16": 2,
     "bool": 1, "half": 2, "byte": 1, "uint8": 1, "int8": 1, "short": 2, "char": 1, "signed char": 1,
-    "unsigned char": 1,
+    "unsigned char": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
 }  # fmt: skip
 COLLECTIVES = {
     "allreduce": "all-reduce",
@@ -89,10 +92,10 @@ def read(file: str, content: bytes, *, rank: int | None, world: int | None) -> R
     Raises:
         ConfigError: the file is truncated, is no PARAM trace, or has an invalid record; with the record number from 0.
     """
-    records = _records(file, content)
+    numbered = _records(file, content, rank)
     groups: dict[int | None, tuple[int, ...]] = {}
     numbers_of_ranks: list[int] = []
-    for number, record in enumerate(records):
+    for number, record in numbered:
         try:
             listed = group_of(record.global_ranks or ())
         except ValueError as error:
@@ -113,7 +116,7 @@ def read(file: str, content: bytes, *, rank: int | None, world: int | None) -> R
     groups = {None: everyone, 0: everyone, **groups}
     parts: list[Part] = []
     notes: list[Note] = []
-    for number, record in enumerate(records):
+    for number, record in numbered:
         try:
             part = _part(number, record, groups, rank)
         except ValueError as error:
@@ -126,24 +129,27 @@ def read(file: str, content: bytes, *, rank: int | None, world: int | None) -> R
     return RankTrace(file=file, rank=rank, world=world, parts=tuple(parts), notes=tuple(notes))
 
 
-def _records(file: str, content: bytes) -> list[_Record]:
+def _records(file: str, content: bytes, rank: int | None) -> list[tuple[int, _Record]]:
+    """Return the records of a file with their numbers: positions in a PARAM trace, node identifiers in PyTorch's."""
     try:
         raw = json.loads(content)
     except (ValueError, RecursionError) as error:
         cut = not content.rstrip().endswith((b"]", b"}"))
         problem = "the trace is truncated" if cut else "not JSON"
         raise ConfigError(f"{file}: {problem}: {error}; copy the whole file again") from error
-    if not isinstance(raw, list):
-        if isinstance(raw, Mapping) and "nodes" in raw:
-            raise ConfigError(
-                f"{file}: this is a PyTorch execution trace in JSON; convert it to a Chakra trace "
-                "(chakra_trace_link, chakra_converter) and replay the result"
-            )
-        raise ConfigError(f"{file}: not a PARAM comms trace, which is a JSON list of records")
+    if isinstance(raw, Mapping) and isinstance(raw.get("nodes"), list):
+        items = list(execution_trace.records(file, raw, rank=rank))
+    elif isinstance(raw, list):
+        items = list(enumerate(raw))
+    else:
+        raise ConfigError(
+            f"{file}: neither a PARAM comms trace, which is a JSON list of records, nor a PyTorch execution trace, "
+            'which has "nodes"; convert it with chakra_converter'
+        )
     records = []
-    for number, item in enumerate(raw):
+    for number, item in items:
         try:
-            records.append(msgspec.convert(item, _Record))
+            records.append((number, msgspec.convert(item, _Record)))
         except msgspec.ValidationError as error:
             raise ConfigError(f"{file}: record {number}: {error}") from error
     return records

@@ -138,8 +138,20 @@ def fitted(trace: Trace, *, ranks: int, scale: float = 1.0) -> Trace:
             )
     kept = tuple(shrunk for operation in trace.operations if (shrunk := _cut(operation, ranks, scale)) is not None)
     if not kept:
-        raise UsageError(f"{trace.source}: no operation is among its first {ranks} ranks")
+        raise UsageError(f"{trace.source}: no operation is among its first {ranks} ranks{_left_out(trace)}")
     return dataclasses.replace(trace, ranks=min(ranks, trace.ranks), operations=kept)
+
+
+def _left_out(trace: Trace) -> str:
+    """Return which records are not replayed and why; a trace may have nothing else."""
+    records_by_reason: dict[str, list[int]] = {}
+    for note in trace.notes:
+        records_by_reason.setdefault(note.what, []).append(note.record)
+    named = [
+        f"record{'s' if len(records) > 1 else ''} {_listed(records).replace('[', '').replace(']', '')}: {what}"
+        for what, records in list(records_by_reason.items())[:_LISTED]
+    ]
+    return f"; not replayed: {'; '.join(named)}" if named else ""
 
 
 def _cut(operation: Operation, ranks: int, scale: float) -> Operation | None:

@@ -9,8 +9,9 @@ import click
 import msgspec
 from rich.text import Text
 
-from faultbed.harness.cli.context import Session, json_option, pass_session, styled
-from faultbed.harness.packets.analysis import Analysis, FlowReport, analyse
+from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.packets.analysis import Analysis, FlowReport, Nak, analyse
+from faultbed.harness.packets.episodes import Episode
 from faultbed.harness.packets.evidence import CAPTURE, Evidence, with_idle_ports
 from faultbed.harness.quantities import format_duration
 from faultbed.harness.record.rundir import open_run
@@ -33,9 +34,12 @@ _MOST_ROWS = 20
 def packets(session: Session, *, capture: Path, frame: int | None, as_json: bool) -> int:
     """Check RoCEv2 packets against go-back-N: a CAPTURE (pcap or pcapng), or a run directory with one.
 
-    For each flow: missing packets, retransmissions with their cause (NAK, RNR or timer), and broken rules. Exits with 1
-    if a rule is broken, and with 2 if the capture cannot prove that none is: it is empty, damaged, cut too short, or
-    its queue pairs cannot be distinguished.
+    For each flow: missing packets, retransmissions with their cause (NAK, RNR, gap in response data, or timer), NAKs,
+    and broken rules. Exits with 1 if a rule is broken, and with 2 if the capture cannot prove that none is: it is
+    empty, damaged, cut too short, its queue pairs cannot be distinguished, or data is still missing at its end.
+
+    Mirrors and tunnels (ERSPAN, Everflow, VXLAN, Geneve, GRE) and captures of `tcpdump -i any` and `ibdump --erf` are
+    decoded; what is not decoded is named.
 
     With --explain: every header of one frame and whether its ICRC is correct, by scapy. Exits with 1 if it is wrong,
     and with 2 if the frame has none or is truncated.
@@ -103,23 +107,26 @@ def _explain(session: Session, frames: capture_file.Frames, frame: int, *, as_js
             for first, (name, value) in zip((True, *[False] * len(layer.fields)), layer.fields.items(), strict=False)
         ]
         session.table(("header", "field", "value"), rows)
-        session.out.print(f"payload: {frame_fields.payload_bytes:,} bytes; ICRC: {frame_fields.icrc}")
+        session.out.print(
+            f"payload: {frame_fields.payload_bytes:,} bytes, and {frame_fields.pad_bytes} of padding; ICRC: "
+            f"{frame_fields.icrc}; behind the IP packet: {frame_fields.trailer_bytes} bytes, FCS: {frame_fields.fcs}"
+        )
     return {"right": ExitCode.PASS, "wrong": ExitCode.FAIL}.get(frame_fields.icrc, ExitCode.INCONCLUSIVE)
 
 
 def _show(session: Session, analysis: Analysis) -> None:
     session.out.print(f"{analysis.frames:,} frames, {analysis.roce:,} of them RoCEv2, {len(analysis.flows)} flows")
-    counted = ("requests", "missing", "again", "NAK", "RNR", "timer", "reordered", "duplicates")
+    counted = ("requests", "missing", "again", "NAK", "RNR", "gap", "timer", "reordered", "duplicates")
     columns = ("flow", "seen at", *counted, "broken rules")
     session.table(columns, [_row(flow) for flow in analysis.flows])
-    episodes = list(_episodes(analysis))
-    if episodes:
+    data = [flow for flow in analysis.flows if flow.data_missing or flow.data_repeated]
+    if data:
         session.out.print()
         session.table(
-            ("frame", "flow", "went back to", "because", "lost", "sent again", "times"), episodes[:_MOST_ROWS]
+            ("response data of", "lost", "came again", "reordered", "repeated"), [_data_row(flow) for flow in data]
         )
-        if len(episodes) > _MOST_ROWS:
-            session.out.print(f"... and {len(episodes) - _MOST_ROWS} more; --json has them")
+    _rows(session, ("frame", "flow", "went back to", "because", "lost", "sent again", "times"), _episodes(analysis))
+    _rows(session, ("frame", "flow", "PSN", "syndrome", "meaning"), _naks(analysis))
     for flow in analysis.flows:
         for violation in flow.violations[:_MOST_ROWS]:
             details = f" frame {violation.frame}, {_name(flow)}, PSN {violation.psn}: {violation.detail}"
@@ -128,8 +135,39 @@ def _show(session: Session, analysis: Analysis) -> None:
         session.out.print(note, soft_wrap=True)
     for doubt in analysis.doubts:
         session.out.print(Text.assemble(("INCONCLUSIVE", "yellow"), f" {doubt}"), soft_wrap=True)
+    ended = "; ".join(_ending(flow, nak) for flow, nak in analysis.fatal_naks[:_MOST_ROWS])
     if not analysis.violations and not analysis.doubts:
-        session.out.print(styled("no rule of go-back-N is broken", "green"))
+        ended = f"; {ended}" if ended else ""
+        session.out.print(Text.assemble(("no rule of go-back-N is broken", "green"), ended), soft_wrap=True)
+    elif ended:
+        session.out.print(ended, soft_wrap=True)
+
+
+def _rows(session: Session, columns: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> None:
+    """Print a table if it has rows, and how many of them are left out."""
+    every = list(rows)
+    if every:
+        session.out.print()
+        session.table(columns, every[:_MOST_ROWS])
+    if len(every) > _MOST_ROWS:
+        session.out.print(f"... and {len(every) - _MOST_ROWS} more; --json has them")
+
+
+def _ending(flow: FlowReport, nak: Nak) -> str:
+    return f"{_name(flow)} was ended by frame {nak.frame}: {nak.meaning} (0x{nak.syndrome:02x}) of PSN {nak.psn}"
+
+
+def _naks(analysis: Analysis) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each negative acknowledgement; those that end a connection come first."""
+    every = [(flow, nak) for flow in analysis.flows for nak in flow.negative]
+    for flow, nak in sorted(every, key=lambda pair: not pair[1].is_fatal):
+        meaning = f"{nak.meaning}: ends the connection" if nak.is_fatal else nak.meaning
+        yield str(nak.frame), _name(flow), str(nak.psn), f"0x{nak.syndrome:02x}", meaning
+
+
+def _data_row(flow: FlowReport) -> tuple[str, ...]:
+    counts = (flow.data_missing, flow.data_returned, flow.data_reordered, flow.data_repeated)
+    return (_name(flow), *(f"{count:,}" for count in counts))
 
 
 def _name(flow: FlowReport) -> str:
@@ -138,8 +176,8 @@ def _name(flow: FlowReport) -> str:
 
 def _row(flow: FlowReport) -> tuple[str, ...]:
     broken = ", ".join(f"{rule} {count}" for rule, count in flow.broken.items())
-    broken = broken or ("not known" if flow.is_ambiguous else "none")
-    causes = (str(flow.causes.get(cause, 0)) for cause in ("nak", "rnr", "timer"))
+    broken = broken or ("not known" if flow.is_ambiguous or not flow.is_checked else "none")
+    causes = (str(flow.causes.get(cause, 0)) for cause in ("nak", "rnr", "gap", "timer"))
     place = f"{flow.port} ({flow.side})" if flow.port else flow.side
     return (
         _name(flow),
@@ -157,21 +195,34 @@ def _row(flow: FlowReport) -> tuple[str, ...]:
 def _episodes(analysis: Analysis) -> Iterator[tuple[str, ...]]:
     for flow in analysis.flows:
         for episode in flow.episodes:
-            if episode.timeout_step is not None:
-                step = f"4.096 us * 2**{episode.timeout_step} = {format_duration(timeout_ns(episode.timeout_step))}"
-                times = f"silent for {format_duration(episode.silence_ns)} ({step}), retry {episode.retry}"
-            else:
-                split = ((episode.generation_ns, "to NAK"), (episode.reaction_ns, "to the packet"))
-                times = ", ".join(f"{format_duration(ns)} {reached}" for ns, reached in split if ns is not None)
             yield (
                 str(episode.frame),
                 _name(flow),
                 f"PSN {episode.psn}",
-                episode.cause,
+                _CAUSES.get(episode.cause, episode.cause),
                 str(episode.missing),
                 str(episode.resent),
-                times,
+                _times(episode),
             )
+
+
+_CAUSES = {"gap": "gap in the responses (implied NAK)", "unknown": "not captured"}
+
+
+def _times(episode: Episode) -> str:
+    """Return where the time of an episode went."""
+    if episode.timeout_step is not None:
+        step = f"4.096 us * 2**{episode.timeout_step} = {format_duration(timeout_ns(episode.timeout_step))}"
+        return f"silent for {format_duration(episode.silence_ns)} ({step}), retry {episode.retry}"
+    signal = {"rnr": "to the RNR NAK", "nak": "to the NAK"}.get(episode.cause, "")
+    since = " after the gap" if episode.cause == "gap" else " to the packet"
+    parts = (
+        None if episode.generation_ns is None else f"{format_duration(episode.generation_ns)} {signal}",
+        None if episode.rnr_timer_ns is None else f"asked to wait {format_duration(episode.rnr_timer_ns)}",
+        None if episode.reaction_ns is None else f"{format_duration(episode.reaction_ns)}{since}",
+        f"retry {episode.retry}" if episode.cause == "rnr" else None,
+    )
+    return ", ".join(part for part in parts if part is not None)
 
 
 COMMANDS = (packets,)

@@ -13,7 +13,10 @@ from collections.abc import Iterator
 
 __all__ = ["EVENT", "SYNTHETIC", "XIDS", "XidLog", "event"]
 
-EVENT = re.compile(r"NVRM: Xid \(PCI:([^)]+)\): (\d+)")
+EVENT = re.compile(r"NVRM: Xid \(PCI:([^) ]+)[^)]*\): (\d+)")
+"""The address of a MIG device, `0000:c8:00 GPU-I:05`, begins with that of its GPU."""
+_HEALED = re.compile(r"\): 154, .* to 0x0 \(None\)|\): 14[4-9], .*\bNonfatal\b|\): 150, .*\bNonfatal\b")
+"""Events that call for nothing: no recovery is needed any more, and NVLink errors that the hardware has corrected."""
 XIDS = {"high-rate": 92, "contained": 94, "uncontained": 95, "pending": 63, "failed": 64}
 """Numbers of memory errors and row remappings. A corrected error has none: the driver logs 92 once their rate is too
 high (NVIDIA, "XID Errors" and "GPU Memory Error Management")."""
@@ -22,9 +25,12 @@ SYNTHETIC = "synthetic: written by a fault injector"
 
 
 def event(text: str) -> tuple[str, int] | None:
-    """Return the GPU (its PCIe address) and the number of an event; None: the line is not an event."""
+    """Return the GPU (its PCIe address) and the number of an event.
+
+    None: the line is not an event, or it says that the GPU needs nothing.
+    """
     match = EVENT.search(text)
-    return (match[1], int(match[2])) if match else None
+    return None if match is None or _HEALED.search(text) else (match[1], int(match[2]))
 
 
 class XidLog:

@@ -557,3 +557,63 @@ def test_discover_unexpected_structure_is_an_error_that_names_the_tool(data):
 
 
 RACK_ANSWERS = answers_of(inventory_module.load(shipped.inventories() / "rack-h100.example.yml"), lldp=True)
+
+
+def linked(*interfaces):
+    """Return what `ip -d -j addr show` prints of (name, addresses, further keys)."""
+    return [
+        {
+            "ifname": name,
+            "link_type": "ether",
+            "address": f"02:00:00:00:00:{index:02x}",
+            "mtu": 9000,
+            "addr_info": [
+                {
+                    "family": "inet6" if ":" in address else "inet",
+                    "local": address.partition("/")[0],
+                    "prefixlen": int(address.partition("/")[2]),
+                }
+                for address in addresses
+            ],
+            **more,
+        }
+        for index, (name, addresses, more) in enumerate(interfaces)
+    ]
+
+
+BOND, BRIDGE, VLAN = ({"linkinfo": {"info_kind": kind}} for kind in ("bond", "bridge", "vlan"))
+PORT = ("ens1f0", [], {})
+V4 = "192.0.2.5 50000 192.0.2.11 22"
+
+
+@pytest.mark.parametrize(
+    ("ssh", "interfaces"),
+    [
+        (V4, [("ens1f0", ["192.0.2.11/24"], {})]),
+        ("2001:db8::5 50000 2001:db8::11 22", [("ens1f0", ["2001:db8:0::11/64"], {})]),
+        ("::ffff:192.0.2.5 50000 ::ffff:192.0.2.11 22", [("ens1f0", ["192.0.2.11/24"], {})]),
+        ("fe80::5%ens1f0 50000 fe80::11%ens1f0 22", [("ens1f0", [], {}), ("eno1", ["fe80::11/64"], {})]),
+        (V4, [("bond0", ["192.0.2.11/24"], BOND), ("ens1f0", [], {"master": "bond0"})]),
+        (V4, [PORT, ("ens1f0.10", ["192.0.2.11/24"], VLAN)]),
+        (V4, [PORT, ("front", ["192.0.2.11/24"], {"link": "ens1f0", **VLAN})]),
+        (V4, [("br0", ["192.0.2.11/24"], BRIDGE), ("ens1f0", [], {"master": "br0"})]),
+        (
+            "2001:db8::5 50000 2001:db8::11 22",
+            [
+                ("br0", ["2001:db8::11/64"], BRIDGE),
+                ("bond0.7", [], {"link": "bond0", "master": "br0", **VLAN}),
+                ("bond0", [], BOND),
+                ("ens1f0", [], {"master": "bond0"}),
+            ],
+        ),
+    ],
+)
+def test_discover_rnic_that_carries_ssh_is_not_of_the_back_end(ssh, interfaces):
+    """Whatever is between SSH's address and the port: address family, bond, bridge, VLAN."""
+    rails = [("rail0", ["10.77.1.1/31"], {}), ("rail1.5", ["10.77.1.3/31"], VLAN), ("rail1", [], {})]
+    ports = (("mlx5_0", "ens1f0"), ("mlx5_1", "rail0"), ("mlx5_2", "rail1"))
+    rdma = [{"ifname": name, "port": 1, "netdev": netdev} for name, netdev in ports]
+    own = {"ip": json.dumps(linked(*interfaces, *rails)), "rdma": json.dumps(rdma), "ssh": ssh, "os": "ubuntu"}
+    machine = machine_of("host1", Answers(own=own))
+    assert machine.rdma == (("mlx5_1", "rail0"), ("mlx5_2", "rail1"))
+    assert "SSH uses" in machine.excluded_rnics["mlx5_0"]

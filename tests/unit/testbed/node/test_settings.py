@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import socket
 import struct
 import threading
+from pathlib import Path
 
 import pytest
 from nvml_library import Card, install
 
 from faultbed.testbed.node import settings
 from faultbed.testbed.node.netlink import Netlink, attribute
+from faultbed.testbed.observe.fingerprint import Fingerprint, diff
 
 NETDEV, INET, IP = 5, 1, 2
 TABLE, CHAIN, RULE, SET = 0xA01, 0xA04, 0xA07, 0xA0A
@@ -169,6 +172,36 @@ def test_gid_facts_do_not_depend_on_the_order_of_the_table(monkeypatch, tmp_path
 
     assert table(0, 1) == table(1, 0) == sorted((f"gid rxe0/1 {gid}", "RoCE v2") for gid in gids)
     assert len(table(0)) == 1
+
+
+CASES = Path(__file__).parents[3] / "data" / "captures" / "gid-tables.json"
+FAR = [[index, f"0000:0000:0000:0000:0000:ffff:0a4d:01{index:02x}", "RoCE v2"] for index in range(0, 256, 3)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        *((*tables, name.startswith("healthy")) for name, tables in json.loads(CASES.read_text()).items()),
+        (FAR, FAR[::-1], True),
+        (FAR, FAR[:-1], False),
+        (FAR, [[*FAR[0][:2], "IB/RoCE v1"], *FAR[1:]], False),
+        ([[0, *FAR[0][1:]], [1, FAR[0][1], "IB/RoCE v1"]], [[9, *FAR[0][1:]], [8, FAR[0][1], "IB/RoCE v1"]], True),
+    ],
+)
+def test_gid_facts_are_the_set_of_addresses_and_types_of_the_whole_table(monkeypatch, tmp_path, before, after, same):
+    def facts(rows, folder):
+        at = tmp_path / folder / "mlx5_0" / "ports" / "1"
+        for below in ("gids", "gid_attrs/types"):
+            (at / below).mkdir(parents=True)
+        for index in range(256):
+            (at / "gids" / str(index)).write_text("0000:" * 7 + "0000\n")
+        for index, gid, kind in rows:
+            (at / "gids" / str(index)).write_text(f"{gid}\n")
+            (at / "gid_attrs" / "types" / str(index)).write_text(f"{kind}\n")
+        monkeypatch.setattr(settings, "_INFINIBAND", str(tmp_path / folder))
+        return Fingerprint(nodes={"host1": dict(settings.gid_facts("mlx5_0", "1"))})
+
+    assert (diff(facts(before, "before"), facts(after, "after")) == []) is same
 
 
 def test_resource_facts_are_of_programs_of_ours_and_of_dead_processes(monkeypatch):

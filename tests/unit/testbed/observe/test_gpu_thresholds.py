@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from faultbed.testbed.node.gpu.health import Health
 from faultbed.testbed.node.gpu.xid import XIDS as INJECTED
+from faultbed.testbed.node.gpu.xid import event
 from faultbed.testbed.observe.gpu_thresholds import READINGS, XIDS, breaches, markdown, severest, xid_breaches
 
 HEALTHY = Health("gpu0").counts()
@@ -66,3 +67,32 @@ def test_threshold_breaches_come_with_the_severest_first_and_once_for_each_readi
 def test_threshold_page_is_up_to_date():
     """Regenerate it with `python -m faultbed.testbed.observe.gpu_thresholds > docs/gpu-thresholds.md`."""
     assert PAGE.read_text() == markdown()
+
+
+@pytest.mark.parametrize("xid", [46, 62, 110, 119, 120, 140, 143, *range(144, 151), 154, 155, 158, 167, 171, 172])
+def test_threshold_of_a_fatal_event_drains(xid):
+    (breach,) = xid_breaches({xid: 1})
+    assert breach.action == "drain"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("3 NVRM: Xid (PCI:0000:c8:00 GPU-I:05): 94, pid=7, Contained: SM", ("0000:c8:00", 94)),
+        ("3 NVRM: Xid (PCI:0000:c8:00 GPU-I:05 GPU-CI:00): 43, pid=7", ("0000:c8:00", 43)),
+        ("3 NVRM: Xid (PCI:gpu0): 79, x", ("gpu0", 79)),
+        (
+            "NVRM: Xid (PCI:0000:c8:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+            ("0000:c8:00", 154),
+        ),
+        (
+            "NVRM: Xid (PCI:0000:c8:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+            None,
+        ),
+        ("3 NVRM: Xid (PCI:0000:c8:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004)", ("0000:c8:00", 149)),
+        ("3 NVRM: Xid (PCI:0000:c8:00): 145, RLW_CTRL Nonfatal XC0 i0 Link 08 (0x004)", None),
+        ("6 NVRM: loading", None),
+    ],
+)
+def test_xid_event_names_the_gpu_and_leaves_out_what_calls_for_nothing(line, expected):
+    assert event(line) == expected

@@ -63,7 +63,7 @@ def test_explain_of_a_truncated_frame_leaves_the_icrc_unknown(tmp_path):
 
 @pytest.mark.parametrize(
     ("syndrome", "words"),
-    [(0x1F, "ACK, credit code 31"), (0x2E, "RNR NAK, timer code 14"), (NAK, "NAK, PSN sequence error")],
+    [(0x1F, "ACK, credit code 31"), (0x2E, "RNR NAK, timer 1.28 ms"), (NAK, "NAK, PSN sequence error")],
 )
 def test_explain_names_the_meaning_of_a_syndrome(tmp_path, syndrome, words):
     wire = Wire()

@@ -28,9 +28,9 @@ from scapy.utils import PcapNgWriter, PcapWriter, RawPcapNgReader, RawPcapWriter
 from faultbed.harness.packets.analysis import analyse
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.packets.bth import opcode_name
-from faultbed.testbed.packets.capture_file import read, write_pcapng
+from faultbed.testbed.packets.capture_file import Frames, read, write_pcapng
 from faultbed.testbed.packets.columns import decode
-from faultbed.testbed.packets.layers import AETH, BTH, DETH, IETH, RETH, AtomicAckETH, AtomicETH, ImmDt
+from faultbed.testbed.packets.layers import AETH, BTH, DETH, FETH, IETH, RETH, XRCETH, AtomicAckETH, AtomicETH, ImmDt
 
 # Without addresses, scapy would ask the network for them.
 ETHER = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
@@ -43,6 +43,8 @@ atomic = st.builds(AtomicETH, va=u64, rkey=u32, swap=u64, compare=u64)
 original = st.builds(AtomicAckETH, orig=u64)
 deth = st.builds(DETH, qkey=u32, sqpn=u24)
 ieth = st.builds(IETH, rkey=u32)
+feth = st.builds(FETH, selectivity=st.integers(0, 3), placement=st.integers(0, 15))
+xrceth = st.builds(XRCETH, xrcsrq=u24)
 
 STACKS = {
     0x03: (immdt,),
@@ -68,6 +70,17 @@ STACKS = {
     0x2B: (reth, immdt),
     0x64: (deth,),
     0x65: (deth, immdt),
+    0x1C: (feth, reth),
+    0x1D: (reth,),
+    0xA1: (xrceth,),
+    0xA5: (xrceth, immdt),
+    0xAB: (xrceth, reth, immdt),
+    0xAC: (xrceth, reth),
+    0xB0: (aeth,),
+    0xB2: (aeth, original),
+    0xB4: (xrceth, atomic),
+    0xB7: (xrceth, ieth),
+    0xBC: (xrceth, feth, reth),
 }
 
 
@@ -134,10 +147,10 @@ def test_decode_agrees_with_scapy(sent, kind, tmp_path_factory):
         assert (columns.opcode[index], columns.dqpn[index]) == (bth.opcode, bth.dqpn)
         assert (columns.psn[index], columns.ack_req[index]) == (bth.psn, bth.ackreq)
         # A READ response's AETH is read, a UD packet's headers are not.
-        is_rc = bth.opcode < 0x20
+        is_rc = bth.opcode < 0x20 or bth.opcode >= 0xA0
         assert columns.syndrome[index] == (scapy_packet[AETH].syndrome if is_rc and AETH in scapy_packet else -1)
         assert columns.msn[index] == (scapy_packet[AETH].msn if is_rc and AETH in scapy_packet else -1)
-        assert columns.dma_bytes[index] == (scapy_packet[RETH].dmalen if is_rc and RETH in scapy_packet else -1)
+        assert columns.dma_bytes[index] == (scapy_packet[RETH].dmalen if RETH in scapy_packet else -1)
         assert columns.payload[index] == max(0, len(scapy_packet[Raw].load) - bth.padcount)
         assert columns.wire[index] == len(bytes(packet))
 
@@ -438,7 +451,7 @@ def test_packets_behind_extension_headers_of_ipv6_are_decoded(tmp_path, chain):
         for packet in (ETHER / ip / bare, ETHER / ip / chain / bare):
             writer.write(packet)
     columns = decode(read(path))
-    assert (len(columns), columns.cut, columns.not_decoded, columns.hidden) == (2, 0, 0, 0)
+    assert (len(columns), columns.cut, columns.not_decoded, columns.hidden) == (2, 0, 0, {})
     assert (columns.psn.tolist(), columns.dqpn.tolist(), columns.ecn.tolist()) == ([7, 7], [9, 9], [1, 1])
     assert (columns.syndrome.tolist(), columns.msn.tolist()) == ([0x60] * 2, [5, 5])
     assert columns.payload[0] == columns.payload[1]
@@ -459,29 +472,140 @@ def test_frames_that_end_between_extension_headers_or_vlan_tags_are_cut(tmp_path
             assert (len(columns), columns.cut, columns.not_decoded) == (0, 1, 0), snap
 
 
-def test_frames_of_tunnels_and_encrypted_ones_are_a_doubt(tmp_path):
+ROCE = UDP(sport=50000, dport=4791) / BTH(opcode=4, dqpn=1, psn=1) / Raw(b"12345678")
+
+
+def test_encrypted_frames_are_a_doubt_that_names_each(tmp_path):
     """RoCEv2 in them is neither decoded nor missed by anything else that is counted."""
-    roce = UDP(sport=50000, dport=4791) / BTH(opcode=4, dqpn=1, psn=1) / Raw(b"12345678")
-    inner = IP(bytes(IP() / roce))
-    hiding = [
-        ETHER / IP() / UDP(dport=4789) / VXLAN(vni=7) / ETHER / inner,
-        ETHER / IPv6() / IPv6ExtHdrDestOpt() / UDP(dport=6081) / Raw(bytes(60)),
-        ETHER / IP() / GRE() / inner,
-        ETHER / IP() / inner,
-        ETHER / IP(proto=51) / AH(nh=17, payloadlen=4, icv=bytes(12)) / roce,
-        ETHER / IP() / ESP(spi=1, seq=1, data=bytes(60)),
-        Ether(bytes(ETHER)[:12] + b"\x88\x47" + bytes(60)),
-        Ether(bytes(ETHER)[:12] + b"\x81\x00\x00\x05\x88\xe5" + bytes(60)),
-    ]
-    plain = [ETHER / IP() / roce, ETHER / IP() / UDP(sport=4789, dport=53) / Raw(bytes(40)), ETHER / ARP()]
+    hiding = {
+        "Geneve with an unknown payload": ETHER / IPv6() / IPv6ExtHdrDestOpt() / UDP(dport=6081) / Raw(bytes(60)),
+        "IPsec": ETHER / IP() / ESP(spi=1, seq=1, data=bytes(60)),
+        "MPLS": Ether(bytes(ETHER)[:12] + b"\x88\x47" + bytes(60)),
+        "MACsec": Ether(bytes(ETHER)[:12] + b"\x81\x00\x00\x05\x88\xe5" + bytes(60)),
+        "GRE of another version": ETHER / IP() / GRE(version=1) / Raw(bytes(40)),
+        "GRE with protocol 0x1234": ETHER / IP() / GRE(proto=0x1234) / Raw(bytes(40)),
+    }
+    authenticated = ETHER / IP(proto=51) / AH(nh=17, payloadlen=4, icv=bytes(12)) / ROCE
+    plain = [ETHER / IP() / ROCE, ETHER / IP() / UDP(sport=4789, dport=53) / Raw(bytes(40)), ETHER / ARP()]
     path = tmp_path / "a.pcap"
     with PcapWriter(str(path)) as writer:
-        for packet in (*plain, *hiding):
+        for packet in (*plain, *hiding.values(), authenticated):
             writer.write(packet)
-    assert decode(read(path)).hidden == len(hiding)
+    assert decode(read(path)).hidden == {name: 1 + (name == "IPsec") for name in hiding}
     analysis = analyse(read(path))
     assert (analysis.roce, analysis.violations) == (1, 0)
-    assert any(f"{len(hiding)} frames are encrypted" in doubt for doubt in analysis.doubts)
+    (doubt,) = (doubt for doubt in analysis.doubts if "is not decoded" in doubt)
+    assert doubt.startswith("7 frames")
+    assert all(name in doubt for name in hiding)
+
+
+def erspan(inner, *, version):
+    """Return a GRE packet that mirrors a frame as ERSPAN of type I, II or III."""
+    header = {1: b"", 2: b"\x10\x00" + bytes(6), 3: b"\x20\x00" + bytes(10)}[version]
+    gre = GRE(proto=0x22EB if version == 3 else 0x88BE, seqnum_present=int(version > 1), sequence_number=7)
+    return ETHER / IP() / gre / Raw(header + bytes(inner))
+
+
+def tunnels():
+    """Return a frame around the same RoCEv2 packet for each tunnel and mirror that is decoded."""
+    frame, v6 = ETHER / IP(src="10.1.1.1", dst="10.1.1.2") / ROCE, ETHER / IPv6(src="fd00::1", dst="fd00::2") / ROCE
+    packet = IP(bytes(frame)[14:])
+    vlan = Ether(bytes(frame)[:12] + b"\x88\xa8\x00\x05\x81\x00\x00\x07" + bytes(frame)[12:])
+    return {
+        "vxlan": (ETHER / IP() / UDP(dport=4789) / VXLAN(vni=7) / frame, frame),
+        "vxlan over IPv6": (ETHER / IPv6() / UDP(dport=4789) / VXLAN(vni=7) / v6, v6),
+        "vxlan with QinQ inside": (ETHER / IP() / UDP(dport=4789) / VXLAN(vni=7) / vlan, vlan),
+        "geneve with options": (
+            ETHER / IP() / UDP(dport=6081) / Raw(b"\x02\x00\x65\x58" + bytes(4) + bytes(8) + bytes(frame)),
+            frame,
+        ),
+        "gre": (ETHER / IP() / GRE() / packet, packet),
+        "gre with key and checksum": (ETHER / IP() / GRE(key_present=1, chksum_present=1) / packet, packet),
+        "nvgre": (ETHER / IP() / GRE(proto=0x6558, key_present=1) / frame, frame),
+        "ip in ip": (ETHER / IP() / packet, packet),
+        "erspan 1": (erspan(frame, version=1), frame),
+        "erspan 2": (erspan(frame, version=2), frame),
+        "erspan 3": (erspan(frame, version=3), frame),
+        "everflow on mellanox": (ETHER / IP() / GRE(proto=0x8949) / Raw(bytes(22) + bytes(frame)), frame),
+        "two tunnels": (ETHER / IP() / GRE() / IP() / UDP(dport=4789) / VXLAN() / frame, frame),
+    }
+
+
+@pytest.mark.parametrize("name", tunnels())
+def test_decode_packet_in_a_tunnel_is_the_same_as_outside(tmp_path, name):
+    outer, inner = tunnels()[name]
+    link = 1 if isinstance(inner, Ether) else 101
+    found = []
+    for number, (packet, linktype) in enumerate(((outer, 1), (inner, link))):
+        path = tmp_path / f"{number}.pcap"
+        with PcapWriter(str(path), linktype=linktype) as writer:
+            writer.write(packet)
+        found.append(decode(read(path)))
+    around, bare = found
+    assert (len(around), around.hidden, around.cut) == (1, {}, 0)
+    assert around.addresses == bare.addresses
+    for field in ("sport", "opcode", "dqpn", "psn", "payload", "wire", "ecn"):
+        assert getattr(around, field).tolist() == getattr(bare, field).tolist(), field
+
+
+LINKS = {
+    "cooked": (113, bytes(14) + b"\x08\x00"),
+    "cooked with a VLAN tag": (113, bytes(14) + b"\x81\x00\x00\x05\x08\x00"),
+    "cooked 2": (276, b"\x08\x00" + bytes(18)),
+    "cooked 2 with a VLAN tag": (276, b"\x81\x00" + bytes(18) + b"\x00\x05\x08\x00"),
+    "raw": (101, b""),
+    "raw of BSD": (12, b""),
+    "IPv4": (228, b""),
+    "loopback": (108, b"\x02\x00\x00\x00"),
+    "ERF": (197, bytes(8) + b"\x02" + bytes(7) + bytes(2) + bytes(12) + b"\x08\x00"),
+    "ERF with extension headers": (
+        197,
+        bytes(8) + b"\x82" + bytes(7) + b"\x80" + bytes(7) + bytes(8) + bytes(2) + bytes(12) + b"\x08\x00",
+    ),
+    "ERF with IP": (197, bytes(8) + b"\x16" + bytes(7)),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_decode_reads_the_link_types_of_tcpdump_and_ibdump(tmp_path, name):
+    linktype, header = LINKS[name]
+    path = tmp_path / "a.pcap"
+    packet = bytes(IP(src="10.1.1.1", dst="10.1.1.2") / ROCE)
+    with RawPcapWriter(str(path), linktype=linktype) as writer:
+        writer.write_header(None)
+        writer.write_packet(header + packet)
+    columns = decode(read(path))
+    assert (len(columns), columns.cut, columns.hidden) == (1, 0, {})
+    assert (columns.psn.tolist(), columns.addresses) == ([1], ("10.1.1.1", "10.1.1.2"))
+
+
+def test_read_other_link_type_is_refused_with_what_to_do(tmp_path):
+    path = tmp_path / "a.pcap"
+    with RawPcapWriter(str(path), linktype=127) as writer:
+        writer.write_header(None)
+        writer.write_packet(bytes(60))
+    with pytest.raises(UsageError, match=r"link type 127 \(IEEE 802.11 with a radio header\) .*`tcpdump -i any`"):
+        read(path)
+
+
+@pytest.mark.parametrize(("link", "hidden"), [(127, True), (220, False)])
+def test_read_pcapng_with_another_interface_of_another_type_is_read(tmp_path, link, hidden):
+    """Frames of a radio may hold RoCEv2 and are a doubt; those of USB cannot."""
+    content = bytes(ETHER / IP() / ROCE)
+    frames = Frames(
+        data=np.frombuffer(content * 2 + bytes(128), dtype=np.uint8),
+        start=np.array([0, len(content)]),
+        captured=np.full(2, len(content)),
+        length=np.full(2, len(content)),
+        time_ns=np.array([1, 2]),
+        interface=np.array([0, 1], dtype=np.int16),
+        outbound=np.full(2, -1, dtype=np.int8),
+        interfaces=("eth0", "other"),
+        link_types=np.array([1, link]),
+    )
+    write_pcapng(tmp_path / "a.pcapng", frames)
+    columns = decode(read(tmp_path / "a.pcapng"))
+    assert (len(columns), bool(columns.hidden)) == (1, hidden)
 
 
 @pytest.mark.parametrize("tags", [1, 2, 4, 5, 12])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -156,3 +157,99 @@ def test_busbw_output_tagged_by_mpirun_is_decoded():
     run = read(TAGGED)
     assert run.ranks == 2
     assert [(line.size_bytes, line.gbytes_per_s) for line in run.lines] == [(GIB, 47.45)]
+
+
+RECORDED = Path(__file__).parents[3] / "data" / "captures"
+
+
+@pytest.mark.parametrize(("name", "slow"), [("slow-10s", [1.35]), ("timestamps", [])])
+def test_busbw_of_iterations_of_ten_seconds_and_with_timestamps_is_decoded(name, slow):
+    """10 s is printed as 1.2e+07 us, and -S appends the time of day."""
+    table = [BusbwVars(ranks=32, size_bytes=GIB, at_least_gbytes_per_s=300)]
+    run = read((RECORDED / f"nccl-{name}.txt").read_text())
+    assert [float(one.observed.split()[1]) for one in compare(run, table)] == slow
+
+
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[prterun-host1-4711@1,0]<stdout>: ", "0: ", "  0: ", "[0] "])
+def test_busbw_labels_of_launchers_are_removed(tag):
+    """As mpirun --tag-output, PRRTE, srun --label and MPICH write them."""
+    text = output((GIB, 47, 46, 0))
+    assert read("".join(tag + line for line in text.splitlines(keepends=True))) == read(text)
+
+
+def test_busbw_of_per_iteration_reports_is_decoded():
+    """`-I` adds four columns to each half of a row."""
+    head = HEAD.replace("#wrong     time", "#wrong  i_min i_max i_p99 i_cv%     time")
+    half = "4711.2 25.20 {busbw} {wrong} 4700.00 4800.00 4790.00 1.20"
+    row = f"{GIB} {GIB // 4} float sum -1 {half.format(busbw=47.5, wrong=0)} {half.format(busbw=46.5, wrong=2)}"
+    (line,) = read(f"{head}{row} 2026-07-09 16:03:21\n{TAIL}").lines
+    assert (line.gbytes_per_s, line.wrong) == (46.5, 2)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read(f"{HEAD}{row}\n{TAIL}")
+
+
+def test_busbw_of_one_half_alone_is_decoded():
+    """rccl-tests and trace replays print in-place results alone."""
+    row = f"{GIB} {GIB // 4} float sum -1 {' ' * 32} 4711.2 25.20 46.50 0\n"
+    assert [line.gbytes_per_s for line in read(HEAD + row + TAIL).lines] == [46.5]
+
+
+def test_busbw_of_split_groups_counts_the_ranks_of_one_group():
+    """With NCCL_TESTS_SPLIT, 8 ranks in groups of 2 are 4 runs of 2, not one of 8."""
+    rank = "#  Rank {rank:2d} Group {group:2d} Pid  1 on host1 device  0 [0x19] NVIDIA H100\n"
+    text = output((GIB, 47, 46, 0)).split("# Using devices\n")[1].split("#\n", 1)[1]
+    groups = "".join(rank.format(rank=rank_, group=rank_ % 4) for rank_ in range(8))
+    assert read(groups + text).ranks == 2
+    with pytest.raises(UsageError, match=r"differ in size.*3 ranks in group 0"):
+        read(groups + rank.format(rank=8, group=0) + text)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (output((GIB, 47, 46, 0)).replace("   time ", "cputime "), "CPU time"),
+        ("size,count,type,redop,root,time,algbw,busbw\n1,2,float,sum,-1,3,4,5\n", "CSV"),
+        (output((GIB, 47, 46, 0)).replace("NVIDIA H100 80GB HBM3\n#\n", "...\n#\n"), "cut short"),
+    ],
+)
+def test_busbw_output_of_another_kind_is_refused_by_name(text, named):
+    with pytest.raises(UsageError, match=named):
+        read(text)
+
+
+def json_output(**changes):
+    """Return what `-J` writes, as src/util.cu of nccl-tests does."""
+    half = {"time": 4711.2, "alg_bw": 25.2, "bus_bw": 46.5, "nwrong": 0.0}
+    row = {"size": GIB, "count": GIB // 4, "type": "float", "redop": "sum", "root": "    -1", "out_of_place": half}
+    document = {
+        "version": 2,
+        "args": ["/opt/all_reduce_perf", "-J", "a.json"],
+        "config": {"nthreads": 1, "devices": [{"rank": rank, "group": rank % 2} for rank in range(4)]},
+        "results": [{**row, "in_place": {**half, "bus_bw": 45.0, **changes.pop("half", {})}}],
+        "out_of_bounds": {"count": 0, "okay": "true"},
+        "average_bus_bandwidth": {"bandwidth": 45.7, "okay": "unchecked"},
+    }
+    return json.dumps({**document, **changes})
+
+
+def test_busbw_json_is_decoded():
+    run = read(json_output())
+    assert (run.collective, run.ranks) == ("all-reduce", 2)
+    assert [(line.size_bytes, line.gbytes_per_s, line.wrong) for line in run.lines] == [(GIB, 45.0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (json_output(out_of_bounds=None), "did not come to its end"),
+        (json_output(half={"bus_bw": "nan"}), "not the whole"),
+        (json_output(half={"cpu_time": 1.0}), "CPU time"),
+        (json_output(out_of_bounds={"count": 3}), "ends with FAILED"),
+        (json_output(results=[]), "no line of results"),
+        (json_output()[:-40], "not the whole"),
+        (json_output().replace("45.0", "inf"), "not the whole"),
+    ],
+)
+def test_busbw_json_that_cannot_be_judged_is_refused_by_name(text, named):
+    with pytest.raises(UsageError, match=named):
+        read(text)

@@ -109,6 +109,11 @@ net.ipv4.ip_forward = 1
 /sys/class/infiniband/rxe0/ports/1/gids/0:fe80:0000:0000:0000:0000:00ff:fe01:0100
 /sys/class/infiniband/rxe0/ports/1/gids/1:0000:0000:0000:0000:0000:ffff:0a4d:0101
 /sys/class/infiniband/rxe0/ports/1/gids/2:0000:0000:0000:0000:0000:0000:0000:0000
+/sys/class/infiniband/rxe0/ports/1/gids/44:0000:0000:0000:0000:0000:ffff:0a4d:0102
+@@gid-type
+/sys/class/infiniband/rxe0/ports/1/gid_attrs/types/0:RoCE v2
+/sys/class/infiniband/rxe0/ports/1/gid_attrs/types/1:IB/RoCE v1
+/sys/class/infiniband/rxe0/ports/1/gid_attrs/types/44:RoCE v2
 @@cpu.max
 /sys/fs/cgroup/faultbed.slice/faultbed-gpu0.service/cpu.max:max 100000
 @@unit
@@ -134,7 +139,10 @@ def test_preflight_leftovers_of_a_tool_that_failed_are_not_right(tmp_path, nft, 
         if rc is not None:
             (tmp_path / name).write_text(f"#!/bin/sh\nexit {rc}\n")
             (tmp_path / name).chmod(0o755)
-    lines = [*collect._IN_NAMESPACE.splitlines()[1:2], *collect._ON_MACHINE.splitlines()[4:5]]
+    lines = [
+        *collect._IN_NAMESPACE.splitlines()[1:2],
+        *(line for line in collect._ON_MACHINE.splitlines() if "systemctl" in line),
+    ]
     text = "\n".join(["echo @@node host1", *lines, "echo @@end"])
     path = str(tmp_path) if nft is None else f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, check=True, env={"PATH": path})
@@ -159,8 +167,7 @@ def test_preflight_answer_is_decoded():
     assert host.sysctls == {"net.ipv4.ip_forward": "1"}
     assert host.wall_s == 1763728000.25
     assert host.rdma == {"rxe0": ("ACTIVE", "be0")}
-    assert "0000:0000:0000:0000:0000:ffff:0a4d:0101" in host.gids["rxe0"]
-    assert len(host.gids["rxe0"]) == 2
+    assert host.gids == {"rxe0": {"fe80:0000:0000:0000:0000:00ff:fe01:0100", "0000:0000:0000:0000:0000:ffff:0a4d:0102"}}
     assert host.cpu_max == {"faultbed-gpu0.service": "max 100000"}
     assert host.units == {"faultbed-gpu0.service": "active"}
     assert host.reverts == ["flap-1.json"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 from house import TRACES
@@ -197,7 +198,7 @@ def test_unsupported_param_record_is_noted_as_blocking():
     assert (note.record, note.what, note.blocks) == (1, "gather: this collective is not supported", True)
     with pytest.raises(ConfigError, match="no record gives the number of ranks"):
         param.read("t.json", b'[{"comms": "barrier"}]', rank=None, world=None)
-    with pytest.raises(ConfigError, match="PyTorch execution trace"):
+    with pytest.raises(ConfigError, match="recorded without communication"):
         param.read("t.json", b'{"schema": "1.1.1", "nodes": []}', rank=None, world=None)
 
 
@@ -336,3 +337,84 @@ def test_fitted_all_to_allv_keeps_its_skew():
     (cut,) = traces.fitted(trace, ranks=4, scale=0.1).operations
     assert cut.counts[0] == (100, 40, 0, 4)
     assert cut.size_bytes == 400, "the busiest receiver"
+
+
+def comm_node(number, name, values, *, attrs=(), elements=1024):
+    """Return a node of communication as PyTorch's ExecutionTraceObserver writes it (schema 1.1.0)."""
+    tensors = [[[3, 4, 0, elements, 4, "cuda:0"]]]
+    has_tensors = name not in ("wait", "barrier")
+    return {
+        "id": number,
+        "name": "record_param_comms",
+        "inputs": {
+            "values": [*([tensors[0]] if has_tensors else []), 7, ["0", "default_pg"], values[0], name, *values[1:]],
+            "types": ["GenericList[Tensor(float)]", "Int"],
+        },
+        "outputs": {"values": tensors if has_tensors else [], "types": ["GenericList[Tensor(float)]"]},
+        "attrs": [{"name": key, "type": "string", "value": value} for key, value in attrs],
+    }
+
+
+def execution_trace(*nodes, size=4):
+    group = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": size, "group_count": 1}
+    init = {"id": 3, "name": "## process_group:init ##", "inputs": {"values": [json.dumps([group])]}}
+    return {"schema": "1.1.0-chakra.0.0.4", "nodes": [{"id": 1, "name": "aten::add"}, init, *nodes]}
+
+
+REST = ([], [], 0, 1, 4)
+
+
+def test_traces_pytorch_execution_trace_is_replayed(tmp_path):
+    """One rank's trace stands for all ranks, as PARAM's --use-one-trace; nodes without work are left out."""
+    split = [("in_split_size", "[1, 2, 3, 4]"), ("out_split_size", "[4, 3, 2, 1]"), ("dtype", "BFloat16")]
+    nodes = [
+        comm_node(10, "allreduce", [0, *REST]),
+        comm_node(11, "wait", [0, *REST]),
+        comm_node(12, "broadcast", [2, *REST]),
+        comm_node(13, "_allgather_base", [0, *REST], attrs=[("in_msg_nelems", 256), ("out_msg_nelems", 1024)]),
+        comm_node(14, "all_to_allv", [0, *REST], attrs=split, elements=10),
+    ]
+    (tmp_path / "a.json").write_text(json.dumps(execution_trace(*nodes)))
+    trace = traces.load(tmp_path / "a.json")
+    assert [(one.record, one.collective, one.size_bytes, one.root) for one in trace.operations] == [
+        (10, "all-reduce", 4096, None),
+        (12, "broadcast", 4096, 2),
+        (13, "all-gather", 4096, None),
+        (14, "all-to-allv", 20, None),
+    ]
+    assert trace.ranks == 4
+    assert trace.operations[3].counts[0] == (2, 4, 6, 8)
+
+
+def test_traces_pytorch_execution_trace_of_each_rank_has_its_messages(tmp_path):
+    """A send names only its peer, as a rank of the group; the file's name gives the other end."""
+    for rank, (name, peer) in enumerate((("send", 1), ("recv", 0))):
+        trace = execution_trace(comm_node(10, name, [peer, [], [], 0, 1, 2]), size=2)
+        (tmp_path / f"{rank}.json").write_text(json.dumps(trace))
+    (operation,) = traces.load(tmp_path).operations
+    assert (operation.collective, operation.members, operation.size_bytes) == ("p2p", (0, 1), 4096)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([], "none of the 2 nodes .* recorded without communication"),
+        ([comm_node(9, "broadcast", [9, *REST])], "node 9: not a record_param_comms"),
+        ([comm_node(9, "allreduce", [0])], "node 9: not a record_param_comms"),
+        (
+            [comm_node(9, "allreduce", [0, *REST], attrs=[("dtype", "Quantum")])],
+            'record 9: unknown data type "quantum"',
+        ),
+    ],
+)
+def test_traces_pytorch_execution_trace_that_cannot_be_read_names_the_node(tmp_path, nodes, message):
+    (tmp_path / "a.json").write_text(json.dumps(execution_trace(*nodes)))
+    with pytest.raises(ConfigError, match=message):
+        traces.load(tmp_path / "a.json")
+
+
+def test_traces_file_of_unsupported_records_alone_names_each(tmp_path):
+    """PARAM's `_v` collectives have no schedule here; which records they are must not depend on the other records."""
+    recorded = Path(__file__).parents[3] / "data" / "captures" / "param-v.json"
+    with pytest.raises(UsageError, match=r"record 1: reduce_scatter_v: .* not supported; record 2: all_gather_v: .*"):
+        traces.fitted(traces.load(recorded), ranks=4)
