@@ -129,7 +129,7 @@ def workloads_on(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
     yield Traffic(lab=lab, _running=running, _not_started=not_started)
     try:
         # Whichever fixture a test has named last ends first: a fault must not outlive the workload for that reason.
-        for fault in item.stash[FAULTS]:
+        for fault in item.stash.get(FAULTS, ()):
             fault.clear()
     finally:
         problems = [problem for workload in running for problem in _unseen_problems(workload)]
