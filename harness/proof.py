@@ -55,7 +55,6 @@ def why_unproven(
     *,
     workloads: Sequence[Span] = (),
     planned: Span | None = None,
-    overlap: bool = False,
 ) -> tuple[str, ...]:
     """Return why a receipt does not prove its fault; empty if it does.
 
@@ -64,7 +63,6 @@ def why_unproven(
         doubts: doubts of the injector.
         workloads: when workloads ran (controller ns). The fault must lie within one of them. Empty: not judged.
         planned: planned begin and end of the fault after its onset, for receipts recorded before `on_time` existed.
-        overlap: the fault need only fire at some time while a workload ran, because a test may begin with the fault.
     """
     problems = unproven(receipt)
     if receipt is None:
@@ -80,8 +78,7 @@ def why_unproven(
     last_ns = max(receipt.fired.last_ns or first_ns, first_hit[1])
     reasons = [_why_not_as_planned(on_time, None)]
     if workloads:
-        why_not = _why_not_overlapping if overlap else _why_not_within
-        reasons = [why_not(receipt, on_time, first_hit, last_ns, workload) for workload in workloads]
+        reasons = [_why_not_within(receipt, on_time, first_hit, last_ns, workload) for workload in workloads]
     return (*problems, *(reason for reason in min(reasons, key=len) if reason not in problems))
 
 
@@ -97,17 +94,6 @@ def _why_not_within(
     if beyond := _why_beyond(receipt, on_time, last_ns, workload):
         return (beyond,)
     return _why_not_as_planned(on_time, workload)
-
-
-def _why_not_overlapping(
-    receipt: Receipt, on_time: OnTime | None, first_hit: Span, last_ns: int, workload: Span
-) -> tuple[str, ...]:
-    """Return why a fault did not act as planned, partly while a workload ran; empty if it did."""
-    if first_hit[0] > workload[1] or last_ns < workload[0]:
-        return _why_not_within(receipt, on_time, first_hit, last_ns, workload)
-    if on_time is not None and firing_times.is_off_during(on_time, workload):
-        return ("was off all the time that the workload ran",)
-    return _why_not_as_planned(on_time, None)
 
 
 def _why_not_as_planned(on_time: OnTime | None, workload: Span | None) -> tuple[str, ...]:

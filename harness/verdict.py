@@ -158,11 +158,12 @@ class SchemeDeviation(msgspec.Struct, frozen=True, kw_only=True):
     """A time of the workload, in seconds of the run, at which a switch did not route as its scheme was installed.
 
     `to_s` None: it lasted until the scheme was removed. `cause`: another program changed the scheme, BGP lost next
-    hops, or changes could not be watched. `fault` is the name of the fault that explains lost next hops; empty: none.
+    hops, a setting of ECMP differed, or changes could not be watched. `fault` is the name of the fault that explains
+    lost next hops or a setting; empty: none.
     """
 
     switch: str
-    cause: Literal["foreign", "bgp", "unwatched"]
+    cause: Literal["foreign", "bgp", "setting", "unwatched"]
     what: str
     from_s: float
     to_s: float | None

@@ -61,7 +61,7 @@ def intervals_of(
         "jct_ratio": _jct(run, impacts, level, is_rough=is_rough),
         "busbw.mean": _busbw(run, level, is_rough=is_rough),
         **_shares(run.series, level, is_rough=is_rough),
-        "ingest.p99_ratio": reads_of(run.series, run.readers).interval(level),
+        "ingest.p99_ratio": reads_of(run.series, run.readers, clock_error_ns=run.clock_error_ns).interval(level),
         "ettr": None if training is None else training.interval(level),
         **({} if run.serving is None else _serving(run, run.serving, level, is_rough=is_rough)),
         **({} if times_are_mixed(run) else _latency(run.latencies_ns, level, is_rough=is_rough)),

@@ -260,12 +260,15 @@ def _cause_and_hosts(restart: Restart) -> str:
 
 
 def _lost_iterations(run: ResilienceRun) -> Observation:
-    """Return the finished iterations that all restarts together had to repeat.
+    """Return the finished iterations that all restarts together had to repeat; no value without a restart.
 
+    A loss that hit an idle spare restarts nothing, so that it says nothing about a restart.
     If a restart restored no state, the next restart's count includes its losses. Without a next restart, the value is a
     lower bound.
     """
     restarts = run.restarts
+    if not restarts:
+        return Observation(value=None, detail="the job was not restarted")
     lost = sum(restart.lost_iterations or 0 for restart in restarts)
     ends = [
         f"restart {restart.number} from {restart.iterations} back to {restart.restored_iterations}"
@@ -277,10 +280,9 @@ def _lost_iterations(run: ResilienceRun) -> Observation:
     for restart in unknown:
         reason = "" if restart is restarts[-1] else ", because another loss interrupted it"
         ends.append(f"restart {restart.number} restored nothing{reason}")
-    detail = "; ".join(ends) or "the job was not restarted"
     return Observation(
         value=lost,
-        detail=f"{detail}; {run.repeated_iterations} executions were repeated on all ranks",
+        detail=f"{'; '.join(ends)}; {run.repeated_iterations} executions were repeated on all ranks",
         censored=is_open,
     )
 

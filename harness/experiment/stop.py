@@ -12,7 +12,9 @@ condition is also INCONCLUSIVE
 
 - if its value was never known;
 - if its value was known for less than its time;
-- if every known value within its time was beyond the bound, but some values in between were unknown.
+- if every known value within its time was beyond the bound, but some values in between were unknown;
+- if it may have held while it was not evaluated: the gap between two known values, or before the first or after the
+  last one, is longer than `MISSING_NS`, and long enough for its time. Counts that never fall have no such gaps.
 
 Missing data end the faults, too, and the run is INCONCLUSIVE: if the value of a condition is unknown for more than
 `MISSING_NS` although it was known before, or should be known by now. An experiment without `[[stop]]` has no guard.
@@ -34,21 +36,25 @@ from faultbed.harness.verdict import Check, Verdict, VerdictFile, worst
 __all__ = ["METRICS", "MISSING_NS", "Condition", "Ending", "Guard", "Metric", "Missing", "judged"]
 
 MISSING_NS = 1_000_000_000
-"""For how long the value of a condition may be unknown while faults are on."""
+"""For how long the value of a condition may be unknown or not evaluated while faults are on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A value that is known during a run. `bound` says whether a stop condition is its minimum or its maximum."""
+    """A value that is known during a run. `bound` says whether a stop condition is its minimum or its maximum.
+
+    `never_falls`: the value is a count of events, so that a later value includes what happened while nothing was read.
+    """
 
     name: str
     unit: Literal["s", "ratio", "count"]
     bound: Literal["min", "max"]
     meaning: str
+    never_falls: bool = False
 
 
 _TABLE = (
-    Metric(name="qp_errors", unit="count", bound="max", meaning="Queue pairs that were lost so far"),
+    Metric(name="qp_errors", unit="count", bound="max", meaning="Queue pairs that were lost so far", never_falls=True),
     Metric(
         name="goodput_ratio",
         unit="ratio",
@@ -67,6 +73,7 @@ _TABLE = (
         unit="count",
         bound="max",
         meaning="Machines whose kernel has reported its own bug",
+        never_falls=True,
     ),
     Metric(
         name="slow_ranks",
@@ -126,7 +133,10 @@ class Guard:
         self.evaluated_ns: dict[Condition, tuple[int, int]] = {}
         """When each of these conditions had a known value first and last (controller, ns)."""
         self.may_have_held_ns: dict[Condition, tuple[int, int]] = {}
-        """A time for which a condition held at every known value, with unknown values in between."""
+        """A time for which a condition may have held: no known value in it refutes that, but some are unknown."""
+        self.largest_gap_ns: dict[Condition, int] = {}
+        """The longest time between two known values of a condition, its expected begin and its end included."""
+        self._expected_ns: dict[Condition, int] = {}
         self._held_since_ns: dict[Condition, int] = {}
         self._not_refuted_since_ns: dict[Condition, int] = {}
         self._unknown_since_ns: dict[Condition, int] = {}
@@ -145,6 +155,8 @@ class Guard:
                 since_ns = self._unknown_since_ns.setdefault(condition, now_ns)
                 if self.missing is None and now_ns - since_ns > MISSING_NS:
                     self.missing = Missing(condition=condition, since_ns=since_ns, at_ns=now_ns)
+            if value is not None:
+                self._note_gap(condition, value, now_ns)
             if value is None or not condition.holds(value):
                 self._held_since_ns.pop(condition, None)
             else:
@@ -156,6 +168,36 @@ class Guard:
                 self.evaluated_ns[condition] = self.evaluated_ns.get(condition, (now_ns, now_ns))[0], now_ns
                 self._note_possible_hold(condition, value, now_ns)
         return self.held
+
+    def expect(self, since_ns: Mapping[str, int]) -> None:
+        """Note from when on metrics should be known (controller, ns). A value that comes later follows a gap."""
+        self._expected_ns = {
+            condition: since_ns[condition.metric.name]
+            for condition in self.conditions
+            if condition.metric.name in since_ns
+        }
+
+    def end(self, now_ns: int) -> None:
+        """Note that no fault is on any more. A condition may have held since its last value if that is long ago."""
+        for condition in self.conditions:
+            self._note_gap(condition, None, now_ns)
+
+    def _note_gap(self, condition: Condition, value: float | None, now_ns: int) -> None:
+        """Note a gap before a known value, or before the end (None), if the condition may have held in it.
+
+        A hold is not continuous over a gap, but it may have been.
+        """
+        known_ns = self.evaluated_ns.get(condition, (0, self._expected_ns.get(condition, now_ns)))[1]
+        gap_ns = now_ns - known_ns
+        self.largest_gap_ns[condition] = max(self.largest_gap_ns.get(condition, 0), gap_ns)
+        if gap_ns <= MISSING_NS:
+            return
+        self._held_since_ns.pop(condition, None)
+        if condition.metric.never_falls and value is not None and not condition.holds(value):
+            return
+        since_ns = self._not_refuted_since_ns.setdefault(condition, known_ns)
+        if now_ns - since_ns >= condition.for_ns:
+            self.may_have_held_ns.setdefault(condition, (since_ns, now_ns))
 
     def _note_possible_hold(self, condition: Condition, value: float, now_ns: int) -> None:
         """Note that a condition may have held for its time, if only unknown values interrupted it."""
@@ -210,10 +252,18 @@ def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
     elif condition in guard.may_have_held_ns:
         outcome = Verdict.INCONCLUSIVE
         since_s, at_s = ((at_ns - t0_ns) / 1e9 for at_ns in guard.may_have_held_ns[condition])
-        detail = f"beyond the bound from {since_s:.1f} s to {at_s:.1f} s, but not known all the time in between"
+        gap_s = guard.largest_gap_ns[condition] / 1e9
+        detail = (
+            f"not refuted from {since_s:.1f} s to {at_s:.1f} s, and not known all the time in between (longest gap "
+            f"between two values {gap_s:.1f} s)"
+        )
     else:
         outcome = Verdict.PASS
-        detail = f"never beyond the bound{lasting} while faults were on; observed is the last value"
+        gap_s = guard.largest_gap_ns[condition] / 1e9
+        detail = (
+            f"never beyond the bound{lasting} while faults were on; observed is the last value (longest gap between "
+            f"two values {gap_s:.1f} s)"
+        )
     return Check(
         name=f"stop.{metric.name}",
         verdict=outcome,

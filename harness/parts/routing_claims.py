@@ -50,5 +50,7 @@ def _evidence(receipt: RoutingReceipt) -> Iterator[str]:
     copied = receipt.cleared.copied
     followed = f", {copied} next hops were changed after BGP" if copied else ""
     yield f"{receipt.carried_packets} packets left by ports among which the scheme chooses{marked}{followed}"
-    if by := sorted({deviation.fault for deviation in receipt.deviations if deviation.fault}):
-        yield f"BGP lost next hops because of {', '.join(by)}"
+    for cause, words in (("bgp", "BGP lost next hops"), ("setting", "settings of ECMP differed")):
+        explained = [deviation for deviation in receipt.deviations if deviation.cause == cause]
+        if by := sorted({deviation.fault for deviation in explained if deviation.fault}):
+            yield f"{words} because of {', '.join(by)}"

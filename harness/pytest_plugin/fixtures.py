@@ -15,7 +15,7 @@ import pytest
 
 from faultbed.harness.pytest_plugin import receipts
 from faultbed.harness.pytest_plugin.kernel_guard import KernelGuard
-from faultbed.harness.pytest_plugin.keys import FAILED, NOT_CLEARED, OPENED_LAB, RUNNING
+from faultbed.harness.pytest_plugin.keys import FAILED, FAULTS, NOT_CLEARED, NOT_STARTED, OPENED_LAB, RUNNING
 from faultbed.harness.pytest_plugin.session_lab import closing_after_error, open_session_lab
 from faultbed.harness.pytest_plugin.skips import skip
 from faultbed.harness.verdict import ExitCode
@@ -24,7 +24,7 @@ from faultbed.inject.injector import Injector, Mutation
 from faultbed.inject.journal import Journal
 from faultbed.inject.policy import safety
 from faultbed.inject.prepared_fault import PreparedFault
-from faultbed.testbed.errors import Unsupported
+from faultbed.testbed.errors import LabError, Unsupported
 from faultbed.testbed.lab import Lab
 from faultbed.testbed.observe import fingerprint
 from faultbed.traffic.engine.running_traffic import Running
@@ -90,33 +90,74 @@ class Traffic:
 
     lab: Lab
     _running: list[Running[Any]]
+    _not_started: list[str]
 
     def flow(self, src: str, dst: str, **spec: Any) -> Running[Any]:
         """Start a flow (`faultbed.traffic.flows.flow_spec.FlowSpec`)."""
-        return self._keep(flow_module.start(self.lab, FlowSpec(src=src, dst=dst, **spec)))
+        return self._keep(
+            f"flow {src} to {dst}", lambda: flow_module.start(self.lab, FlowSpec(src=src, dst=dst, **spec))
+        )
 
     def collective(self, **spec: Any) -> Running[Any]:
         """Start a collective (`faultbed.traffic.workloads.collective.CollectiveSpec`)."""
-        return self._keep(collective_module.start(self.lab, CollectiveSpec(**spec)))
+        return self._keep("collective", lambda: collective_module.start(self.lab, CollectiveSpec(**spec)))
 
     def job(self, **spec: Any) -> Running[Any]:
         """Start a training job (`faultbed.traffic.workloads.job.JobSpec`)."""
-        return self._keep(job_module.start(self.lab, JobSpec(**spec)))
+        return self._keep("job", lambda: job_module.start(self.lab, JobSpec(**spec)))
 
-    def _keep(self, running: Running[Any]) -> Running[Any]:
+    def _keep(self, what: str, start: Callable[[], Running[Any]]) -> Running[Any]:
+        try:
+            running = start()
+        except BaseException as error:
+            self._not_started.append(f"{what}: {error or type(error).__name__}")
+            raise
         self._running.append(running)
         return running
 
 
 def workloads_on(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
-    """Yield the workload starter, and abort workloads that still run after the test."""
+    """Yield the workload starter; afterwards abort workloads that still run.
+
+    A workload that failed or had wrong data fails the test, unless the test waited for it: `wait` returns the result or
+    raises the error, and the test's own assertions judge them.
+    """
+    item = request.node
     running: list[Running[Any]] = []
-    request.node.stash[RUNNING] = running
-    yield Traffic(lab=lab, _running=running)
-    for workload in running:
-        if not workload.is_over:
-            workload.abort("the test is over")
-            workload.wait(30.0)
+    not_started: list[str] = []
+    item.stash[RUNNING], item.stash[NOT_STARTED] = running, not_started
+    yield Traffic(lab=lab, _running=running, _not_started=not_started)
+    try:
+        # Whichever fixture a test has named last ends first: a fault must not outlive the workload for that reason.
+        for fault in item.stash.get(FAULTS, ()):
+            fault.clear()
+    finally:
+        problems = [problem for workload in running for problem in _unseen_problems(workload)]
+    if problems and not item.stash.get(FAILED, False):
+        receipts.set_exit_code(item, ExitCode.FAIL)
+        receipts.fail(item, receipts.WorkloadFailed(problems))
+
+
+def _unseen_problems(workload: Running[Any]) -> Iterator[str]:
+    """End a workload, and yield what was wrong with it if the test has not waited for it."""
+    was_over, failure = workload.is_over, workload.failure
+    if was_over and workload.was_awaited:
+        return
+    if not was_over:
+        workload.abort("the test is over")
+    try:
+        result = workload.wait(30.0)
+    except LabError as error:
+        yield str(error)
+        return
+    what = f"{workload.plan.what}, for which the test did not wait,"
+    if was_over and (failure is not None or result.outcome == "failed"):
+        yield f"{what} failed: {failure or result.where}"
+    # A workload that the end of the test has aborted counts as failed, but its data up to then must be right.
+    if wrong := getattr(result, "wrong_elements", 0):
+        yield f"{what} had {wrong} wrong elements"
+    if wrong := sum(flow.wrong_bytes or 0 for flow in getattr(result, "flows", ())):
+        yield f"{what} had {wrong} wrong bytes"
 
 
 Inject = Callable[..., PreparedFault]
@@ -130,10 +171,12 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
 
     A fault lasts for `for_s` seconds. Without `for_s` it lasts until the test clears it, a minute at most. With
     `prove=False` its receipt need not prove it. Faults that overlap are planned together: a fault that would change a
-    resource of an active fault is rejected. The test is skipped if the lab does not support a fault, or if its owner
-    does not allow the fault.
+    resource of an active fault is rejected. If the test starts workloads, each fault must have acted while one of them
+    ran, by the rule of `faultbed run`: from its first effect to its planned end. The test is skipped if the lab does
+    not support a fault, or if its owner does not allow the fault.
     """
     faults: list[PreparedFault] = []
+    request.node.stash[FAULTS] = faults
     must_prove: list[bool] = []
     with (
         Journal(folder / "journal.jsonl") as journal,

@@ -12,8 +12,10 @@
   need ends it at once, with 4.
 * Quarantine and `xfail` excuse a failure, but never a lab that is DIRTY.
 * A test fails at its end if an `inject` receipt does not prove its fault, with the reasons. A fault is proven if it was
-  armed, fired (while traffic of this test ran, if it started some), was witnessed, was on for its `for_s` (without one:
-  until it was cleared), and is cleared. `inject(..., prove=False)` exempts one fault, which JUnit and the summary show.
+  armed, fired, was witnessed, was on for its `for_s` (without one: until it was cleared), and is cleared. If the test
+  starts traffic, or tries to, all of that must have happened while one workload ran, as in `faultbed run`.
+  `inject(..., prove=False)` exempts one fault, which JUnit and the summary show.
+* A test fails at its end if a workload failed or had wrong data that the test did not wait for (`wait`).
 * Receipts (JSON) and checks go to JUnit properties, and `quarantine` to those of a test that is in it. The property
   `faultbed_exit_code` is what the command line would end with: 0 PASS, 1 FAIL, 2 INCONCLUSIVE (a fault is not proven,
   or a kernel's log could not be read), 3 ERROR (a kernel reported a problem), 5 DIRTY (a fault is not cleared, or the
@@ -37,10 +39,14 @@ import pytest
 from faultbed.harness.pytest_plugin.keys import (
     ANY_FAILED,
     AT_END,
+    BEGAN,
+    ENDED,
     EXPERIMENTS,
     EXPIRED,
     FAILED,
+    FAULTS,
     NOT_CLEARED,
+    NOT_STARTED,
     OPENED_LAB,
     PROOF_NOT_REQUIRED,
     PROPERTIES,
@@ -285,8 +291,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fail a test whose quarantine has expired. A test that is rerun starts without what its last attempt left."""
+    item.stash[BEGAN] = True
     item.stash[FAILED] = item.stash[ANY_FAILED] = item.stash[OPENED_LAB] = False
-    item.stash[NOT_CLEARED], item.stash[RUNNING] = (), []
+    item.stash[NOT_CLEARED], item.stash[NOT_STARTED], item.stash[RUNNING], item.stash[FAULTS] = (), [], [], []
     item.user_properties[:] = item.stash.setdefault(PROPERTIES, item.user_properties.copy())
     entry = item.stash.get(EXPIRED, None)
     if entry is not None:
@@ -311,8 +318,15 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 # Outermost: an interrupted session tears down its fixtures in this hook, and a teardown may fail (unproven fault).
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
-    """Close the lab even if a fixture's teardown fails. A session that tested nothing ends with 5."""
+    """Close the lab even if a fixture's teardown fails. A session that tested nothing ends with 5.
+
+    The JUnit file of an interrupted session has an error for each test that has not ended.
+    """
     session.config.stash[AT_END] = []
+    if session.exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR):
+        from faultbed.harness.pytest_plugin.interrupted_session import report_unfinished
+
+        report_unfinished(session)
     report_to_controller(session.config, has_run=session.config.stash.get(RAN, False))
     try:
         yield
@@ -442,6 +456,7 @@ def pytest_runtest_makereport(
         from faultbed.harness.pytest_plugin.failure_summary import summary_of
 
         report.sections += [("traffic", summary_of(workload)) for workload in started]
+    item.stash[ENDED] = report.when == "teardown"
     if report.when == "teardown" and item.stash[FAILED]:
         _correct_exit_code(report)
     return report

@@ -10,15 +10,20 @@ import pytest
 
 if TYPE_CHECKING:
     from faultbed.harness.pytest_plugin.quarantine import Entry
+    from faultbed.inject.prepared_fault import PreparedFault
     from faultbed.traffic.engine.running_traffic import Running
 
 __all__ = [
     "ANY_FAILED",
     "AT_END",
+    "BEGAN",
+    "ENDED",
     "EXPERIMENTS",
     "EXPIRED",
     "FAILED",
+    "FAULTS",
     "NOT_CLEARED",
+    "NOT_STARTED",
     "OPENED_LAB",
     "PROOF_NOT_REQUIRED",
     "PROPERTIES",
@@ -36,6 +41,12 @@ EXPIRED: pytest.StashKey[Entry] = pytest.StashKey()
 QUARANTINED: pytest.StashKey[bool] = pytest.StashKey()
 """On an item: whether it is in quarantine, so that its failure is excused."""
 
+BEGAN: pytest.StashKey[bool] = pytest.StashKey()
+"""On an item: whether its set-up has begun."""
+
+ENDED: pytest.StashKey[bool] = pytest.StashKey()
+"""On an item: whether its teardown is over."""
+
 FAILED: pytest.StashKey[bool] = pytest.StashKey()
 """On an item: whether its latest attempt has failed, excused or not."""
 
@@ -47,6 +58,12 @@ PROPERTIES: pytest.StashKey[Iterable[tuple[str, object]]] = pytest.StashKey()
 
 RUNNING: pytest.StashKey[list[Running[Any]]] = pytest.StashKey()
 """On an item: the workloads that it has started."""
+
+FAULTS: pytest.StashKey[list[PreparedFault]] = pytest.StashKey()
+"""On an item: the faults that it has prepared."""
+
+NOT_STARTED: pytest.StashKey[list[str]] = pytest.StashKey()
+"""On an item: the error of each workload that it could not start."""
 
 NOT_CLEARED: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
 """On an item: one sentence for each of its faults that may still be in place."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from _pytest.outcomes import Failed
 
 from faultbed.harness.proof import why_unproven
-from faultbed.harness.pytest_plugin.keys import AT_END, FAILED, NOT_CLEARED, PROOF_NOT_REQUIRED, RUNNING
+from faultbed.harness.pytest_plugin.keys import AT_END, FAILED, NOT_CLEARED, NOT_STARTED, PROOF_NOT_REQUIRED, RUNNING
 from faultbed.harness.verdict import ExitCode, LabState
 from faultbed.inject.evidence.firing_times import Span
 from faultbed.inject.evidence.receipt import FaultReceipt, not_cleared
@@ -18,7 +18,15 @@ from faultbed.inject.evidence.receipt import FaultReceipt, not_cleared
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["Unproven", "conclude", "fail", "fail_unknown_kernels", "set_exit_code", "without_pass"]
+__all__ = [
+    "Unproven",
+    "WorkloadFailed",
+    "conclude",
+    "fail",
+    "fail_unknown_kernels",
+    "set_exit_code",
+    "without_pass",
+]
 
 EXIT_CODE = "faultbed_exit_code"
 """JUnit property: the exit code that the command line would have."""
@@ -30,6 +38,15 @@ class Unproven(Failed):
     def __init__(self, reasons: Sequence[str], lab_state: LabState) -> None:
         super().__init__("\n".join(reasons), pytrace=False)
         self.lab_state = lab_state
+
+
+class WorkloadFailed(Failed):
+    """A workload of a test failed, or had wrong data, and the test did not wait for it."""
+
+    lab_state: LabState = "CLEAN"
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems), pytrace=False)
 
 
 def fail(item: pytest.Item, error: Failed) -> None:
@@ -50,16 +67,17 @@ def conclude(item: pytest.Item, receipts: Sequence[tuple[FaultReceipt, bool]]) -
     If the test has failed already, only a fault that is not cleared fails it again.
 
     Args:
-        item: the test. If it has started traffic, its faults must have fired while that ran.
+        item: the test. If it has started traffic, or has tried to, its faults must have acted while that ran.
         receipts: each receipt with whether it must prove its fault (`prove` of the `inject` fixture).
 
     Raises:
         Unproven: a fault is not proven, or not cleared.
     """
-    workloads = _workloads(item)
+    workloads, not_started = _workloads(item), item.stash.get(NOT_STARTED, [])
+    no_workload = (f"no workload ran: {not_started[0]}",) if not_started and not workloads else ()
     problems: list[str] = []
     for receipt, prove in receipts:
-        reasons = why_unproven(receipt, receipt.unproven, workloads=workloads, overlap=True)
+        reasons = (*why_unproven(receipt, receipt.unproven, workloads=workloads), *no_workload)
         content = {**receipt.to_json(), "unproven": list(reasons)}
         item.user_properties.append((f"receipt.{receipt.id}", json.dumps(content, default=str)))
         if not prove:

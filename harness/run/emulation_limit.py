@@ -2,8 +2,9 @@
 
 A soft lab enforces its links' rates with shapers. If the sum of these rates exceeds what the machine can forward, a
 run measures the machine. Its capacity is measured once for each lab and machine: the shapers are deleted, every RNIC
-sends for some seconds, and the lab returns to its snapshot. A run whose RNICs may send more than half of the capacity
-is INCONCLUSIVE (`faultbed.harness.judge`).
+sends for some seconds, and the lab returns to its snapshot. A recorded capacity is worth as much as the machine is now:
+it is scaled by the speed of all CPUs, measured before each run, over their speed when it was recorded. A run whose
+RNICs may send more than half of the capacity is INCONCLUSIVE (`faultbed.harness.judge`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from faultbed.testbed.errors import LabError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.lab import Lab
 from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.observe.cpu_speed import hash_rate
 from faultbed.testbed.tenancy import durable
 from faultbed.traffic.engine.task_specs import QpParams
 from faultbed.traffic.flows.flow_run import FlowSpec
@@ -56,12 +58,13 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     `carried_bps` is the payload rate of `flows` flows together, in bits/s, without shapers. `key` is a digest of the
     conditions: the inventory, the number and model of CPUs, the accelerator, and the lab's snapshot key (image, QEMU,
-    playbooks).
+    playbooks). `hash_rate` is the speed of all CPUs just before, in bytes/s (`faultbed.testbed.observe.cpu_speed`).
     """
 
     key: str
     flows: int
     carried_bps: float
+    hash_rate: float
 
 
 def link_limit_bps(sources: Iterable[str], sinks: Iterable[str], topology: Topology, rate_scale: float) -> float | None:
@@ -95,10 +98,10 @@ def offered_load_bps(workload: Workload, inventory: Inventory, bystander: FlowSp
 
 
 def capacity_of(lab: Lab, offered_bps: float, to_snapshot: Callable[[], None], progress: Progress) -> Capacity:
-    """Return the capacity of a lab's emulation: from its file, or measured now.
+    """Return the capacity of a lab's emulation: from its file, scaled to the machine's present speed, or measured now.
 
-    It is measured again if the recorded capacity is too small for the load: the machine may have been busy with other
-    work when it was recorded.
+    It is measured again if the scaled capacity is too small for the load: the machine may have been busy with other
+    work when it was recorded, or may be so now.
 
     Args:
         lab: a soft lab in its snapshot's state, reserved for this run.
@@ -111,12 +114,14 @@ def capacity_of(lab: Lab, offered_bps: float, to_snapshot: Callable[[], None], p
         LabError: the lab cannot be reached, or its snapshot cannot be restored.
     """
     path, key = lab_dir(lab.name) / FILE, _key(lab)
-    known = _read(path, key)
-    if known is not None and not exceeds_headroom(offered_bps, known.carried_bps):
-        return known
+    known, speed = _read(path, key), hash_rate()
+    if known is not None:
+        scaled_bps = known.carried_bps * min(1.0, speed / known.hash_rate)
+        if not exceeds_headroom(offered_bps, scaled_bps):
+            return msgspec.structs.replace(known, carried_bps=scaled_bps)
     progress("measuring the emulation's capacity without shapers")
     try:
-        measured = measure(lab, key)
+        measured = measure(lab, key, speed)
     finally:
         to_snapshot()
     progress(f"{measured.flows} flows got {measured.carried_bps / 1e6:.0f} Mb/s through without shapers")
@@ -124,8 +129,10 @@ def capacity_of(lab: Lab, offered_bps: float, to_snapshot: Callable[[], None], p
     return measured
 
 
-def measure(lab: Lab, key: str) -> Capacity:
+def measure(lab: Lab, key: str, speed: float) -> Capacity:
     """Delete the shapers, and let every RNIC send. The caller must restore the lab's snapshot afterwards.
+
+    `speed` is the present `hash_rate` of the machine.
 
     Raises:
         NotMeasured: a flow failed, or nothing was carried.
@@ -141,7 +148,7 @@ def measure(lab: Lab, key: str) -> Capacity:
         raise NotMeasured(_NOT_KNOWN.format(why=error)) from error
     if not result.goodput_bps:
         raise NotMeasured(_NOT_KNOWN.format(why=f"nothing came through in {_SECONDS:g} s"))
-    return Capacity(key=key, flows=len(specs), carried_bps=result.goodput_bps)
+    return Capacity(key=key, flows=len(specs), carried_bps=result.goodput_bps, hash_rate=speed)
 
 
 def _key(lab: Lab) -> str:
@@ -162,4 +169,4 @@ def _read(path: Path, key: str) -> Capacity | None:
         recorded = msgspec.json.decode(path.read_bytes(), type=Capacity)
     except (OSError, msgspec.MsgspecError):
         return None
-    return recorded if recorded.key == key else None
+    return recorded if recorded.key == key and recorded.hash_rate > 0 else None

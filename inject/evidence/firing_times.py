@@ -30,7 +30,6 @@ __all__ = [
     "OnTime",
     "Span",
     "drop_unmade_edges",
-    "is_off_during",
     "measured_spans",
     "on_time_of",
     "on_time_of_fault",
@@ -243,17 +242,6 @@ def _why_unknown(on_time: OnTime) -> Iterator[str]:
             f"its target's clock and the controller's moved {_seconds(on_time.drifted_ns)} apart meanwhile (a VM that "
             "was paused, or loaded from a snapshot): it is unknown how long it was on"
         )
-
-
-def is_off_during(on_time: OnTime, workload: Span) -> bool:
-    """Return whether the fault was off during the whole workload, by the phases that were read back and their margins.
-
-    The answer is False for a fault that is complete by its hits, because its phases do not matter.
-    """
-    if on_time.complete or not on_time.measured:
-        return False
-    margin_ns = on_time.changing_ns + tolerance_ns(on_time.planned_ns)
-    return all(begin - margin_ns > workload[1] or end + margin_ns < workload[0] for begin, end in on_time.measured)
 
 
 def why_outside(between_ns: Span, workload: Span) -> str | None:

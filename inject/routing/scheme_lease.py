@@ -41,7 +41,7 @@ class Deviation:
     """A time during which a switch did not route as its scheme was installed, as the switch's machine recorded it.
 
     Attributes:
-        cause: `foreign`, `bgp` or `unwatched` (`faultbed.testbed.node.routing.deviations`).
+        cause: `foreign`, `bgp`, `setting` or `unwatched` (`faultbed.testbed.node.routing.deviations`).
         begin_ns: controller time of the kernel's first notification.
         end_ns: controller time of the last one; None: it had not ended when the scheme was removed.
         what: the difference from the installed scheme, for people.
@@ -49,7 +49,7 @@ class Deviation:
     """
 
     switch: str
-    cause: Literal["foreign", "bgp", "unwatched"]
+    cause: Literal["foreign", "bgp", "setting", "unwatched"]
     what: str
     begin_ns: int
     end_ns: int | None = None

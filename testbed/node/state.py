@@ -29,6 +29,7 @@ __all__ = [
     "Facts",
     "filter_fact",
     "gathered",
+    "inet_facts",
     "link_change",
     "link_fact",
     "network_facts",
@@ -62,7 +63,8 @@ _NO_GROUP = (errno.ENOTDIR, errno.ENOENT, errno.ENODEV)
 
 _ROUTE, _NETFILTER = 0, 12
 _GETLINK, _GETADDR, _GETROUTE, _GETRULE, _GETQDISC, _GETTFILTER, _GETNEIGH = 18, 22, 26, 34, 38, 46, 30
-_GETNEXTHOP = 106
+_GETNEXTHOP, _GETNETCONF = 106, 82
+_NETCONFA_INDEX, _NETCONFA = 1, {2: "forwarding", 3: "rp_filter"}
 _FLAGS = {1 << 0: "UP", 1 << 7: "NOARP", 1 << 8: "PROMISC", 1 << 16: "LOWER_UP"}
 _PERMANENT = 0x80
 _ROOT, _CLSACT = 0xFFFFFFFF, 0xFFFFFFF1
@@ -100,8 +102,9 @@ def network_facts() -> Facts:
             for _, body in route.dump(_GETLINK, bytes(16))
         }
         names = {index: _text(attrs[3]) for index, (_, attrs) in links.items()}
-        for flags, attrs in links.values():
-            yield link_fact(flags, attrs, names)
+        yield from (link_fact(flags, attrs, names) for flags, attrs in links.values())
+        for _, body in route.dump(_GETNETCONF, bytes([socket.AF_INET, 0, 0, 0])):
+            yield from inet_facts(body, names)
         for _, body in route.dump(_GETADDR, bytes(8)):
             yield from _address(body, names)
         soft = {netdev for _, netdev in _rdma_netdevs()}
@@ -179,6 +182,17 @@ def nexthop_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
     via = f"via {socket.inet_ntop(family, attrs[6])} " if 6 in attrs else ""  # noqa: PLR2004 (NHA_GATEWAY)
     state = [word for bit, word in ((_DEAD, "dead"), (_LINKDOWN, "linkdown")) if flags & bit]
     return subject, " ".join([f"{via}dev {names.get(_number(attrs.get(5)))}", *state])
+
+
+def inet_facts(body: bytes, names: dict[int, str]) -> Facts:
+    """Yield an interface's own settings of IPv4, from an RTM_NEWNETCONF body (linux/netconf.h).
+
+    They decide with those of all interfaces: a port that does not forward, or checks sources, drops packets.
+    """
+    attrs = attributes(body[4:])
+    netdev = names.get(_number(attrs.get(_NETCONFA_INDEX)))
+    if netdev is not None:
+        yield f"inet {netdev}", " ".join(f"{name} {_number(attrs.get(kind))}" for kind, name in _NETCONFA.items())
 
 
 def _address(body: bytes, names: dict[int, str]) -> Facts:

@@ -1,12 +1,11 @@
 """The state of a lab in every respect that a fault could change: captured before and after, and compared.
 
 Each machine's watcher reports it (`faultbed.testbed.node.state`, `faultbed.testbed.node.settings`). A fingerprint
-contains states, never
-counters: links (flags, MTU, qdisc), addresses, routes, learnt path MTUs, rules, qdiscs, filters, configured neighbours,
-nftables by content, DCB, ethtool and DCQCN settings of hardware, RDMA links, GIDs, types of service, queue pairs and
-memory regions of faultbed programs, provisioned sysctls, `cpu.max`, processes in faultbed's cgroups, GPU clocks, power
-and modes, faultbed's units, processes and stored reverts (those beside QEMU under the node `controller`), routing
-daemons and their configuration.
+contains states, never counters: links (flags, MTU, qdisc; whether they forward IPv4 and check sources), addresses,
+routes, learnt path MTUs, rules, qdiscs, filters, configured neighbours, nftables by content, DCB, ethtool and DCQCN
+settings of hardware, RDMA links, GIDs, types of service, queue pairs and memory regions of faultbed programs,
+provisioned sysctls, `cpu.max`, processes in faultbed's cgroups, GPU clocks, power and modes, faultbed's units,
+processes and stored reverts (those beside QEMU under the node `controller`), routing daemons and their configuration.
 
 On a rack with other users, only what is reserved for this command is captured (`Lab.reserved`): a whole host or switch
 except the routes that it learns, which other users' faults change; for a link, the interfaces at its ends, and units
@@ -17,7 +16,7 @@ not delay this command.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,13 +33,31 @@ if TYPE_CHECKING:
     from faultbed.testbed.lab import Lab
     from faultbed.testbed.model.topology import Topology
 
-__all__ = ["CONTROLLER", "SETTLE_S", "Fingerprint", "capture", "diff", "part", "settle", "stored_reverts", "unknown"]
+__all__ = [
+    "CONTROLLER",
+    "SETTLE_S",
+    "Fingerprint",
+    "capture",
+    "diff",
+    "part",
+    "settle",
+    "stored_reverts",
+    "unknown",
+    "wait_for_quiet",
+]
 
 SETTLE_S = 30.0
 """How long `settle` waits for routing to recover. BGP with timers of 1 and 3 s is faster, even on a starved machine."""
+QUIET_S = 2.0
+"""How long a lab must be as it was before, at `LOOKS` looks or more: an optic or a session that flaps is up at some."""
+MOVING_S = 5.0
+"""`QUIET_S` of a lab that differed at an earlier look. Longer than the timers of BGP, 1 and 3 s."""
+LOOKS = 3
+"""How many looks without a difference there must be at least."""
+_INTERVAL_S = 0.5
 CONTROLLER = "controller"
 """The node name of the stored reverts on this machine."""
-_OF_INTERFACES = {"link", "address", "qdisc", "filter", "neighbour", "dcb", "ethtool", "ecn"}
+_OF_INTERFACES = {"link", "inet", "address", "qdisc", "filter", "neighbour", "dcb", "ethtool", "ecn"}
 _OF_RDMA = {"rdma", "gid", "roce"}
 _OF_FAULTS = {"revert", "unit"}
 _LEARNT = {"bgp", "zebra"}
@@ -183,16 +200,44 @@ def _total(facts: Mapping[str, str], subject: str) -> int:
     return sum(int(part.split()[0]) for part in facts.get(subject, "0").split(", "))
 
 
-def settle(lab: Lab, before: Fingerprint, *, within_s: float = SETTLE_S) -> list[str]:
+def settle(lab: Lab, before: Fingerprint, *, within_s: float | None = None) -> list[str]:
     """Wait for routing to recover, and return the differences of a lab to an earlier fingerprint.
 
     Traffic that another command has begun meanwhile, and that still runs, is not a difference.
+
+    Args:
+        lab: the lab.
+        before: its earlier state.
+        within_s: how long routing may take to recover; `SETTLE_S` by default.
     """
-    deadline = Deadline(within_s)
     lab.reserved = before.covers
-    while (left := _left(lab, before)) and not deadline.is_over:
-        time.sleep(deadline.step_s)
-    return left
+    return wait_for_quiet(lambda: _left(lab, before), within_s=SETTLE_S if within_s is None else within_s)
+
+
+def wait_for_quiet(differences: Callable[[], list[str]], *, within_s: float) -> list[str]:
+    """Look until a lab has been without differences for `QUIET_S`, and return those that are left.
+
+    One look without a difference is not enough: a link that flaps is up at some looks. A lab that has differed must be
+    quiet for `MOVING_S`. After `within_s`, or once the command was requested to stop, the next look with a difference
+    ends the wait.
+
+    Args:
+        differences: looks once; empty: the lab is as it was before.
+        within_s: how long the lab may differ.
+    """
+    deadline, looks, quiet_s, quiet_since_s = Deadline(within_s), 0, QUIET_S, 0.0
+    while True:
+        looked_s = time.monotonic()
+        if left := differences():
+            looks, quiet_s = 0, MOVING_S
+            if deadline.is_over:
+                return left
+        else:
+            looks += 1
+            quiet_since_s = looked_s if looks == 1 else quiet_since_s
+            if looked_s - quiet_since_s >= quiet_s and looks >= LOOKS:
+                return []
+        time.sleep(_INTERVAL_S)
 
 
 def _left(lab: Lab, before: Fingerprint) -> list[str]:

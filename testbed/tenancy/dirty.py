@@ -361,13 +361,14 @@ def _compare(lab: Lab, before: Fingerprint, running_commands: Sequence[Mark]) ->
     if WHOLE_LAB in theirs:
         return []
     own = Fingerprint(nodes=_outside(before.nodes, lab.topology, theirs), covers=before.covers)
-    lab.reserved, deadline = before.covers, time.monotonic() + fingerprint.SETTLE_S
-    while True:
+    lab.reserved = before.covers
+
+    def differences() -> list[str]:
         now = fingerprint.capture(lab)
         rest = Fingerprint(nodes=_outside(now.nodes, lab.topology, theirs), covers=now.covers)
-        if not (left := fingerprint.diff(own, rest)) or time.monotonic() > deadline:
-            return left
-        time.sleep(0.5)
+        return fingerprint.diff(own, rest)
+
+    return fingerprint.wait_for_quiet(differences, within_s=fingerprint.SETTLE_S)
 
 
 def _outside(nodes: Nodes, topology: Topology, covers: Collection[str]) -> dict[str, dict[str, str]]:

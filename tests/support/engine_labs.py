@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import time
-from pathlib import Path
+
+from house import HOUSE
 
 from faultbed.testbed.errors import CommandFailed
 from faultbed.testbed.inventory import lab_inventory
@@ -90,7 +91,7 @@ class Lab:
     engine = Engine
     kind = "soft"
     rnr = None
-    topology = lab_inventory.load(Path("inventory/soft.yml")).topology
+    topology = lab_inventory.load(HOUSE / "inventory" / "soft.yml").topology
 
     def __init__(self, on_start, dead_from=None):
         self.on_start, self.dead_from = on_start, dead_from

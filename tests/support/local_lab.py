@@ -34,6 +34,7 @@ def lab_at(folder: Path) -> SimpleNamespace:
     """Return a lab whose QMP socket is `folder`/qmp; by its counters the carrier was lost and is back."""
     changes = itertools.count()
     counters.read = lambda *_, **__: counters_of(next(changes))
+    fingerprint.QUIET_S, fingerprint.LOOKS = 0.0, 1
     fingerprint.capture = lambda lab: Fingerprint(nodes={"host1": {"link be0": (lab.state_dir / "link").read_text()}})
     return SimpleNamespace(
         inventory_model=SOFT, topology=SOFT.topology, name="soft", kind="soft", state_dir=folder,

@@ -11,11 +11,13 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from switch_namespace import BASE, HOP, P2, SCHEMES, both, ip, make_switch
+from switch_namespace import BASE, HOP, P2, P3, SCHEMES, both, ip, make_switch
 
 from faultbed.inject.node.network.scheme import SchemeActuator
 from faultbed.testbed.node.routing import agent as agent_module
+from faultbed.testbed.node.routing import path_choice as path_choice_module
 from faultbed.testbed.node.routing.agent import SwitchAgent
 
 ECMP = {**BASE, "rules": [], "marks": []}
@@ -277,6 +279,70 @@ def rule_from_before() -> list:
     return found
 
 
+def path_choice() -> dict:
+    """Another program changes a setting of ECMP or a neighbour entry, and puts it back; or nobody looks for long."""
+    policy = Path("/proc/sys/net/ipv4/fib_multipath_hash_policy")
+    neighbour = "169.254.0.1 dev up1 lladdr 02:00:00:00:00:{} nud permanent"
+    policy.write_text("1")
+    ip(f"neigh replace {neighbour.format('01')}")
+    found = {}
+
+    def policy_changed(agent: SwitchAgent) -> None:
+        policy.write_text("0")
+        watch(agent)
+        found["policy during"] = agent.report()
+        policy.write_text("1")
+        watch(agent)
+
+    def neighbour_changed(agent: SwitchAgent) -> None:
+        ip(f"neigh replace {neighbour.format('02')}")
+        ip(f"neigh replace {neighbour.format('01')}")
+        watch(agent)
+
+    def neighbour_wrong_until_the_end(agent: SwitchAgent) -> None:
+        ip(f"neigh replace {neighbour.format('02')}")
+        watch(agent)
+
+    def neighbour_deleted(agent: SwitchAgent) -> None:
+        ip("neigh del 169.254.0.1 dev up1")
+        watch(agent)
+
+    def port_down(agent: SwitchAgent) -> None:
+        ip("link set up1 down")
+        watch(agent)
+        ip("link set up1 up")
+        ip(f"neigh replace {neighbour.format('01')}")
+        both(P2)
+        both(P3)
+        watch(agent)
+        watch(agent)
+
+    def not_looked(agent: SwitchAgent) -> None:
+        agent._settings._looked_ns -= path_choice_module.LARGEST_GAP_NS
+        watch(agent)
+
+    def nothing(agent: SwitchAgent) -> None:
+        ip("neigh replace 10.77.1.1 dev far1 lladdr 02:00:00:00:00:09 nud permanent")
+        ip("neigh replace 10.77.1.1 dev far1 lladdr 02:00:00:00:00:08 nud permanent")
+        watch(agent)
+
+    cases = (
+        policy_changed, neighbour_changed, neighbour_wrong_until_the_end, neighbour_deleted, port_down, not_looked,
+        nothing,
+    )  # fmt: skip
+    for case in cases:
+        ip(f"neigh replace {neighbour.format('01')}")
+        agent = SwitchAgent(ECMP)
+        agent.apply()
+        agent.begin_watch()
+        watch(agent)
+        case(agent)
+        agent.end_watch()
+        found[case.__name__] = agent.report()
+        agent.close()
+    return found
+
+
 def restless_at_the_end() -> list:
     """The main table changes during each comparison, until the scheme is removed."""
     agent = SwitchAgent(SCHEMES["static"])
@@ -291,6 +357,7 @@ def restless_at_the_end() -> list:
 
 
 def main() -> None:
+    path_choice_module.LARGEST_GAP_NS = 1000 * 10**9  # commands may take seconds on a busy machine
     make_switch()
     results: dict = {name: recorded(*each) for name, each in CHANGES.items()}
     results["polls"] = polls()
@@ -298,7 +365,7 @@ def main() -> None:
     results["deleted late"] = deleted_late()
     results["marks"] = marks() if shutil.which("nft") else None
     results |= {"overrun": overrun(), "at the end": withdrawn_at_the_end(), "restless": restless_at_the_end()}
-    results |= {"rule from before": rule_from_before()}
+    results |= {"path choice": path_choice(), "rule from before": rule_from_before()}
     json.dump(results, sys.stdout)
 
 

@@ -85,6 +85,8 @@ class Running(Generic[Result]):
         self.standstills: list[Standstill] = []
         self.stamps: dict[str, list[Sequence[int]]] = {}
         """Timestamps of probes, by task (`faultbed.traffic.node.flows.echo`)."""
+        self.was_awaited = False
+        """Whether the user has called `wait`, so that its result or its error is known to them."""
         self.warmup_wrong = 0
         """Wrong elements in the results of the warm-up, on all ranks that have reported its end."""
         self._dead_hosts: set[str] = set()
@@ -182,6 +184,7 @@ class Running(Generic[Result]):
             LabError: the run is not over by the timeout, or its result could not be built. A run that is not over is
                 aborted, and nothing is left on the nodes once it has ended; the message says whether it has.
         """
+        self.was_awaited = True
         if not Deadline(timeout_s).wait(self._over):
             self.abort(f"not over after {timeout_s:.0f} s")
             ended = Deadline(ABORT_TIMEOUT_S).wait(self._over)

@@ -5,10 +5,14 @@ their reads count, and each from the time for which it was planned. The ranks' o
 checkpoints, because ranks that wait for their checkpoint read nothing. Without readers the reads are those of the
 ranks. A rank reads the data of the next iteration while it works on this one, so a read may be slow although no rank
 waits for it.
+
+Reads and checkpoints are timed by several hosts. A read at the border of a checkpoint, within the error of their
+clocks, may be of either kind: the interval holds for both ways to sort such reads.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +33,8 @@ class Reads:
 
     `beside`: while a checkpoint was being stored; `alone`: the others. `readers` are the hosts of the readers; none:
     the ranks read. `late` counts the others that waited longer for a free connection than for their data. `failure` is
-    why reads are missing; None: none is.
+    why reads are missing; None: none is. `otherwise` are the same reads, with those that may be of either kind sorted
+    in the two extreme ways; it is empty if there are none.
     """
 
     beside: tuple[tuple[int, ...], ...]
@@ -37,6 +42,7 @@ class Reads:
     readers: tuple[str, ...] = ()
     late: int = 0
     failure: str | None = None
+    otherwise: tuple[Reads, ...] = ()
 
     @property
     def p99_ratio(self) -> float | None:
@@ -54,7 +60,19 @@ class Reads:
         return self.late * 100 > len(_joined(self.alone)) * (100 - _PERCENT)
 
     def interval(self, level: float = LEVEL) -> Interval | None:
-        """Return the interval of `p99_ratio`: the two percentiles share its risk. None: too few reads, or no ratio."""
+        """Return the interval of `p99_ratio`: the two percentiles share its risk. None: too few reads, or no ratio.
+
+        It covers those of `otherwise`.
+        """
+        intervals = [reads._interval_as_sorted(level) for reads in (self, *self.otherwise)]  # noqa: SLF001
+        known = [interval for interval in intervals if interval is not None]
+        if len(known) < len(intervals):
+            return None
+        return dataclasses.replace(
+            known[0], low=min(interval.low for interval in known), high=max(interval.high for interval in known)
+        )
+
+    def _interval_as_sorted(self, level: float) -> Interval | None:
         if self.p99_ratio is None:
             return None
         level_of_each = (1 + level) / 2
@@ -88,11 +106,27 @@ class Reads:
         return f"of {beside} reads beside checkpoints and {alone} others{by}"
 
 
-def reads_of(series: Sequence[RankSeries], readers: Sequence[ReaderRun] = ()) -> Reads:
-    """Sort the reads of the readers, or else those of all ranks."""
+def reads_of(series: Sequence[RankSeries], readers: Sequence[ReaderRun] = (), *, clock_error_ns: int = 0) -> Reads:
+    """Sort the reads of the readers, or else those of all ranks.
+
+    Args:
+        series: the ranks.
+        readers: what reads the job's storage beside it.
+        clock_error_ns: error of a host's clock; the times of two hosts are wrong by twice as much to each other.
+    """
+    sorted_reads = _sorted_reads(series, readers, 0)
+    extremes = tuple(
+        _sorted_reads(series, readers, margin_ns) for margin_ns in (2 * clock_error_ns, -2 * clock_error_ns)
+    )
+    is_sure = all(reads == sorted_reads for reads in extremes)
+    return sorted_reads if is_sure else dataclasses.replace(sorted_reads, otherwise=extremes)
+
+
+def _sorted_reads(series: Sequence[RankSeries], readers: Sequence[ReaderRun], margin_ns: int) -> Reads:
+    """Sort the reads; `margin_ns` lengthens each checkpoint at both ends."""
     stored = [span for rank in series for span in rank.stored_ns]
-    starts = np.array([start_ns for start_ns, _ in stored], dtype=np.int64)
-    ends = np.array([end_ns for _, end_ns in stored], dtype=np.int64)
+    starts = np.array([start_ns - margin_ns for start_ns, _ in stored], dtype=np.int64)
+    ends = np.array([end_ns + margin_ns for _, end_ns in stored], dtype=np.int64)
 
     def is_beside(start_ns: int, end_ns: int) -> bool:
         return bool(((starts < end_ns) & (ends > start_ns)).any())

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from faultbed.harness.run import ends
 from faultbed.harness.run.collect_measurements import RunData
 from faultbed.harness.run.faults.live_guard import StopWatcher
@@ -86,7 +88,8 @@ def drive_all(
 ) -> None:
     """Arm and clear each fault at its time, on its own thread: faults may overlap.
 
-    An error of a thread becomes an error of the run.
+    An error of a thread becomes an error of the run. If the workload's health before the first fault was not checked,
+    the receipt of that fault says so.
     """
 
     def drive_to_end(prepared: PreparedFault) -> None:
@@ -103,9 +106,13 @@ def drive_all(
         except Exception as error:  # noqa: BLE001 (a thread's exception would be lost: the run would miss a receipt)
             data.errors.append(f"{name}: not known to be cleared: {ends.describe(error)}")
             return
+        receipt = data.receipts[name]
+        if prepared is first and receipt.armed.ok and (why := watching.why_gate_missed):
+            data.receipts[name] = msgspec.structs.replace(receipt, doubts=(*receipt.doubts, why))
         data.reads += prepared.reads
         progress(f"{planned.kind} on {planned.target.text}: {_brief(data.receipts[name])}")
 
+    first = min(ready, key=lambda prepared: prepared.planned.at_s)
     _all_threads([threading.Thread(target=drive_to_end, args=(prepared,)) for prepared in ready])
 
 

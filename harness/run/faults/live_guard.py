@@ -67,6 +67,7 @@ class Live:
         self._start_ns: int | None = None
         self._fault_ns: int | None = None
         self._before_bps: float | None = None
+        self._is_gate_done = False
 
     def begin(self, *, start_ns: int, fault_ns: int) -> None:
         """Note the start of the workload. Its goodput until the first fault, at `fault_ns`, is the baseline."""
@@ -118,6 +119,26 @@ class Live:
             can_compare = now_ns - LAG_NS - WINDOW_NS >= self._fault_ns
         return frozenset({"qp_errors", "silence", "kernel.broken", *(["goodput_ratio"] if can_compare else [])})
 
+    def expected_ns(self) -> dict[str, int]:
+        """Return from when on each metric of `due` must be known (controller, ns)."""
+        with self._lock:
+            if self._start_ns is None or self._fault_ns is None:
+                return {}
+            fault_ns = self._fault_ns
+        counted = dict.fromkeys(("qp_errors", "silence", "kernel.broken"), fault_ns)
+        return {**counted, "goodput_ratio": fault_ns + LAG_NS + WINDOW_NS}
+
+    def why_gate_missed(self) -> str | None:
+        """Return why nobody knows whether the workload was healthy before the first fault; None: it was checked."""
+        with self._lock:
+            if self._start_ns is None or self._is_gate_done:
+                return None
+        begin_s, end_s = (offset_ns / 1e9 for offset_ns in _GATE_NS)
+        return (
+            f"the health of the workload was not checked in the time from {begin_s:g} s to {end_s:g} s before it; "
+            "begin the fault later, or repeat the run on a controller that is less busy"
+        )
+
     def _is_reporting(self, now_ns: int) -> bool:
         """Return whether ranks have reported within `LAG_NS`, or need not, because the workload is over."""
         return self._reported_ns is None or now_ns - self._reported_ns <= LAG_NS or self.is_over()
@@ -129,6 +150,7 @@ class Live:
             start_ns, fault_ns = self._start_ns, self._fault_ns
             if start_ns is None or fault_ns is None or not _GATE_NS[1] <= fault_ns - now_ns <= _GATE_NS[0]:
                 return None
+            self._is_gate_done = True
             first = -(-start_ns // BIN_NS)
             sizes = np.array([self._bytes[at] for at in range(first, (now_ns - LAG_NS) // BIN_NS)], dtype=np.float64)
             lost, length_ns = self._qp_errors, int(np.median(self._lengths)) if self._lengths else 0
@@ -189,7 +211,9 @@ def _unsteady(start: timeline.Goodput, iteration_ns: int, reads: Sequence[tuple[
 
 
 class StopWatcher:
-    """Checks stop conditions and reservation twice a second, on its own thread, until its `with` block ends.
+    """Checks stop conditions and reservation twice a second, each on a thread of its own, until its `with` block ends.
+
+    A reservation store may take seconds to answer, for which the stop conditions must not wait.
 
     `stopped` is set when a stop condition holds or has no data, or when the workload is not healthy before the first
     fault (`Guard` has the reason). It is also set when the reservation is lost; then `error` has the reason.
@@ -200,25 +224,35 @@ class StopWatcher:
         self.error: FaultbedError | None = None
         self._guard, self._live, self._verify_lease = guard, live, verify_lease
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="stop conditions", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(check,), name=name, daemon=True)
+            for name, check in (("stop conditions", self.check_conditions), ("reservation", self.check_lease))
+        ]
 
-    def _watch(self) -> None:
+    @property
+    def why_gate_missed(self) -> str | None:
+        """Why the workload's health before the first fault is unknown; None: it was checked."""
+        return self._live.why_gate_missed()
+
+    def _repeat(self, check: Callable[[], None]) -> None:
         while not self._done.wait(CHECK_INTERVAL_S) and not self.stopped.is_set():
             try:
-                self.check_once()
+                check()
             except Exception as error:  # noqa: BLE001  # a defect of ours must not leave faults unguarded
                 self.error = FaultbedError(f"stop conditions could not be evaluated: {type(error).__name__}: {error}")
                 self.stopped.set()
 
-    def check_once(self) -> None:
-        """Check the stop conditions and the reservation once."""
+    def check_conditions(self) -> None:
+        """Evaluate the stop conditions once, and the workload's health if the first fault is near."""
         now_ns = time.monotonic_ns()
         held = self._guard.evaluate(now_ns, self._live.values(now_ns), due=self._live.due(now_ns))
         if held is None and self._guard.missing is None:
             self._guard.refused = self._live.unhealthy(now_ns)
         if held is not None or self._guard.missing is not None or self._guard.refused is not None:
             self.stopped.set()
-            return
+
+    def check_lease(self) -> None:
+        """Check the reservation once."""
         try:
             self._verify_lease()
         except FaultbedError as error:
@@ -226,13 +260,19 @@ class StopWatcher:
             self.stopped.set()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._guard.expect(self._live.expected_ns())
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        ended_ns, was_stopped = time.monotonic_ns(), self.stopped.is_set()
         self._done.set()
         if error is not None:
             self.stopped.set()  # Ctrl-C: faults are cleared now, not when the workload has been ended
-        self._thread.join(10.0)
+        for thread in self._threads:
+            thread.join(10.0)
+        if not was_stopped:  # otherwise the faults ended, and with them the time to be covered, when it was set
+            self._guard.end(ended_ns)

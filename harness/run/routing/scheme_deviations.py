@@ -1,7 +1,8 @@
 """Judge deviations: times at which a switch did not route by the scheme that the run had installed. Pure.
 
 The switches' machine records them (`faultbed.testbed.node.routing.agent`). While a path is dead, a scheme follows BGP,
-so next hops that BGP lost because of a fault of the run are expected. All other deviations make the scheme unproven,
+so next hops that BGP lost because of a fault of the run are expected, and so is the setting that a fault of the kind
+`switch.hash-policy` changes. All other deviations make the scheme unproven,
 unless they are shorter than an instant (`why_not_as_installed`).
 """
 
@@ -17,7 +18,8 @@ from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.kinds.catalogue import Trait, has_trait
 from faultbed.inject.routing.scheme_lease import Deviation
 from faultbed.testbed.model.topology import Target, Topology
-from faultbed.testbed.node.routing.deviations import BGP, UNWATCHED
+from faultbed.testbed.node.routing.deviations import BGP, SETTING, UNWATCHED
+from faultbed.testbed.node.routing.path_choice import LARGEST_GAP_NS
 from faultbed.testbed.routing.valley_free import ValleyFreePaths
 
 __all__ = ["FaultTime", "WorkloadTime", "deviations_of", "fault_times", "why_not_as_installed"]
@@ -90,7 +92,8 @@ def deviations_of(
             fault = _fault_of(deviation, span.faults, topology, paths)
             lost.setdefault((deviation.switch, deviation.port, fault), []).append(deviation)
         else:
-            merged.append(_in_seconds(deviation, deviation.what, begin_ns, end_ns, span))
+            fault = _fault_that_sets(deviation, span.faults) if deviation.cause == SETTING else ""
+            merged.append(_in_seconds(deviation, deviation.what, begin_ns, end_ns, span, fault))
     for (_, port, fault), losses in lost.items():
         for begin_ns, end_ns, prefixes in _overlapping(losses):
             what = f"BGP had no next hop by {port} to {len(prefixes)} prefix{'es' if len(prefixes) > 1 else ''}"
@@ -128,7 +131,8 @@ def why_not_as_installed(deviations: Sequence[SchemeDeviation], *, since: str) -
 def _sentence(deviation: SchemeDeviation) -> str:
     if deviation.cause == UNWATCHED:
         return f"the scheme was not watched: {deviation.what}"
-    return f"{deviation.what}, and no fault at that place explains it" if deviation.cause == BGP else deviation.what
+    is_explicable = deviation.cause in (BGP, SETTING)
+    return f"{deviation.what}, and no fault at that place explains it" if is_explicable else deviation.what
 
 
 def _in_seconds(
@@ -166,6 +170,21 @@ def _fault_of(loss: Deviation, faults: Iterable[FaultTime], topology: Topology, 
         is_then = fault.begin_ns - _CLOCK_NS <= loss.begin_ns and (latest_ns is None or loss.begin_ns <= latest_ns)
         is_there = fault.target.node in nodes if fault.target.link is None else fault.target.link.name in links
         if is_then and is_there and _may_end_routes(fault):
+            return fault.name
+    return ""
+
+
+def _fault_that_sets(deviation: Deviation, faults: Iterable[FaultTime]) -> str:
+    """Return the name of a fault that changes settings of this switch, and was on all the time; empty: none.
+
+    A deviation is recorded from the last reading before it to the first one after it.
+    """
+    allowed_ns = _CLOCK_NS + LARGEST_GAP_NS
+    for fault in faults:
+        is_then = fault.begin_ns - allowed_ns <= deviation.begin_ns and (
+            fault.end_ns is None or (deviation.end_ns is not None and deviation.end_ns <= fault.end_ns + allowed_ns)
+        )
+        if is_then and fault.kind == "switch.hash-policy" and fault.target.node == deviation.switch:
             return fault.name
     return ""
 

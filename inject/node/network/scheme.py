@@ -16,6 +16,7 @@ from faultbed.inject.node.command import heartbeat
 from faultbed.inject.node.inside import inside
 from faultbed.testbed.node.routing.agent import SwitchAgent
 from faultbed.testbed.node.routing.owned_numbers import NFT_TABLE, PRIORITY, PROTOCOL
+from faultbed.testbed.node.routing.path_choice import LOOK_S
 
 __all__ = ["LEFTOVERS", "SWEEP", "SchemeActuator"]
 
@@ -52,8 +53,10 @@ class SchemeActuator(Actuator):
 
     @property
     def poll_s(self) -> float | None:  # type: ignore[override]
-        """Seconds until a postponed comparison is tried again; None: none is postponed, so an idle holder sleeps."""
-        return _RETRY_S if any(agent.is_due for agent in self._agents) else None
+        """Seconds until a postponed comparison is tried again, or the settings are read again; None: nothing is on."""
+        if any(agent.is_due for agent in self._agents):
+            return _RETRY_S
+        return LOOK_S if any(agent.is_watching for agent in self._agents) else None
 
     @property
     def files(self) -> list[int]:

@@ -8,7 +8,8 @@ next hops from all tables.
 If another program changes rules, tables, groups or marks of the scheme, the agent compares them with the scheme, and
 records the times at which they differed and those at which BGP had lost a next hop
 (`faultbed.testbed.node.routing.deviations`). It also records routes that other programs add to the main or the local
-table for the scheme's prefixes. Plain ECMP has nothing to install: its agent only watches.
+table for the scheme's prefixes, changes of the settings of ECMP, and wrong neighbour entries of next hops
+(`faultbed.testbed.node.routing.path_choice`). Plain ECMP has nothing to install: its agent only watches.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from faultbed.testbed.node import netns
 from faultbed.testbed.node.netlink import notifications
 from faultbed.testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
-from faultbed.testbed.node.routing.kernel import LOCAL, MAIN, Hop, Kernel, Rule, is_of_main, is_of_scheme
+from faultbed.testbed.node.routing.kernel import LOCAL, MAIN, Hop, Kernel, Rule, is_of_main, is_of_scheme, neighbour_of
 from faultbed.testbed.node.routing.marking_rules import (
     concerns_marks,
     delete_marks,
@@ -42,6 +43,7 @@ from faultbed.testbed.node.routing.owned_numbers import (
     STEER_TABLE,
     TABLE,
 )
+from faultbed.testbed.node.routing.path_choice import NeighbourWatch, SettingWatch
 from faultbed.testbed.node.routing.switch_routes import SwitchRoutes, read_routes
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SwitchAgent"]
 
-_GROUPS = (1, 7, 8, 32)  # RTNLGRP_LINK, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV4_RULE, RTNLGRP_NEXTHOP
+_GROUPS = (1, 3, 7, 8, 32)  # RTNLGRP_LINK, RTNLGRP_NEIGH, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV4_RULE, RTNLGRP_NEXTHOP
 _NETFILTER, _NFT_GROUPS = 12, (7,)  # NETLINK_NETFILTER, NFNLGRP_NFTABLES (linux/netfilter/nfnetlink.h)
 _SOL_NETLINK, _ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 270, 1, 33
 _BUFFER_BYTES = 1 << 20
@@ -94,8 +96,12 @@ class SwitchAgent:
             self._notifications = _subscribed(socket.NETLINK_ROUTE, _GROUPS)
             self._nft_notifications = _subscribed(_NETFILTER, _NFT_GROUPS) if self._marks else None
             self._index_of = {name: index for index, name in socket.if_nameindex()}
+            self._settings = SettingWatch()
         finally:
             netns.enter(None)
+        ports = {port for hops in self._prefixes.values() for port in hops}
+        self._neighbours = NeighbourWatch({index: name for name, index in self._index_of.items() if name in ports})
+        self._are_neighbours_unknown = False
         self._scheme_log, self._main_log = DeviationLog(), DeviationLog()
         self._is_watching = self._are_marks_changed = False
         self._drained_ns = self._compared_ns = 0
@@ -117,6 +123,11 @@ class SwitchAgent:
     def is_due(self) -> bool:
         """Whether the switch still has to be read or to be compared with the scheme."""
         return self._is_watching and bool(self._changed_ns or self._copy_again_ns)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the switch is watched, so that `watch` has to be called every `LOOK_S`."""
+        return self._is_watching
 
     @property
     def files(self) -> list[int]:
@@ -213,6 +224,8 @@ class SwitchAgent:
         for datagram in self._received(self._notifications):
             is_due, is_foreign = is_due or datagram is None, is_foreign or datagram is None
             for kind, origin, body in notifications(datagram or b""):
+                if (neighbour := neighbour_of(kind, body)) is not None and self._is_watching:
+                    self._neighbours.changed(neighbour, self._drained_ns, time.monotonic_ns())
                 is_due = is_due or is_of_main(kind, body)
                 is_foreign = is_foreign or (origin not in ours and is_of_scheme(kind, body))
         for datagram in self._received(self._nft_notifications):
@@ -239,6 +252,7 @@ class SwitchAgent:
                 if self._is_watching:
                     reason = "the kernel dropped notifications, because more came than were read"
                     self._scheme_log.not_watched(self._drained_ns, time.monotonic_ns(), reason)
+                    self._are_neighbours_unknown = True
                 yield None
 
     def begin_watch(self) -> None:
@@ -256,6 +270,8 @@ class SwitchAgent:
             self._nft_deviations = self._wrong_nftables()
             self._scheme_log.begin(self._drained_ns, self._nft_deviations)
         self._known_foreign = self._routes.foreign
+        self._neighbours.begin(self._kernel.neighbours())
+        self._settings.begin(time.monotonic_ns())
         self._is_watching = True
         self._main_log.update(self._drained_ns, self._drained_ns, self._changes_of_main())
 
@@ -269,6 +285,8 @@ class SwitchAgent:
         Returns the number of changes that were made to follow BGP.
         """
         copied = 0
+        if self._is_watching:
+            self._settings.look(time.monotonic_ns())
         if self.drain():
             copied = self.follow()
         elif self._copy_again_ns and now_ns >= self._copy_again_ns:
@@ -280,16 +298,25 @@ class SwitchAgent:
             copied += self._compare()
             self._compared_ns = time.monotonic_ns()
             self._changed_ns = self._changed_ns or again_ns
+        if self._are_neighbours_unknown:
+            self._compare_neighbours()
         return copied
+
+    def _compare_neighbours(self) -> None:
+        used = {(hop.index, hop.gateway) for hops in self._routes.main.values() for hop in hops if hop.is_usable}
+        self._neighbours.compare(self._kernel.neighbours(), used, self._drained_ns, time.monotonic_ns())
+        self._are_neighbours_unknown = False
 
     def end_watch(self) -> None:
         """Compare for the last time, because the scheme is about to be removed. An error is recorded, not raised."""
         try:
             if self._is_watching:
+                self._settings.look(time.monotonic_ns())
                 if self.drain():
                     self.follow()
                 self._changed_ns = [*self._changed_ns[:1], self._drained_ns]
                 self._compare()
+                self._compare_neighbours()
                 if self._changed_ns:
                     reason = "the main table changed during each of the last comparisons"
                     self._scheme_log.not_watched(self._changed_ns[0], time.monotonic_ns(), reason)
@@ -300,7 +327,8 @@ class SwitchAgent:
 
     def report(self) -> list[dict[str, Any]]:
         """Return when the switch differed from the scheme, as plain data, with its network namespace."""
-        return [{**entry, "netns": self._netns} for entry in (*self._scheme_log.report(), *self._main_log.report())]
+        sources = (self._scheme_log, self._main_log, self._settings, self._neighbours)
+        return [{**entry, "netns": self._netns} for source in sources for entry in source.report()]
 
     def _compare(self) -> int:
         """Compare the switch with the scheme, and record the differences. Returns the changes made to follow BGP.
@@ -472,7 +500,8 @@ class SwitchAgent:
         }
 
     def close(self) -> None:
-        """Close the sockets to the kernel."""
+        """Close the sockets to the kernel, and the files of settings."""
+        self._settings.close()
         self._kernel.close()
         self._notifications.close()
         if self._nft_notifications is not None:

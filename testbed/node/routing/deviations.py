@@ -7,10 +7,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["BGP", "FOREIGN", "UNWATCHED", "Deviation", "DeviationLog"]
+__all__ = ["BGP", "FOREIGN", "SETTING", "UNWATCHED", "Deviation", "DeviationLog"]
 
-FOREIGN, BGP, UNWATCHED = "foreign", "bgp", "unwatched"
-"""Causes: another program changed the scheme's objects, BGP lost a next hop, or changes could not be watched."""
+FOREIGN, BGP, SETTING, UNWATCHED = "foreign", "bgp", "setting", "unwatched"
+"""Causes: another program changed the scheme's objects, BGP lost a next hop, a setting of ECMP was changed, or changes
+could not be watched."""
 _MOST = 1000
 """Deviations that are kept: a switch whose BGP sessions flap for hours has more."""
 

@@ -19,12 +19,25 @@ if TYPE_CHECKING:
 
     RuleKey = tuple[int, int, str | None, int, tuple[tuple[str, bytes], ...]]
 
-__all__ = ["LOCAL", "MAIN", "Hop", "Kernel", "NextHopObject", "Route", "Rule", "is_of_main", "is_of_scheme"]
+__all__ = [
+    "LOCAL",
+    "MAIN",
+    "Hop",
+    "Kernel",
+    "Neighbour",
+    "NextHopObject",
+    "Route",
+    "Rule",
+    "is_of_main",
+    "is_of_scheme",
+    "neighbour_of",
+]
 
 MAIN, LOCAL = 254, 255
 """Tables of the kernel; it looks at the local one before all rules of other programs."""
 _CREATE, _REPLACE = 0x400, 0x100
 _NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
+_NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
 _NEWRULE, _DELRULE, _GETRULE = 32, 33, 34
 _NEWNEXTHOP, _DELNEXTHOP, _GETNEXTHOP = 104, 105, 106
 _UNICAST, _TO_TABLE, _RESILIENT = 1, 1, 1
@@ -38,6 +51,8 @@ _ID, _GROUP, _GROUP_TYPE, _NHA_OIF, _NHA_GATEWAY, _RESILIENT_GROUP = 1, 2, 3, 5,
 _BUCKETS, _IDLE, _UNBALANCED = 1, 2, 3
 _MEMBER = struct.Struct("=IBBH")
 _NEXT_HOP = struct.Struct("=HBBi")
+_NDMSG = struct.Struct("=BxxxiHBB")
+_NDA_DST, _NDA_LLADDR = 1, 2
 _DEAD, _ONLINK, _LINKDOWN = 1, 4, 16
 _KEPT = _ONLINK
 
@@ -100,6 +115,19 @@ class NextHopObject:
         return self.members, self.hop.key if self.hop else None
 
 
+class Neighbour:
+    """A neighbour entry: interface index, address and link address (empty: not known), and its state (NUD_*)."""
+
+    def __init__(self, index: int, address: bytes, link_address: bytes, state: int, *, is_deleted: bool) -> None:
+        self.index, self.address, self.link_address, self.state = index, address, link_address, state
+        self.is_deleted = is_deleted
+
+    @property
+    def key(self) -> tuple[int, bytes]:
+        """Key of the entry: its interface and its address."""
+        return self.index, self.address
+
+
 class Kernel:
     """One routing socket in the namespace in which it was made."""
 
@@ -124,6 +152,13 @@ class Kernel:
             if (kind == _UNICAST or every_kind) and is_read:
                 prefix = f"{socket.inet_ntoa(attrs.get(_DST, bytes(4)))}/{length}"
                 yield Route(table, prefix, protocol, tuple(_hops(attrs, flags)), _number(attrs.get(_NH_ID)))
+
+    def neighbours(self) -> Iterator[Neighbour]:
+        """Yield the neighbour entries of IPv4 and IPv6."""
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for kind, body in self._netlink.dump(_GETNEIGH, bytes([family]) + bytes(_NDMSG.size - 1)):
+                if (neighbour := neighbour_of(kind, body)) is not None:
+                    yield neighbour
 
     def put_route(self, table: int, prefix: str, hops: Sequence[Hop], group: int = 0) -> None:
         """Add a route of ours, or replace it."""
@@ -213,8 +248,19 @@ class Kernel:
             return
 
 
+def neighbour_of(kind: int, body: bytes) -> Neighbour | None:
+    """Return the neighbour entry that a message of the kernel is about; None: it is about something else."""
+    if kind not in (_NEWNEIGH, _DELNEIGH):
+        return None
+    _family, index, state, _flags, _type = _NDMSG.unpack_from(body)
+    attrs = attributes(body[_NDMSG.size :])
+    return Neighbour(index, attrs.get(_NDA_DST, b""), attrs.get(_NDA_LLADDR, b""), state, is_deleted=kind == _DELNEIGH)
+
+
 def is_of_main(kind: int, body: bytes) -> bool:
     """Return whether a message of the kernel may mean that the main or the local table is not as before."""
+    if kind in (_NEWNEIGH, _DELNEIGH):
+        return False
     if kind in (_NEWROUTE, _DELROUTE):
         return _table_of(body) in (MAIN, LOCAL)
     return not is_of_scheme(kind, body)  # a link, or a next hop of BGP

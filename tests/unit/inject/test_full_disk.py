@@ -190,7 +190,8 @@ def injected(folder):
 def test_inject_on_a_disk_full_at_any_write_clears_and_claims_nothing_false(monkeypatch, tmp_path):
     """For every n, the n-th write and all after it fail. The fault is cleared, and no false success is reported."""
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
-    monkeypatch.setattr(fingerprint.settle, "__kwdefaults__", {"within_s": 0.0})
+    monkeypatch.setattr(fingerprint, "QUIET_S", 0.0)
+    monkeypatch.setattr(fingerprint, "LOOKS", 1)
     ends = {}
     for nth in range(1, 100):
         folder = tmp_path / str(nth)

@@ -63,6 +63,25 @@ def test_ratio_of_equal_reads_lies_in_its_interval():
     assert held >= known - 3
 
 
+def test_interval_of_the_ratio_covers_both_kinds_of_reads_at_the_border_of_a_checkpoint():
+    """The clocks of two hosts differ by up to 2 ms: slow reads that end 1 ms before a checkpoint may be beside it."""
+    generator = np.random.default_rng(5)
+    # A read of iteration i lasts from (i - 1) * 100 ms on; the checkpoint begins 1 ms after its end, or in its middle.
+    slow = np.arange(1200) % 4 == 1
+    lengths_ms = np.where(slow, 60.0, 20 + generator.exponential(1, 1200))
+    stored = [(index * 100 - 39 if slow[index] else index * 100 - 90, index * 100 - 20) for index in range(1, 1200, 2)]
+    reader, storing = rank(lengths_ms), rank([], number=1, stored_ms=stored)
+    sure, unsure = (reads_of([reader, storing], clock_error_ns=error_ns * MS) for error_ns in (0, 1))
+    assert sure.otherwise == ()
+    assert len(unsure.otherwise) == 2
+    assert unsure.p99_ratio == sure.p99_ratio
+    beside, alone = unsure.otherwise
+    assert beside.p99_ratio > 2, "the border decides"
+    assert alone.p99_ratio < 0.5
+    assert beside.interval().low < sure.interval().low
+    assert (unsure.interval().low, unsure.interval().high) == (beside.interval().low, sure.interval().high)
+
+
 def test_few_reads_bound_the_ratio_on_one_side_at_most():
     reader = rank(20 + np.random.default_rng(3).exponential(5, 60))
     stored = [(index * 100 - 95, index * 100 - 5) for index in range(60) if index % 2]

@@ -15,6 +15,7 @@ from qmp_server import Qemu
 
 from faultbed.harness.pytest_plugin import receipts
 from faultbed.harness.pytest_plugin.keys import RUNNING
+from faultbed.harness.report.step_summary import JobResults, markdown, read_junit
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.process
@@ -206,11 +207,124 @@ def test_before(inject, traffic):
 
 def test_fault_that_fired_when_no_traffic_of_the_test_ran_fails_it(session):
     results, result = session(TIMES)
-    result.assert_outcomes(passed=4, errors=2)
+    result.assert_outcomes(passed=4, errors=3)
     codes = {name: one["faultbed_exit_code"] for name, one in results.items()}
-    assert codes == {"test_during": "0", "test_first": "0", "test_after": "2", "test_before": "2"}
+    assert codes == {"test_during": "0", "test_first": "2", "test_after": "2", "test_before": "2"}
     assert "after the workload ended" in receipt_of(results["test_after"])["unproven"][0]
     assert "before the workload started" in receipt_of(results["test_before"])["unproven"][0]
+
+
+OVERLAP = """
+def test_fault_outlives_the_workload(inject, traffic):
+    fault = inject("link.down", "host1:rxe0", for_s=2.0)
+    traffic(-30, 0.35)
+    fault.arm(); fault.wait(); fault.clear()
+
+def test_workload_begins_when_the_fault_is_nearly_over(inject, traffic):
+    fault = inject("link.flap", "host1:rxe0", for_s=2.0, period=0.5, count=4)
+    fault.arm(); fault.wait(); fault.clear()
+    traffic(-0.3, 30)
+"""
+
+
+def test_fault_that_overlaps_the_workload_by_too_little_fails_its_test(session):
+    """The workload saw 0.35 s of a fault of 2 s: by the rule of `run` that is INCONCLUSIVE, and the test passed."""
+    results, result = session(OVERLAP)
+    result.assert_outcomes(passed=2, errors=2)
+    assert {properties["faultbed_exit_code"] for properties in results.values()} == {"2"}
+    cut = receipt_of(results["test_fault_outlives_the_workload"])["unproven"]
+    assert "of the planned 2.00 s while the workload ran" in cut[0]
+
+
+NOT_STARTED = """
+import contextlib
+import pytest
+from faultbed.harness.pytest_plugin.fixtures import workloads_on
+
+@pytest.fixture
+def traffic(lab, request):
+    yield from workloads_on(lab, request)
+
+def test_swallowed(inject, traffic):
+    with contextlib.suppress(Exception):
+        traffic.collective(ranks=("host1:rxe0", "host3:rxe0"), size_bytes=1 << 16, iterations=10)
+    fault = inject("link.down", "host1:rxe0", for_s=0.3)
+    fault.arm(); fault.wait(); fault.clear()
+
+def test_without_a_fault(traffic):
+    with pytest.raises(Exception):
+        traffic.flow("nowhere", "host3:rxe0")
+"""
+
+
+def test_workload_that_did_not_start_leaves_the_faults_of_its_test_unproven(session):
+    """The test swallowed the error, so that no workload ran, and "while it ran" was not judged: exit code 0."""
+    results, result = session(NOT_STARTED)
+    result.assert_outcomes(passed=2, errors=1)
+    assert results["test_swallowed"]["faultbed_exit_code"] == "2"
+    assert "no workload ran: collective: " in receipt_of(results["test_swallowed"])["unproven"][0]
+
+
+NOT_AWAITED = """
+import time
+import pytest
+from engine_labs import RANK_OF, RankLab
+from faultbed.harness.pytest_plugin.fixtures import workloads_on
+
+@pytest.fixture
+def traffic(lab, request):
+    yield from workloads_on(lab, request)
+
+def failing(engine):
+    if engine.host == "host2":
+        engine.emit("error", task="rank1", where="iteration 3", error="local protection error")
+
+def ending(engine, wrong, over=True):
+    now, rank = time.monotonic_ns(), RANK_OF[engine.host]
+    engine.emit(
+        "iteration", task=f"rank{rank}", index=0, start_ns=now - 2000, end_ns=now, compute_ns=0, comm_ns=1000,
+        wait_ns=0, wrong=wrong, phases_ns=[1000],
+    )
+    if over:
+        engine.emit("done", task=f"rank{rank}", start_ns=now - 3000, end_ns=now, checked=4096)
+
+HOW = {
+    "failing": failing, "wrong": lambda engine: ending(engine, 4096), "right": lambda engine: ending(engine, 0),
+    "running": lambda engine: ending(engine, 0, over=False),
+    "wrong-and-running": lambda engine: ending(engine, 7, over=False),
+}
+
+@pytest.fixture
+def lab(request):
+    return RankLab(HOW[request.node.callspec.params["how"]])
+
+@pytest.mark.parametrize("awaits", [False, True])
+@pytest.mark.parametrize("how", HOW)
+def test_it(traffic, how, awaits):
+    ranks = tuple(f"{host}:rxe0" for host in RANK_OF)
+    job = traffic.collective(ranks=ranks, algorithm="ring", size_bytes=1 << 16, iterations=1)
+    if awaits and "running" not in how:
+        job.wait(30.0)
+    elif "running" in how:
+        while len([event for event in job.events if event.name == "iteration"]) < len(RANK_OF):
+            time.sleep(0.01)
+    else:
+        while not job.is_over:
+            time.sleep(0.01)
+"""
+
+
+def test_workload_that_failed_or_had_wrong_data_fails_a_test_that_did_not_wait_for_it(session):
+    """A job that failed, and one with 16,384 wrong elements: both tests passed, because they slept instead."""
+    results, result = session(NOT_AWAITED)
+    failed = {name for name, properties in results.items() if properties.get("faultbed_exit_code") == "1"}
+    wrong = {f"test_it[wrong-and-running-{awaits}]" for awaits in (False, True)}
+    assert failed == {"test_it[failing-False]", "test_it[wrong-False]", *wrong}
+    result.assert_outcomes(passed=10, errors=4)
+    result.stdout.fnmatch_lines(
+        ["*for which the test did not wait, failed: host2, iteration 3: local protection error*"]
+    )
+    result.stdout.fnmatch_lines(["*for which the test did not wait, had 16384 wrong elements*"])
 
 
 def test_workload_that_has_ended_and_still_closes_its_engines_no_longer_runs():
@@ -316,3 +430,43 @@ def test_interrupted_session_reports_what_is_unproven(session):
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
     assert "INTERNALERROR" not in result.stdout.str()
     result.stdout.fnmatch_lines(["interrupted: *::test_it: link.flap on host1:rxe0 is not proven: *"])
+
+
+INTERRUPTED = """
+import pytest
+
+@pytest.fixture
+def f():
+    WHERE
+
+def test_first(): pass
+
+def test_second(f): pass
+
+def test_third_of_a_hundred_never_ran(): assert False
+"""
+
+
+@pytest.mark.parametrize(
+    "where", ["yield\n    raise KeyboardInterrupt", "raise KeyboardInterrupt", "yield\n    pytest.exit('enough')"]
+)
+def test_interrupted_session_has_an_error_in_junit_for_each_test_that_did_not_end(session, pytester, where):
+    """Ctrl-C in a fixture: two of three tests were in the file, both passed, and the page for CI was green."""
+    _, result = session(INTERRUPTED.replace("WHERE", where))
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    cases = {case.name.rpartition("::")[2]: case for case in read_junit([pytester.path / "junit.xml"])}
+    assert {name: case.outcome for name, case in cases.items()} == {
+        "test_first": "passed", "test_second": "error", "test_third_of_a_hundred_never_ran": "error",
+    }  # fmt: skip
+    assert "the session was interrupted during this test" in cases["test_second"].message
+    assert "did not run" in cases["test_third_of_a_hundred_never_ran"].message
+    assert markdown("x", JobResults(cases=tuple(cases.values()))).startswith("## ❌")
+
+
+def test_session_interrupted_before_its_first_test_is_an_error_in_junit(session, pytester):
+    pytester.makepyfile(
+        early="def pytest_runtestloop(session):\n    session.items.clear()\n    raise KeyboardInterrupt\n"
+    )
+    session("def test_it(): pass\n", "-p", "early")
+    (case,) = read_junit([pytester.path / "junit.xml"])
+    assert (case.outcome, case.name.rpartition("::")[2]) == ("error", "session")

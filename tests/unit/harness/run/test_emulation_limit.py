@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import house
@@ -21,6 +22,7 @@ from faultbed.harness.verdict import Verdict
 from faultbed.testbed.backends.soft import lab_state
 from faultbed.testbed.backends.soft.lab_state import LabState
 from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.observe import cpu_speed
 
 ZONES = lab_inventory.load(house.HOUSE / "inventory" / "soft-zones.yml")
 SOFT = lab_inventory.load(house.HOUSE / "inventory" / "soft.yml")
@@ -93,16 +95,18 @@ class World:
     def __init__(self, monkeypatch, tmp_path, *limits):
         self.did = []
         self.found = list(limits)
+        self.speed = 2e9
+        monkeypatch.setattr(emulation_limit, "hash_rate", lambda: self.speed)
         monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
         monkeypatch.setattr(emulation_limit, "measure", self.measure)
         self.lab = SimpleNamespace(name="soft-zones", inventory_model=ZONES, accelerator="tcg")
 
-    def measure(self, lab, key):
+    def measure(self, lab, key, speed):
         self.did.append("measure")
         bps = self.found.pop(0)
         if bps is None:
             raise emulation_limit.NotMeasured("a flow failed")
-        return Capacity(key=key, flows=8, carried_bps=bps)
+        return Capacity(key=key, flows=8, carried_bps=bps, hash_rate=speed)
 
     def __call__(self, offered, lab=None):
         return capacity_of(lab or self.lab, offered, lambda: self.did.append("reset"), lambda _: None).carried_bps
@@ -119,6 +123,45 @@ def test_emulation_limit_exceeded_is_measured_again(monkeypatch, tmp_path):
     world = World(monkeypatch, tmp_path, 60e6, 117e6)
     assert (world(50e6), world(50e6), world(50e6)) == (60e6, 117e6, 117e6)
     assert world.did == ["measure", "reset"] * 2
+
+
+def test_emulation_limit_recorded_on_a_quiet_machine_is_measured_again_on_a_busy_one(monkeypatch, tmp_path):
+    """400 Mb/s of a quiet night were believed at noon, when the machine forwarded 60 Mb/s: PASS."""
+    world = World(monkeypatch, tmp_path, 400e6, 60e6)
+    assert world(150e6) == 400e6
+    world.speed = 0.5e9
+    assert world(150e6) == 60e6
+    assert emulation_headroom.exceeds_headroom(150e6, 60e6)
+
+
+def test_emulation_limit_is_worth_as_much_as_the_machine_is_now(monkeypatch, tmp_path):
+    """A machine that is a little slower now, with room to spare, is not measured again, and gains nothing by noise."""
+    world = World(monkeypatch, tmp_path, 400e6)
+    assert world(100e6) == 400e6
+    world.speed = 1.5e9
+    assert world(100e6) == pytest.approx(300e6)
+    world.speed = 2.2e9
+    assert world(100e6) == 400e6
+    assert world.did == ["measure", "reset"]
+
+
+def test_emulation_limit_recorded_without_a_speed_does_not_count(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, 400e6, 60e6)
+    world(150e6)
+    (path,) = tmp_path.rglob(emulation_limit.FILE)
+    recorded = msgspec.json.decode(path.read_bytes())
+    for broken in ({"hash_rate": 0.0}, {"hash_rate": None}):
+        path.write_bytes(msgspec.json.encode({**recorded, **broken}))
+        world.found = [60e6]
+        assert world(150e6) == 60e6
+
+
+def test_hash_rate_counts_the_bytes_that_all_cpus_hash(monkeypatch):
+    """Two CPUs that need at least 2 ms for each MiB hash at most 1 GiB/s together."""
+    monkeypatch.setattr(cpu_speed.os, "cpu_count", lambda: 2)
+    slow = SimpleNamespace(sha256=lambda _: SimpleNamespace(digest=lambda: time.sleep(0.002)))
+    monkeypatch.setattr(cpu_speed, "hashlib", slow)
+    assert 0 < cpu_speed.hash_rate(0.1) <= 2 * (1 << 20) / 0.002
 
 
 def test_emulation_limit_of_a_different_machine_or_inventory_is_ignored(monkeypatch, tmp_path):

@@ -60,7 +60,7 @@ def driven(fault, result):
         [fault],
         SimpleNamespace(is_over=False),
         result,
-        SimpleNamespace(stopped=threading.Event()),
+        SimpleNamespace(stopped=threading.Event(), why_gate_missed=None),
         lambda _: None,
     )
 

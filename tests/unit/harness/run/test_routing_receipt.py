@@ -360,6 +360,35 @@ def test_next_hops_that_bgp_lost_are_explained_by_a_fault_on_their_path_alone(ap
     assert ("BGP lost next hops because of f" in detail) is is_explained
 
 
+SETTING = dataclasses.replace(
+    replaced(FOREIGN, begin_ns=0, end_ns=0), cause="setting", what="net.ipv4.fib_multipath_hash_policy was 0, not 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "begin_s", "end_s", "is_explained"),
+    [
+        ("switch.hash-policy", "rtsw1", 9.5, 14.5, True),
+        ("switch.hash-policy", "rtsw1", 9.5, 30.0, False),  # not put back with the fault
+        ("switch.hash-policy", "rtsw1", 9.5, None, False),
+        ("switch.hash-policy", "rtsw1", 2.5, 14.5, False),
+        ("switch.hash-policy", "rtsw2", 9.5, 14.5, False),
+        ("link.down", "rtsw1:ctsw1", 9.5, 14.5, False),
+    ],
+)
+def test_setting_of_ecmp_that_differed_is_explained_by_the_fault_that_changes_it(
+    apply, kind, target, begin_s, end_s, is_explained
+):
+    """The hash policy went 1, 0, 1 under a scheme, and nothing was recorded."""
+    end_ns = None if end_s is None else int(end_s * 10**9)
+    deviation = dataclasses.replace(SETTING, begin_ns=int(begin_s * 10**9), end_ns=end_ns)
+    fault = FaultTime(name="f", kind=kind, target=resolve(TOPOLOGY, target), begin_ns=10 * 10**9, end_ns=14 * 10**9)
+    receipt = apply("pinned", deviations=(deviation,), workload=dataclasses.replace(WORKLOAD, faults=(fault,)))
+    assert [one.fault for one in receipt.deviations] == ["f" if is_explained else ""]
+    assert (receipt.unproven == ()) is is_explained
+    assert verdict_of("pinned", receipt).verdict is (Verdict.PASS if is_explained else Verdict.INCONCLUSIVE)
+
+
 def test_next_hops_that_bgp_lost_by_one_port_at_one_time_are_one_deviation(apply):
     losses = (lost("ctsw1", 0, 10, 14), lost("ctsw1", 1, 10.1, 15), lost("ctsw1", 0, 20, 21), lost("ctsw2", 0, 10, 14))
     deviations = apply("pinned", deviations=losses, workload=WORKLOAD).deviations

@@ -20,6 +20,7 @@ from faultbed.harness.run.faults import drive_faults
 from faultbed.harness.run.faults.live_guard import Live, StopWatcher
 from faultbed.harness.run.prepare.bind_to_lab import fit
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
+from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired, Receipt
 from faultbed.inject.fault_plan import FaultSpec, plan
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import ConfigError, FaultError, LabError
@@ -137,7 +138,10 @@ def test_stop_condition_that_only_unknown_values_kept_from_holding_is_inconclusi
     assert guard.missing is None
     (_, slow) = judged(verdict_of(), guard, t0_ns=90 * S).checks
     assert slow.verdict is Verdict.INCONCLUSIVE
-    assert slow.detail == "beyond the bound from 10.0 s to 15.0 s, but not known all the time in between"
+    assert slow.detail == (
+        "not refuted from 10.0 s to 15.0 s, and not known all the time in between "
+        "(longest gap between two values 1.0 s)"
+    )
 
 
 def test_stop_condition_that_was_better_in_between_did_not_hold():
@@ -148,10 +152,124 @@ def test_stop_condition_that_was_better_in_between_did_not_hold():
     assert slow.verdict is Verdict.PASS
 
 
+FIELDS = ("id", "kind", "target", "fidelity", "armed", "fired", "cleared")
+
+
+def check_of(condition, looks, *, end_s=None, expected_s=None):
+    """Return the check of a condition that had these values at these times (s)."""
+    guard = Guard([condition])
+    if expected_s is not None:
+        guard.expect({condition.metric.name: expected_s * S})
+    for at_s, value in looks:
+        guard.evaluate(int(at_s * S), {condition.metric.name: value})
+    if end_s is not None:
+        guard.end(int(end_s * S))
+    return judged(verdict_of(), guard, t0_ns=0).checks[-1]
+
+
+def steady(begin_s, end_s, value):
+    return [(begin_s + half / 2, value) for half in range(2 * (end_s - begin_s) + 1)]
+
+
+def test_stop_condition_that_was_not_evaluated_for_longer_than_its_time_is_inconclusive():
+    """Nobody looked for 21 s, in which goodput was 0: "never beyond the bound"."""
+    check = check_of(SLOW, [*steady(10, 12, 1.0), *steady(33, 34, 1.0)])
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "from 12.0 s to 33.0 s" in check.detail
+    assert "longest gap between two values 21.0 s" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("looks", "more", "expected"),
+    [
+        (steady(10, 30, 1.0), {"end_s": 30.5, "expected_s": 10}, Verdict.PASS),
+        ([*steady(10, 12, 1.0), *steady(16, 30, 1.0)], {}, Verdict.PASS),  # 4 s cannot hide a hold of 5 s
+        ([*steady(10, 12, 1.0), *steady(13, 14, 0.0), *steady(18, 30, 1.0)], {}, Verdict.INCONCLUSIVE),  # 13 to 18 s
+        (steady(10, 20, 1.0), {"end_s": 25.5}, Verdict.INCONCLUSIVE),
+        (steady(10, 20, 1.0), {"end_s": 21}, Verdict.PASS),
+        (steady(16, 30, 1.0), {"expected_s": 10}, Verdict.INCONCLUSIVE),
+    ],
+)
+def test_stop_condition_is_judged_by_the_gaps_between_its_values(looks, more, expected):
+    assert check_of(SLOW, looks, **more).verdict is expected
+
+
+def test_stop_condition_that_held_before_and_after_a_gap_is_inconclusive():
+    """Two values below the bound, 23 s apart, were a hold of 23 s, although goodput may have been good in between."""
+    check = check_of(SLOW, [(10, 0.0), (33, 0.0)])
+    assert check.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("looks", "more", "expected"),
+    [
+        ([(10, 0), (33, 2)], {}, Verdict.PASS),
+        ([(10, 0), (33, 3)], {}, Verdict.FAIL),
+        ([(10, 0), (11, 2)], {"end_s": 20}, Verdict.INCONCLUSIVE),
+    ],
+)
+def test_stop_condition_on_a_count_of_events_has_no_gap_before_its_last_value(looks, more, expected):
+    assert check_of(LOST, looks, **more).verdict is expected
+
+
+def test_stop_condition_without_a_time_allows_a_gap_of_a_second():
+    now = Condition(metric=METRICS["goodput_ratio"], bound=0.2)
+    assert check_of(now, [(10, 1.0), (11, 1.0)]).verdict is Verdict.PASS
+    assert check_of(now, [(10, 1.0), (11.2, 1.0)]).verdict is Verdict.INCONCLUSIVE
+
+
+def test_watching_evaluates_conditions_while_the_reservation_store_is_slow():
+    """A store that took 3 s per call left conditions unevaluated, and skipped the health gate before the fault."""
+    live, guard, answered = Live(), Guard([LOST]), threading.Event()
+    now_ns = time.monotonic_ns()
+    live.begin(start_ns=now_ns - 60 * S, fault_ns=now_ns + int(1.6 * S))
+    live.on_event({"event": "qp_error", "time_ns": now_ns - S})
+    with StopWatcher(guard, live, lambda: answered.wait(20)) as watching:
+        assert watching.stopped.wait(10)
+        answered.set()
+    assert guard.refused == "1 queue pairs were lost before the first fault"
+
+
+def test_live_gate_that_was_not_evaluated_in_time_is_named():
+    live = Live()
+    live.begin(start_ns=0, fault_ns=20 * S)
+    live.on_event(sample(0, *[100] * 180))
+    for now_s in (18, 19.9, 20.1):
+        assert live.unhealthy(int(now_s * S)) is None
+        assert "the health of the workload was not checked" in live.why_gate_missed()
+    assert live.unhealthy(19 * S) is None
+    assert live.why_gate_missed() is None
+
+
+@pytest.mark.parametrize("missed", ["the health of the workload was not checked", None])
+def test_drive_first_fault_without_a_health_gate_is_not_proven(missed):
+    """The gate did not happen because the controller was busy, and nothing said so."""
+    armed = Receipt(
+        id="a", kind="link.down", target="x", fidelity="real", armed=Armed(ok=True), cleared=Cleared(ok=True),
+        fired=Fired(count=1, first_ns=1, last_ns=2, witness="w", must_move={}, must_not_move={}),
+    )  # fmt: skip
+    faults = []
+    for name, at_s in (("second", 0.2), ("first", 0.1)):
+        fault = Fault()
+        spec = SimpleNamespace(name=name)
+        fault.planned = SimpleNamespace(**{**vars(Fault.planned), "at_s": at_s, "for_s": 0.0, "spec": spec})
+        fault.clear = lambda keep_holder: FaultReceipt(**{name: getattr(armed, name) for name in FIELDS})
+        fault.reads, fault.is_on = [], False
+        faults.append(fault)
+    data = RunData(t0_ns=time.monotonic_ns())
+    watching = SimpleNamespace(stopped=threading.Event(), why_gate_missed=missed)
+    lab = SimpleNamespace(guard=lambda: None, topology=soft_topology())
+    drive_faults.drive_all(lab, faults, SimpleNamespace(is_over=False), data, watching, lambda _: None)
+    assert data.errors == []
+    assert data.receipts["first"].doubts == data.receipts["first"].unproven == ((missed,) if missed else ())
+    assert data.receipts["second"].unproven == ()
+
+
 def test_stop_condition_that_held_is_reported_with_time_and_value():
     """The condition that held decides the run; the other conditions have passed."""
     guard = Guard([LOST, SLOW])
-    guard.evaluate(96 * S, {"qp_errors": 1, "goodput_ratio": 0.9})
+    for half in range(192, 204):
+        guard.evaluate(half * S // 2, {"qp_errors": 1, "goodput_ratio": 0.9})
     guard.evaluate(102 * S, {"qp_errors": 3, "goodput_ratio": 0.1})
     output = judged(verdict_of(), guard, t0_ns=90 * S)
     assert output.verdict is Verdict.FAIL
@@ -286,7 +404,7 @@ def test_watching_unhealthy_start_arms_nothing_and_is_inconclusive():
     now_ns = time.monotonic_ns()
     live.begin(start_ns=now_ns - 60 * S, fault_ns=now_ns + int(1.2 * S))
     watching = StopWatcher(guard, live, lambda: None)
-    watching.check_once()
+    watching.check_conditions()
     assert watching.stopped.is_set()
     fault = Fault()
     drive(fault, watching.stopped)
@@ -354,7 +472,7 @@ def test_watching_stops_when_the_reservation_is_lost():
         raise LabError("soft is reserved by another user")
 
     watching = StopWatcher(Guard([]), Live(), lost)
-    watching.check_once()
+    watching.check_lease()
     assert watching.stopped.is_set()
     assert "another user" in str(watching.error)
 
@@ -473,7 +591,7 @@ def hung_twice(again_s):
     faults = [Hang(target, at_s=0.5), Hang(target, at_s=again_s)]
     lab = SimpleNamespace(guard=lambda: None, topology=soft_topology())
     data = RunData(t0_ns=time.monotonic_ns())
-    watching = SimpleNamespace(stopped=threading.Event())
+    watching = SimpleNamespace(stopped=threading.Event(), why_gate_missed=None)
     drive_faults.drive_all(lab, faults, SimpleNamespace(is_over=False), data, watching, lambda _: None)
     assert data.errors == []
     return faults

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from own_namespace import answer_of
 from systemd_server import Systemd
 from waiting import until
 
@@ -342,3 +343,33 @@ def test_fingerprint_of_a_link_recognises_a_fault_whose_name_is_cut_off():
     assert fault_names.is_fault_on(name, ["fabric-rack-01-rtsw1:ctsw1"])
     assert not fault_names.is_fault_on(name, ["fabric-rack-02-rtsw1:ctsw1"])
     assert not fault_names.is_fault_on("rejoin.lock", ["host1:rxe0"])
+
+
+INTERFACE_SETTINGS = """
+import json, subprocess
+from pathlib import Path
+from faultbed.testbed.node.state import network_facts
+
+subprocess.run(["ip", "link", "add", "be0", "type", "veth", "peer", "name", "be1"], check=True)
+conf = Path("/proc/sys/net/ipv4/conf/be0")
+for name in ("forwarding", "rp_filter"):
+    (conf / name).write_text("0")
+found = []
+for name, value in (("forwarding", "1"), ("rp_filter", "2"), ("forwarding", "0")):
+    (conf / name).write_text(value)
+    facts = {}
+    try:
+        for subject, text in network_facts():
+            facts[subject] = text
+    except OSError:  # nftables, which come last, may not be here
+        pass
+    found.append(facts["inet be0"])
+print(json.dumps(found))
+"""
+
+
+def test_fingerprint_has_an_interfaces_own_forwarding_and_source_check():
+    """A port whose forwarding was turned off by hand dropped every packet, and the lab was CLEAN."""
+    assert answer_of(INTERFACE_SETTINGS) == [
+        "forwarding 1 rp_filter 0", "forwarding 1 rp_filter 2", "forwarding 0 rp_filter 2",
+    ]  # fmt: skip

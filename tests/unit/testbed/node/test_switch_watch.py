@@ -10,7 +10,7 @@ from own_namespace import answer_of, in_a_namespace
 
 from faultbed.testbed.node.netlink import attribute
 from faultbed.testbed.node.routing import marking_rules
-from faultbed.testbed.node.routing.deviations import BGP, FOREIGN, UNWATCHED, Deviation, DeviationLog
+from faultbed.testbed.node.routing.deviations import BGP, FOREIGN, SETTING, UNWATCHED, Deviation, DeviationLog
 
 P2, P3 = "10.77.2.0/31", "10.77.3.0/31"
 
@@ -125,10 +125,47 @@ def test_switch_agent_records_a_rule_that_was_there_before_the_scheme(recorded):
 
 
 def test_scheme_actuator_is_polled_only_while_a_comparison_is_put_off(recorded):
-    assert recorded["polls"]["polls"] == [None, 0.25, 0.25, None], "a changed switch is compared twice"
+    assert recorded["polls"]["polls"] == [0.5, 0.25, 0.25, 0.5], "a changed switch is compared twice"
     readback = recorded["polls"]["readback"]
     assert readback["applied"] is False
     assert [(one["cause"], one["end_ns"], one["netns"]) for one in readback["deviations"]] == [(FOREIGN, None, None)]
+
+
+ENTRY = "the neighbour entry of 169.254.0.1 on up1"
+
+
+@pytest.mark.parametrize(
+    ("case", "cause", "what", "is_over"),
+    [
+        ("policy during", SETTING, "net.ipv4.fib_multipath_hash_policy was 0, not 1", False),
+        ("policy_changed", SETTING, "net.ipv4.fib_multipath_hash_policy was 0, not 1", True),
+        ("neighbour_changed", FOREIGN, f"{ENTRY} led to 02:00:00:00:00:02, not to 02:00:00:00:00:01", True),
+        (
+            "neighbour_wrong_until_the_end",
+            FOREIGN,
+            f"{ENTRY} led to 02:00:00:00:00:02, not to 02:00:00:00:00:01",
+            False,
+        ),
+        ("neighbour_deleted", FOREIGN, f"{ENTRY} was gone", False),
+    ],
+)
+def test_switch_agent_records_settings_and_neighbours_that_lead_elsewhere(recorded, case, cause, what, is_over):
+    """Policy 1, 0, 1 under plain ECMP put all flows on one uplink, and nothing was recorded; so did an entry."""
+    (only,) = recorded["path choice"][case]
+    assert (only["cause"], only["what"], only["end_ns"] is not None) == (cause, what, is_over)
+    assert only["begin_ns"] < (only["end_ns"] or only["begin_ns"] + 1), "from the last look without it"
+
+
+def test_switch_agent_whose_settings_were_not_read_for_long_says_so(recorded):
+    (only,) = recorded["path choice"]["not_looked"]
+    assert only["cause"] == UNWATCHED
+    assert only["what"].startswith("the settings of ECMP were not read for 100")
+    assert only["end_ns"] - only["begin_ns"] > 1000e9
+
+
+def test_switch_agent_blames_no_neighbour_of_a_port_that_went_down_or_is_not_the_schemes(recorded):
+    assert {one["cause"] for one in recorded["path choice"]["port_down"]} == {BGP}
+    assert recorded["path choice"]["nothing"] == []
 
 
 def test_switch_agent_that_lost_notifications_says_when_it_did_not_watch(recorded):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from synthetic_run import soft_topology
 
+from faultbed.testbed import stopping
 from faultbed.testbed.errors import DirtyLab, LabError
 from faultbed.testbed.observe import fingerprint
 from faultbed.testbed.observe.fingerprint import Fingerprint
@@ -19,7 +21,8 @@ def lab_with_fingerprint(monkeypatch, folder, now):
     """Return a lab whose present fingerprint is `now`. It is read only once, without waiting for the lab to settle."""
     monkeypatch.setattr(fingerprint, "capture", lambda _: now)
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
-    monkeypatch.setattr(fingerprint.settle, "__kwdefaults__", {"within_s": 0.0})
+    monkeypatch.setattr(fingerprint, "QUIET_S", 0.0)
+    monkeypatch.setattr(fingerprint, "LOOKS", 1)
     return SimpleNamespace(name="soft", state_dir=folder)
 
 
@@ -74,3 +77,89 @@ def test_dirty_lab_without_a_baseline_needs_a_reset(tmp_path, monkeypatch):
         dirty.refuse(tmp_path, "soft")
     dirty.clean(tmp_path)
     assert dirty.settle(lab) == []
+
+
+class Clock:
+    """Time that passes only in `sleep`, and during a look."""
+
+    def __init__(self, look_s=0.1):
+        self.now_s, self.look_s = 1000.0, look_s
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+
+@pytest.fixture
+def quiet_time(monkeypatch):
+    """Set the times that other tests shorten."""
+    for name, value in (("QUIET_S", 2.0), ("MOVING_S", 5.0), ("LOOKS", 3), ("SETTLE_S", 30.0)):
+        monkeypatch.setattr(fingerprint, name, value)
+
+
+@pytest.mark.usefixtures("quiet_time")
+@pytest.mark.parametrize(
+    ("is_up", "is_clean", "ends_s"),
+    [
+        (lambda _: True, True, 2.4),
+        (lambda _: False, False, 30),
+        (lambda at_s: at_s > 10, True, 15.4),  # BGP converges
+        (lambda at_s: at_s > 28, True, 33.4),  # the quiet time may end after the limit
+        (lambda at_s: at_s % 3.7 < 0.7, False, 30.7),  # up 0.7 s, down 3 s: the first equal look won
+        (lambda at_s: at_s % 2.5 < 1.8, False, 32),
+        (lambda at_s: (at_s + 5) % 6 < 4.5, False, 32),  # differs at the first look, and is up 4.5 s
+        (lambda at_s: at_s < 1.5, False, 30),  # goes down while the lab is watched
+    ],
+    ids=("quiet", "broken", "converges", "converges late", "mostly down", "mostly up", "slow", "goes down"),
+)
+def test_lab_that_flaps_is_never_as_it_was(monkeypatch, is_up, is_clean, ends_s):
+    clock = Clock()
+    for module in (fingerprint, stopping):
+        monkeypatch.setattr(module, "time", clock)
+
+    def look():
+        clock.now_s += clock.look_s
+        return [] if is_up(clock.now_s - 1000.0) else ["host1: link be0 was UP, is DOWN"]
+
+    assert (fingerprint.wait_for_quiet(look, within_s=30.0) == []) is is_clean
+    assert ends_s - 2 <= clock.now_s - 1000.0 <= ends_s + 2
+
+
+@pytest.mark.usefixtures("quiet_time")
+def test_slow_looks_still_count_at_least_three(monkeypatch):
+    clock, looks = Clock(), []
+    for module in (fingerprint, stopping):
+        monkeypatch.setattr(module, "time", clock)
+
+    def look():
+        looks.append(clock.now_s)
+        clock.now_s += 20.0
+        return []
+
+    assert fingerprint.wait_for_quiet(look, within_s=30.0) == []
+    assert len(looks) == 3
+
+
+@pytest.mark.usefixtures("quiet_time")
+@pytest.mark.parametrize("others", [(), ("host2",)])
+def test_link_that_flaps_at_the_end_of_a_command_makes_the_lab_dirty(tmp_path, monkeypatch, others):
+    """Three seconds down and 0.7 s up, for ever: CLEAN, because the first look without a difference won."""
+    lab, clock = SimpleNamespace(name="x", state_dir=tmp_path, reserved=("*",), topology=soft_topology()), Clock()
+    is_flapping = []
+
+    def capture(_):
+        clock.now_s += clock.look_s
+        is_down = is_flapping and clock.now_s % 3.7 > 0.7
+        return Fingerprint(nodes={"host1": {"link be0": "DOWN" if is_down else "UP"}, "host2": {"link be0": "UP"}})
+
+    monkeypatch.setattr(fingerprint, "capture", capture)
+    work = dirty.begin(lab, "run x")
+    is_flapping.append(True)
+    for module in (fingerprint, stopping):
+        monkeypatch.setattr(module, "time", clock)
+    running = [SimpleNamespace(covers=(name,), name=f"inject at {name}") for name in others]
+    monkeypatch.setattr(dirty, "_others_running", lambda *_: tuple(running))
+    assert dirty.end(lab, work).state == "DIRTY"
+    assert dirty.is_marked(tmp_path)

@@ -25,7 +25,8 @@ from faultbed.testbed.tenancy import dirty, durable, in_progress
 def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
-    monkeypatch.setattr(fingerprint.settle, "__kwdefaults__", {"within_s": 0.0})
+    monkeypatch.setattr(fingerprint, "QUIET_S", 0.0)
+    monkeypatch.setattr(fingerprint, "LOOKS", 1)
     # No fault's lease runs here, so a comparison need not wait, unless a test sets a lease.
     monkeypatch.setattr(dirty.begin, "__kwdefaults__", dirty.begin.__kwdefaults__ | {"lease_s": 0.0})
     return lab_at(tmp_path)
