@@ -84,7 +84,7 @@ INJECT = ("inject", "packet.drop", "host3:rxe0", "--for", "5s")
         (["run", "demo.toml", "--seed", "abc"], 4, ["--seed", "'abc' is no integer"]),
         (["run", "demo.toml", "--seed", "-1"], 4, ["--seed", "-1"]),
         (["run", "demo.toml", "--repeat", "0"], 4, ["--repeat", "0"]),
-        (["run", "demo.toml", "extra.toml"], 4, ["extra.toml", "faultbed run --help"]),
+        (["run", "demo.toml", "extra.toml"], 4, ["--merge takes the DIRs"]),
         (["doctor", "extra"], 4, ["extra"]),
         (["traffic", "collective", "all-reduc"], 4, ["all-reduc", "did you mean all-reduce?"]),
         (["traffic", "collective", "zzz"], 4, ["zzz", "choose one of all-reduce"]),
