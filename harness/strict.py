@@ -60,7 +60,7 @@ def _explain(message: str, prefix: str, section: str, keys: Mapping[str, tuple[s
     sentence = _AT_PATH.sub("", message)
     path = ".".join(part for part in (prefix, inner) if part)
     if missing := _MISSING.match(sentence):
-        return path, f"{missing['name']} is missing; add it"
+        return path, f"`{missing['name']}` is missing; add it"
     unknown = _UNKNOWN.match(sentence)
     if unknown:
         known = keys.get(re.sub(r"\[.*", "", inner) or section, ())

@@ -21,16 +21,24 @@ _S = TypeVar("_S")
 _T = TypeVar("_T")
 
 
-def on_each(items: Iterable[_S], work: Callable[[_S], _T], *, timeout_s: float, at_once: int | None = None) -> list[_T]:
+def on_each(
+    items: Iterable[_S],
+    work: Callable[[_S], _T],
+    *,
+    timeout_s: float,
+    at_once: int | None = None,
+    name_of: Callable[[_S], str] = str,
+) -> list[_T]:
     """Return the results of the same work on all items, in the order of the items.
 
     If one fails or is interrupted, those that have not begun are skipped, and the others are waited for.
 
     Args:
-        items: machines, or names of them; an item's text names it in messages.
+        items: machines, or names of them.
         work: what to do with one item.
         timeout_s: how long all of it may take.
         at_once: number of threads; default: one for each item.
+        name_of: names an item in messages.
 
     Raises:
         CommandFailed: not all of it was done in time; the message has the items.
@@ -55,7 +63,7 @@ def on_each(items: Iterable[_S], work: Callable[[_S], _T], *, timeout_s: float, 
         threading.Thread(target=work_off, name=f"side by side {number}", daemon=True).start()
     deadline = Deadline(timeout_s)
     try:
-        return [result_of(future, deadline, str(item)) for future, item in zip(futures, todo, strict=True)]
+        return [result_of(future, deadline, name_of(item)) for future, item in zip(futures, todo, strict=True)]
     except BaseException:
         for future in futures:
             future.cancel()

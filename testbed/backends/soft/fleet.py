@@ -161,7 +161,11 @@ def resume(all_vms: Sequence[Vm]) -> None:
 
 def in_parallel(items: Sequence[_S], work: Callable[[_S], _T]) -> list[_T]:
     """Run the same work on all items at once; return the results in the order of the items."""
-    return on_each(items, work, timeout_s=_ALL_VMS_S)
+    return on_each(items, work, timeout_s=_ALL_VMS_S, name_of=_name_of)
+
+
+def _name_of(item: object) -> str:
+    return item.machine.name if isinstance(item, Vm) else str(getattr(item, "name", item))
 
 
 def end(all_vms: Sequence[Vm], state: LabState | None) -> int:

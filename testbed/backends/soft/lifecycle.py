@@ -20,7 +20,7 @@ from types import MappingProxyType
 import msgspec
 
 from faultbed.testbed import lab as lab_module
-from faultbed.testbed import provision, shipped
+from faultbed.testbed import provision, shipped, stopping
 from faultbed.testbed.backends.soft import accel, capacity, fleet, image, serial_console, snapshot_key, ssh_access, vm
 from faultbed.testbed.backends.soft.ignored_signals import ignored_signals
 from faultbed.testbed.backends.soft.image import Image
@@ -419,6 +419,7 @@ def _end_all(inventory: Inventory, folder: Path) -> bool:
 
     Returns whether there was a record or a VM.
     """
+    stopping.allow(stopping.COMPARE_S)  # a VM that hangs takes 10 s to end
     with ignored_signals():
         try:
             state = read_state(folder)

@@ -128,6 +128,13 @@ def test_on_each_names_the_item_that_is_late():
     hangs.set()
 
 
+def test_on_each_names_items_as_its_caller_does():
+    hangs = threading.Event()
+    with pytest.raises(CommandFailed, match=r"^host7: not done"):
+        on_each([7], lambda _: hangs.wait(60), timeout_s=0.1, name_of=lambda number: f"host{number}")
+    hangs.set()
+
+
 def test_on_each_raises_the_error_of_the_work_and_begins_no_more():
     begun = []
 
