@@ -59,10 +59,8 @@ def _section(kind: FaultKind) -> list[str]:
     ]
     if kind.on_rack:
         lines.append(f"- on a rack lab (not yet run on hardware): {kind.on_rack}")
-    predicted = (
-        "its effect depends on the parameters and the target" if kind.effect else "no effect is declared: it is refused"
-    )
-    lines.append(f"- `faultbed predict`: {predicted}")
+    predicted = "yes, if its effect is known with the parameters given" if kind.effect else "no, it is refused"
+    lines.append(f"- predicted by the model: {predicted}")
     if kind.params:
         values = [
             (param.name, f"{param.range} {param.unit}".strip(), _default(param), param.summary) for param in kind.params
