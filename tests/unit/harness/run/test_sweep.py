@@ -99,8 +99,8 @@ def test_sweep_runs_every_point_and_writes_table_page_and_parquet(executed):
     output = json.loads(done.stdout)
     assert (output["verdict"], done.return_value) == ("PASS", 0)
     value = output["points"][1]["values"][0]
-    assert value["low"] is None, "a dip has no lower bound: JSON has null for an infinity"
-    assert value["value"] <= value["high"]
+    assert 0 < value["value"] < 1
+    assert value["low"] is value["high"] is None, "a range needs fault-free time on both sides of the deepest dip"
     assert (executed.folder / output["points"][1]["runs"][0]["run_dir"] / "verdict.json").exists()
     table = pq.read_table(executed.folder / "sweep.parquet").to_pylist()
     assert [row[f"over:{SHARE}"] for row in table] == ["0.1", "0.2", "0.4"]
@@ -245,7 +245,7 @@ def test_sweep_value_of_a_recovery_that_did_not_end_has_no_upper_end():
         trials = [Trial(run_dir="x", verdict=verdict, metrics=one) for one in metrics]
         return _value(metric, trials, Verdict.FAIL, 0.99, None)
 
-    for seconds in ((5.0,), (5.0, 1.0, 2.0)):
+    for seconds in ((5.0,), tuple([5.0, 1.0, 2.0] * 10)):
         closed, opened = (value(*seconds, censored=censored) for censored in (False, True))
         assert closed.high >= max(1.0, closed.value)
         assert (opened.censored, opened.low, opened.high) == (True, closed.low, None)
@@ -281,7 +281,7 @@ def test_repeated_point_is_pooled_after_its_last_run(executed):
     (value,) = result.points[0].values
     assert result.points[0].verdict is not None
     assert value.detail.startswith("3 runs")
-    assert value.low <= value.value <= value.high
+    assert (value.low, value.high) == (None, None), "three runs have no interval"
 
 
 def test_sweep_folder_of_another_experiment_is_rejected(executed):
