@@ -1,6 +1,7 @@
-"""The verdict of a run, and `verdict.json` for other tools (schema 1).
+"""The verdict of a run, and `verdict.json` for other tools (schema 2).
 
-    {"schema": 1, "experiment": str, "seed": int, "lab": str, "verdict": "PASS|FAIL|INCONCLUSIVE|ERROR",
+    {"schema": 2, "experiment": str, "seed": int, "lab": str, "started_utc": "2026-11-27T20:00:00+00:00",
+     "verdict": "PASS|FAIL|INCONCLUSIVE|ERROR",
      "checks": [{"name", "verdict", "observed", "bound", "unit", "estimand": "fact|event|contrast|setting",
                  "rule": {"kind", "tail", "tolerance", "runs", ...}, "detail", "comparison": "min|max|equals", "why",
                  "meaning"}],
@@ -192,12 +193,13 @@ class RoutingReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerdictFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`verdict.json`."""
+    """`verdict.json`. `started_utc` is when the run began (ISO 8601)."""
 
-    schema: Literal[1] = 1
+    schema: Literal[2] = 2
     experiment: str
     seed: int
     lab: str
+    started_utc: str = ""
     verdict: Verdict
     checks: tuple[Check, ...]
     faults: tuple[Receipt, ...]
@@ -221,7 +223,7 @@ def decode(content: bytes) -> VerdictFile:
     """Read `verdict.json`.
 
     Raises:
-        msgspec.ValidationError: not a verdict of schema 1.
+        msgspec.ValidationError: not a verdict of schema 2.
         ValueError: the verdict is better than its own checks, or PASS although a fault is not proven.
     """
     verdict = msgspec.json.decode(content, type=VerdictFile)

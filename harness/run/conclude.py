@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
+from datetime import UTC
 from pathlib import Path
 
 import msgspec
@@ -84,7 +85,8 @@ def conclude(
     verdict = judged(judged_run.verdict, data.stops, t0_ns=data.t0_ns)
     if data.is_control:
         verdict = as_control(verdict, observed.metrics.get("jct_ratio"))
-    verdict = msgspec.structs.replace(verdict, left_out=resolved.left_out)
+    started_utc = run_dir.started.astimezone(UTC).isoformat(timespec="seconds")
+    verdict = msgspec.structs.replace(verdict, left_out=resolved.left_out, started_utc=started_utc)
     run_dir.write_verdict(verdict)
     # matplotlib takes a second to import, and most commands draw nothing.
     from faultbed.harness.report import run_page as report  # noqa: PLC0415

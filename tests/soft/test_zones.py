@@ -90,7 +90,7 @@ def test_bytes_of_every_link_are_those_of_schedule_placement_and_ecmp(lab, tmp_p
 def test_permutation_in_zones_without_a_common_link_has_nine_tenths_of_full_bisection(lab):
     """With `pinned`, the RNICs of a rack are reached over an uplink each, so that no two flows share a link."""
     spec = BisectionSpec(
-        tiers=("zone",), permutations=3, seed=1, seconds=20.0, qps=16, message_bytes=32768,
+        tiers=("zone",), permutations=9, seed=1, seconds=20.0, qps=16, message_bytes=32768,
         fabric=Fabric(routing="pinned"),
     )  # fmt: skip
     result = bisection_run.measure(lab, spec, print)

@@ -1,9 +1,10 @@
 """Decide a property of the setting from runs and their fault-free twins: sign flips. Pure.
 
-Which of a pair runs first is decided by a fair coin. If the faults multiply the time of every run by exactly the bound,
-the sign of log(run ÷ twin) - log(bound) is therefore as good as a coin, whatever the machine does meanwhile (Fisher
-1935, The Design of Experiments, chapter 3). The signs are weighted by the ranks of the differences, which are bounded,
-so that a pair without a value has a least favourable one.
+If the faults multiply the time of every run by exactly the bound, the sign of log(run ÷ twin) - log(bound) is as good
+as a coin, provided that the machine treats both of a pair alike (Fisher 1935, The Design of Experiments). Fisher
+draws the order of each pair. Here the twin always runs first, so a drift that lasts for many pairs is a bias: the
+symmetry is an assumption about the machine, and not yet a design. The signs are weighted by the ranks of the
+differences, which are bounded, so that a pair without a value has a least favourable one.
 
 A rejected bound says that not every run is beyond it (Caughey, Dafoe, Li and Miratrix 2023, J. R. Stat. Soc. B
 85:1471). It is a bound of *the* factor only if that is constant. `Rule.unseen_share` is the share of runs that may be

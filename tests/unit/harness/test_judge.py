@@ -393,7 +393,7 @@ def test_verdict_json_matches_the_contract():
     content = encode(verdict_of(synthetic_run(), at_most("jct_ratio", 2.0)))
     raw = msgspec.json.decode(content)
 
-    contract = ["schema", "experiment", "seed", "lab", "verdict", "checks", "faults", "lab_state"]
+    contract = ["schema", "experiment", "seed", "lab", "started_utc", "verdict", "checks", "faults", "lab_state"]
     assert list(raw) == [*contract, "attribution", "left_out"]
     assert list(raw["attribution"][0]) == ["cause", "place", "name", "confidence", "evidence"]
     assert list(raw["checks"][0]) == [

@@ -111,7 +111,7 @@ def test_step_summary_decodes_run_directories(tmp_path):
     (tmp_path / "latest").symlink_to("20261121T1-demo-7")  # counts once
     verdicts, unfinished, broken = read_verdicts(tmp_path)
     assert ([verdict.experiment for verdict in verdicts], unfinished, broken) == (["demo"], ["20261121T2-demo-8"], [])
-    (tmp_path / "20261121T2-demo-8" / "verdict.json").write_text(json.dumps({"schema": 2}))
+    (tmp_path / "20261121T2-demo-8" / "verdict.json").write_text(json.dumps({"schema": 3}))
     verdicts, unfinished, (notes,) = read_verdicts(tmp_path)
     assert ([verdict.experiment for verdict in verdicts], unfinished) == (["demo"], [])
     assert "verdict.json: not as this version writes it" in notes
