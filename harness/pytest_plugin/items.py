@@ -71,7 +71,7 @@ class ExperimentItem(pytest.Item):
         if verdict.lab_state != "CLEAN":
             session_lab.invalidate_baseline()
         self.user_properties.append(("verdict", str(verdict.verdict)))
-        self.user_properties.append(("started_utc", f"{finished.run_dir.started:%Y-%m-%dT%H:%M:%SZ}"))
+        self.user_properties.append(("started_utc", verdict.started_utc))
         self.user_properties.append(("faultbed_exit_code", int(exit_code(verdict.verdict, verdict.lab_state))))
         self.user_properties.append(("report", str(finished.report)))
         for check in verdict.checks:

@@ -13,9 +13,18 @@ from house import HOUSE
 from qmp_server import Qemu
 
 from faultbed.inject.leases.channels import LocalChannel
+from faultbed.testbed import stopping
 from faultbed.testbed.shipped import playbooks
 
 gc.disable()  # until all tests are collected: imports create little garbage, and each pass visits all objects
+
+
+@pytest.fixture(autouse=True)
+def no_request_to_stop():
+    """Begin and end every test without a request to stop: signals belong to the process, which runs many tests."""
+    stopping.reset()
+    yield
+    stopping.reset()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,13 +13,6 @@ from faultbed.testbed.side_by_side import in_background, on_each, result_of
 from faultbed.testbed.stopping import Deadline
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    stopping.reset()
-    yield
-    stopping.reset()
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that only the test advances."""

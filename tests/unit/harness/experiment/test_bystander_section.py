@@ -52,7 +52,7 @@ def test_bystander_is_in_the_plan_with_its_rnics_and_absent_without_a_section():
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ('src = "host2:rxe1"', "bystander: object missing required field `dst`"),
+        ('src = "host2:rxe1"', "bystander: `dst` is missing; add it"),
         (f'{OTHERS}\nsise = "4KiB"', 'bystander: no key "sise" here; did you mean size?'),
         (f'{OTHERS}\nflow = "wriet"', 'bystander.flow: no flow "wriet"; did you mean write?'),
         (f'{OTHERS}\nsize = "0"', "bystander.size: "),

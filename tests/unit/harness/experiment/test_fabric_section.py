@@ -55,7 +55,7 @@ def test_fabric_section_absent_leaves_the_plan_unchanged():
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("", "fabric: object missing required field `routing`"),
+        ("", "fabric: `routing` is missing; add it"),
         ('routing = "sprey"', 'fabric.routing: no routing "sprey"; did you mean spray?'),
         ('routnig = "spray"', 'fabric: no key "routnig" here; did you mean routing?'),
         (

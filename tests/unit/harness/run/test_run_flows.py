@@ -79,11 +79,11 @@ def test_run_flows_with_a_failed_flow_is_an_error_with_its_place(fabric, specs, 
 def test_emulation_limit_is_not_measured_by_flows_that_fail(fabric, changes, message):
     vars(fabric).update(changes)
     with pytest.raises(NotMeasured, match=message):
-        emulation_limit.measure(fabric.lab, "key")
+        emulation_limit.measure(fabric.lab, "key", 1e6)
 
 
 def test_emulation_limit_is_the_goodput_of_all_rnics(fabric):
-    limit = emulation_limit.measure(fabric.lab, "key")
+    limit = emulation_limit.measure(fabric.lab, "key", 1e6)
     assert (limit.flows, limit.carried_bps) == (8, 48e6)
 
 

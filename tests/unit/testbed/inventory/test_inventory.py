@@ -256,7 +256,7 @@ def put(target, **values):
         ),
         (
             lambda g, v: put(v, faultbed_kind="cloud"),
-            "FILE: hosts.host1.kind: invalid enum value 'cloud' \"cloud\"",
+            'FILE: hosts.host1.kind: "cloud" is not allowed; choose one of rack, soft',
         ),
         (
             lambda g, v: put(v, faultbed_schema=2),

@@ -255,7 +255,8 @@ def test_rack_checks_of_a_host_without_tool_output_are_not_passed():
     state = rack_state() | {"host1": Facts(), "rtsw1": Facts()}
     wrong = {finding.check for finding in run_checks(RACK, state, RACK_CHECKS)}
     unchecked_names = {unchecked.check for unchecked in unchecked_parts(RACK, state, RACK_CHECKS)}
-    assert wrong | unchecked_names == {check.name for check in RACK_CHECKS}
+    # The example's inventory has no lanes, FEC or cable lengths, which are compared only where it has some.
+    assert wrong | unchecked_names == {check.name for check in RACK_CHECKS} - {"switch-port"}
     assert wrong == {"gpu"}
     assert {unchecked.where.partition(":")[0] for unchecked in unchecked_parts(RACK, state, RACK_CHECKS)} == {
         "host1",
