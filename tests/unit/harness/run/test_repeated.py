@@ -16,6 +16,9 @@ from faultbed.harness.cli.main import cli
 from faultbed.harness.run.loop import Finished
 from faultbed.harness.run.repeats import repeated
 from faultbed.harness.run.repeats.pooled import decode
+from faultbed.harness.verdict import Verdict
+
+INCONCLUSIVE = Verdict.INCONCLUSIVE
 
 
 def test_shares_and_medians_have_their_intervals():
@@ -92,19 +95,29 @@ def test_repeat_uses_the_next_seed_for_each_run(executed):
     assert [run["seed"] for run in output["runs"]] == [40, 41, 42]
     assert output["checks"][0]["passed"]["method"] == "exact binomial, 3 of 3"
     assert output["checks"][0]["median"] == pytest.approx(0.2)
-    assert done.return_value == 0
+    assert done.return_value == 2, "three runs do not decide what is noisy"
 
 
 def test_repeated_run_has_one_pooled_verdict_next_to_the_runs(executed):
-    done = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "3", "--json"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "8", "--json"], standalone_mode=False)
+    assert done.return_value == 0
     pool = json.loads(done.stdout)["pooled"]
     assert Path(pool["file"]).parent.name == f"{Path(pool['runs'][0]['run_dir']).name}-pooled"
     written = decode(Path(pool["file"]).read_bytes())
-    assert (written.verdict, len(written.runs)) == (PASS, 3)
+    assert (written.verdict, len(written.runs)) == (PASS, 8)
     assert {check.name for check in written.checks} >= {"pooled_runs", "dip", "jct_ratio"}
     text = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "3"], standalone_mode=False).output
     assert "all runs together" in text
     assert "3 runs together" in text
+
+
+def test_too_few_repeated_runs_are_inconclusive_together_although_each_passes(executed):
+    done = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "7", "--json"], standalone_mode=False)
+    written = decode(Path(json.loads(done.stdout)["pooled"]["file"]).read_bytes())
+    assert {run.verdict for run in written.runs} == {PASS}
+    assert (written.verdict, done.return_value) == (INCONCLUSIVE, 2)
+    (open_check,) = (check for check in written.checks if check.verdict is INCONCLUSIVE)
+    assert (open_check.name, open_check.why) == ("jct_ratio", "too-few-runs")
 
 
 def test_repeat_exit_code_is_the_pool_and_a_dirty_lab_ends_it(executed):
@@ -119,24 +132,26 @@ def test_repeat_exit_code_is_the_pool_and_a_dirty_lab_ends_it(executed):
 
 
 def test_run_until_decided_ends_when_the_pooled_runs_decide(executed):
-    """All runs have equal values, so the first interim analysis that may spend risk decides."""
+    """All runs have equal values, so the first look decides: after the ninth of at most twelve runs."""
     done = CliRunner().invoke(cli, ["run", DEMO, "--seed", "7", "--until-decided"], standalone_mode=False)
-    assert executed() == [7, 8, 9]
+    assert executed() == [*range(7, 16)]
     assert done.return_value == 0
-    assert "after 3 runs: PASS" in done.output
+    assert "after 8 runs: INCONCLUSIVE" in done.output
+    assert "after 9 runs: PASS" in done.output
 
 
 def test_run_until_decided_ends_at_most(executed, monkeypatch):
-    monkeypatch.setattr("faultbed.harness.run.repeats.pooled.undecided", lambda pool: True)
-    done = CliRunner().invoke(cli, ["run", DEMO, "--until-decided", "--most", "4"], standalone_mode=False)
-    assert (len(executed()), done.return_value) == (4, 0)
+    monkeypatch.setattr("faultbed.harness.run.repeats.pooled.is_open", lambda pool: True)
+    done = CliRunner().invoke(cli, ["run", DEMO, "--until-decided", "--most", "10"], standalone_mode=False)
+    assert (len(executed()), done.return_value) == (10, 0)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--until-decided", "--repeat", "3"], "give one of them"),
-        (["--most", "5"], "--most needs --until-decided"),
+        (["--most", "9"], "--most needs --until-decided"),
+        (["--until-decided", "--most", "7"], "8<=x<=100"),
     ],
 )
 def test_options_of_repeated_runs_that_contradict_each_other_are_refused(executed, words, message):
@@ -149,4 +164,4 @@ def test_run_until_decided_without_a_noisy_check_is_refused(executed, tmp_path):
     text = 'name = "x"\n[workload]\ncollective = "all-reduce"\nsize = "1MiB"\niterations = 3\n'
     (tmp_path / "x.toml").write_text(text + '[[expect]]\nmetric = "wrong_elements"\nmax = 0\n')
     done = CliRunner().invoke(cli, ["run", str(tmp_path / "x.toml"), "--until-decided"], standalone_mode=False)
-    assert "expects nothing that an interval decides" in str(done.exception)
+    assert "expects nothing that several runs decide together" in str(done.exception)
