@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -68,11 +70,25 @@ def test_ettr_without_healthy_iterations_is_none():
     assert (one.value, one.detail.partition(",")[0]) == (None, "not a job with iterations")
 
 
-def test_ettr_interval_comes_from_the_fault_free_iterations():
-    one = ettr(job(40, stall_ns=S, at=30), BASE, (), first_fault_ns=T0 + 20 * 100 * MS)
+def test_ettr_interval_comes_from_the_fault_free_iterations_before_and_after():
+    run, first_ns, settled_ns = job(60, stall_ns=S, at=30), T0 + 2 * S, T0 + 4 * S
+    one = ettr(run, BASE, (), first_fault_ns=first_ns, settled_ns=settled_ns)
     assert one.interval().low == pytest.approx(one.ratio)
-    assert "20 fault-free iterations" in one.interval().method
-    assert ettr(job(30), BASE, (), first_fault_ns=T0 + 400 * MS).interval() is None, "four know nothing of their noise"
+    assert one.interval().high == pytest.approx(one.ratio)
+    assert "before the faults 20 fault-free iterations" in one.interval().method
+    assert "after them 30 fault-free iterations" in one.interval().method
+    moved = replace(one, settled_ns=tuple(2 * took_ns for took_ns in one.settled_ns)).interval()
+    assert (moved.low, moved.high) == (pytest.approx(one.ratio), pytest.approx(2 * one.ratio)), "either level may be it"
+
+
+@pytest.mark.parametrize(
+    ("first_ms", "settled_ms"), [(400, 4000), (2000, 6600), (2000, None)], ids=["before", "after", "never settled"]
+)
+def test_ettr_with_one_control_only_has_no_interval(first_ms, settled_ms):
+    """Four iterations before the faults, or after them, know nothing of their noise."""
+    settled_ns = None if settled_ms is None else T0 + settled_ms * MS
+    run = job(60, stall_ns=S, at=30)
+    assert ettr(run, BASE, (), first_fault_ns=T0 + first_ms * MS, settled_ns=settled_ns).interval() is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +103,7 @@ def test_ettr_of_a_run_that_ends_in_an_outage_counts_the_outage(changes):
         one = ettr(run, None, (), first_fault_ns=first_fault_ns)
         assert one.healthy_ns == pytest.approx(100 * MS)
         assert one.ratio == pytest.approx(0.1)
-        assert one.interval().high == pytest.approx(0.1)
+        assert one.interval() is None, "no fault-free time is known after the outage"
     whole = msgspec.structs.replace(run, failure=None, workload={"iterations": 30})
     assert ettr(whole, None, (), first_fault_ns=T0 + 100 * S).ratio == 1, "the time after the last iteration is no loss"
 
