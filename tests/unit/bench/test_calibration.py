@@ -13,6 +13,7 @@ from samples import some_of
 
 from bench.noise import calibration
 from faultbed.harness import confidence
+from faultbed.harness.ledger.statistics.decision import RUN_RISK
 
 SERIES = 150
 CASES = [(n, phi) for n in (16, 100, 300) for phi in (0.0, 0.8, 0.95)]
@@ -55,7 +56,7 @@ def test_run_with_four_noisy_checks_fails_wrongly_in_at_most_one_percent():
         return any(interval is not None and interval.low > 1 for interval in intervals)
 
     failed = sum(has_wrong_fail() for _ in range(runs))
-    assert failed <= most_errors(runs, confidence.RUN_RISK)
+    assert failed <= most_errors(runs, RUN_RISK)
 
 
 def test_calibration_noise_has_the_requested_mean_and_memory():

@@ -13,6 +13,7 @@ from faultbed.harness.analysis.observe import observe
 from faultbed.harness.bounds import check_expectation
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
 from faultbed.harness.record import measurements
 from faultbed.harness.record.sweep_file import SweptPoint, SweptValue
 from faultbed.harness.record.workload_series import latencies_of
@@ -75,7 +76,9 @@ def test_run_without_timed_messages_has_no_percentile():
     one = observed()["latency.p99"]
     assert (one.value, one.interval) == (None, None)
     assert "no flow timed its messages" in one.detail
-    check = check_expectation(Expectation(metric=METRICS["latency.p99"], maximum=1.0), one, ())[0]
+    check = check_expectation(
+        Expectation(metric=METRICS["latency.p99"], maximum=1.0), one, (), tolerance=DECLARED["rack"]
+    )[0]
     assert check.verdict is Verdict.INCONCLUSIVE
 
 

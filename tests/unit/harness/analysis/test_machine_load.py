@@ -12,6 +12,7 @@ from faultbed.harness.bounds import check_expectation
 from faultbed.harness.confidence import Interval
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
 from faultbed.harness.record import measurements
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.observe.machine_load import MachineLoad, differences
@@ -73,17 +74,19 @@ def test_measurements_keep_the_load_of_run_and_twin():
 def test_judge_run_faster_than_its_twin_is_inconclusive(sign, bound):
     """No fault makes a job faster. On a busy machine, a run under three faults once took 0.79 of its twin's time."""
     faster = Observation(
-        value=0.79, detail="47.4 s for 90 iterations", interval=Interval(low=0.75, high=0.83, method="bootstrap")
+        value=0.79, detail="47.4 s for 90 iterations", sampling=Interval(low=0.75, high=0.83, method="bootstrap")
     )
     expectation = Expectation(metric=METRICS["jct_ratio"], **{sign: bound})
-    (check,) = check_expectation(expectation, faster, ())
+    (check,) = check_expectation(expectation, faster, (), tolerance=DECLARED["rack"])
 
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "machine was disturbed" in check.detail
 
 
 def test_judge_run_whose_interval_holds_the_twins_time_passes():
-    same = Observation(value=0.98, detail="", interval=Interval(low=0.94, high=1.02, method="bootstrap"))
-    (check,) = check_expectation(Expectation(metric=METRICS["jct_ratio"], maximum=3.0), same, ())
+    same = Observation(value=0.98, detail="", sampling=Interval(low=0.94, high=1.02, method="bootstrap"))
+    (check,) = check_expectation(
+        Expectation(metric=METRICS["jct_ratio"], maximum=3.0), same, (), tolerance=DECLARED["rack"]
+    )
 
     assert check.verdict is Verdict.PASS

@@ -15,6 +15,7 @@ from faultbed.harness.analysis.observe import observe
 from faultbed.harness.bounds import check_expectation
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
 from faultbed.harness.record.measurements import Iteration, RankSeries, Sample
 from faultbed.harness.verdict import Verdict
 
@@ -42,7 +43,7 @@ def noisy_run(rng, *, sd, phi, start_s, length_s, share=1.0):
 
 def verdict_of(run, name):
     expectation = Expectation(metric=METRICS[name], maximum=BOUND_S)
-    return check_expectation(expectation, observe(run).metrics[name], ())[0].verdict
+    return check_expectation(expectation, observe(run).metrics[name], (), tolerance=DECLARED["rack"])[0].verdict
 
 
 @pytest.mark.parametrize("name", ["recovery.total", "after_clear.total", "recovery.hold"])
@@ -95,4 +96,4 @@ def test_recovery_of_zero_may_hide_an_outage_that_is_short_against_the_window(bo
     observed = observe(run).metrics["recovery.total"]
     assert (observed.value, observed.censored) == (0, False)
     expectation = Expectation(metric=METRICS["recovery.total"], maximum=bound)
-    assert check_expectation(expectation, observed, ())[0].verdict is verdict
+    assert check_expectation(expectation, observed, (), tolerance=DECLARED["rack"])[0].verdict is verdict

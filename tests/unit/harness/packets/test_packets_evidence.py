@@ -19,6 +19,7 @@ from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment import experiment_file as experiments
 from faultbed.harness.experiment import run_plan as plans
 from faultbed.harness.experiment.metrics import METRICS
+from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
 from faultbed.harness.packets import evidence
 from faultbed.harness.record.measurements import PacketSummary
 from faultbed.harness.run.collect_measurements import _packets
@@ -238,7 +239,7 @@ def test_capture_that_is_not_whole_proves_nothing_and_says_both(tmp_path, missed
     verdicts = {}
     for name in ("capture.missed", "capture.broken_rules"):
         bound = replace(expectation, metric=METRICS[name], maximum=0)
-        (check,) = bounds.check_expectation(bound, metrics[name], ())
+        (check,) = bounds.check_expectation(bound, metrics[name], (), tolerance=DECLARED["rack"])
         verdicts[name] = check.verdict
     assert verdicts == {
         "capture.missed": "FAIL" if missed else "INCONCLUSIVE", "capture.broken_rules": "INCONCLUSIVE"
@@ -351,6 +352,9 @@ def test_broken_rules_of_a_doubtful_capture_fail_or_are_inconclusive(broken, bou
     run = msgspec.structs.replace(synthetic_run(seconds=12.0), packets=summary)
     (expectation,) = decide('["host4:rxe0"]').expectations
     (check,) = bounds.check_expectation(
-        replace(expectation, maximum=float(bound)), observe(run).metrics["capture.broken_rules"], ()
+        replace(expectation, maximum=float(bound)),
+        observe(run).metrics["capture.broken_rules"],
+        (),
+        tolerance=DECLARED["rack"],
     )
     assert check.verdict == verdict

@@ -219,7 +219,7 @@ def test_run_that_cannot_be_recorded_reports_the_final_state_of_faults_and_lab(t
     receipt = SimpleNamespace(cleared=SimpleNamespace(ok=True))
     result = RunData(lab_state=state, lab_diff=() if state == "CLEAN" else ("host1: link be0 is DOWN",))
     with Journal(tmp_path / "journal") as journal:
-        result.injector = Injector(SimpleNamespace(), journal)
+        result.injector = Injector(SimpleNamespace(state_dir=tmp_path), journal)
     result.injector.receipts = (receipt, receipt)
     decided = SimpleNamespace(plan=SimpleNamespace(experiment="demo", seed=1))
     error = not_recorded(decided, SimpleNamespace(name="soft"), loop.RunDir(tmp_path), result, FULL)
