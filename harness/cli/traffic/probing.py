@@ -88,6 +88,11 @@ def _undecided(result: ProbeResult, max_loss: float) -> list[str]:
     return [name for name, decision in _by_link(result, max_loss).items() if decision.why is not None]
 
 
+def _lossy(result: ProbeResult, max_loss: float) -> list[str]:
+    """Return the links that provably lose more than `max_loss`, whether or not a place is named for it."""
+    return [name for name, decision in _by_link(result, max_loss).items() if decision.outcome is Outcome.BROKEN]
+
+
 def _silent(result: ProbeResult) -> list[str]:
     """Return the links over which no probe arrived, although they are not suspects (too few probes to tell)."""
     return [name for name, (sent, lost) in result.links.items() if sent and lost == sent]
@@ -109,12 +114,14 @@ def _show(session: Session, result: ProbeResult, max_loss: float) -> None:
     if not result.suspects:
         sent, lost = sum(group.sent for group in result.probes), sum(group.lost for group in result.probes)
         session.out.print(f"no place loses more than chance: {lost:,} of {sent:,} probes")
+        if lossy := _lossy(result, max_loss):
+            session.out.print(f"{first_of(lossy, _NAMED)} lose more than {max_loss:.3g} of their probes")
         if unsure := _undecided(result, max_loss):
             session.out.print(
                 f"too few probes to show that {first_of(unsure, _NAMED)} lose less than {max_loss:.3g}: use a longer "
                 "--for, a higher --rate, or a larger --max-loss"
             )
-        else:
+        elif result.links and not lossy:
             session.out.print(f"every link that was probed loses less than {max_loss:.3g} of its probes")
         if silent := _silent(result):
             session.out.print(

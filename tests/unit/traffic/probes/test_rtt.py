@@ -206,9 +206,13 @@ def test_echo_without_datagrams_or_duration_is_refused(change):
         flow_run.check(flow_run.FlowSpec(**{**spec, "duration_s": 1.0, "echo": True, **change}))
 
 
+ENOUGH = {"rtsw1 -> ctsw1": (400, 0), "rtsw1 -> ctsw2": (400, 0)}
+"""Probes sent and lost by link: enough to show that no link loses 5 %."""
+
+
 def result(**change):
     paths = times_of(round_trips(place=("rtsw1", "ctsw1"), times=5.0))
-    spec = {"spec": ProbeSpec(), "probes": (), "suspects": (), "links": {}, "uncovered": ()}
+    spec = {"spec": ProbeSpec(), "probes": (), "suspects": (), "links": ENOUGH, "uncovered": ()}
     spec |= {"moved": 0, "moved_lost": 0}
     return ProbeResult(**{**spec, "paths": paths, "slow": locate(paths), **change})
 
@@ -216,13 +220,13 @@ def result(**change):
 def test_probe_command_shows_round_trips_and_the_source_of_timestamps():
     session = Session(None)
     session.out = console = Console(width=200, record=True, file=io.StringIO())
-    probing._show(session, result())
+    probing._show(session, result(), probing.MAX_LOSS)
     text = console.export_text()
     assert "rtsw1 -> ctsw1" in text
     assert "is slow: round trips over it take" in text
     assert "the 12 slowest of" in text
     assert "times are software times" in text
-    probing._show(session, result(paths=(), slow=()))
+    probing._show(session, result(paths=(), slow=()), probing.MAX_LOSS)
     assert "no probe was answered" in console.export_text()
 
 
@@ -240,12 +244,33 @@ def test_probe_of_a_link_over_which_nothing_came_is_no_pass():
     """The only probe of a link was lost, which may be chance: no place was named, and the command ended with 0."""
     path = ("host1:rxe0", "rtsw1", "ctsw1", "rtsw2", "host3:rxe0")
     assert tomography.locate([Probes(path=path, sent=1, lost=1)]) == ()
-    links = {"rtsw1 -> ctsw1": (1, 1), "rtsw1 -> ctsw2": (40, 0)}
+    links = {"rtsw1 -> ctsw1": (1, 1), "rtsw1 -> ctsw2": (400, 0)}
     assert probing._exit_code(result(links=links)) is ExitCode.INCONCLUSIVE
     session = Session(None)
     session.out = console = Console(width=200, record=True, file=io.StringIO())
-    probing._show(session, result(links=links))
+    probing._show(session, result(links=links), probing.MAX_LOSS)
     assert "nothing came over rtsw1 -> ctsw1: too few probes" in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("links", "max_loss", "code", "output"),
+    [
+        (ENOUGH, 0.05, ExitCode.PASS, "every link that was probed loses less than 0.05"),
+        ({}, 0.05, ExitCode.INCONCLUSIVE, ""),
+        (ENOUGH | {"rtsw1 -> ctsw2": (100, 0)}, 0.05, ExitCode.INCONCLUSIVE, "show that rtsw1 -> ctsw2 lose less"),
+        (ENOUGH, 0.001, ExitCode.INCONCLUSIVE, "show that rtsw1 -> ctsw1, rtsw1 -> ctsw2 lose less than 0.001"),
+        (ENOUGH | {"rtsw1 -> ctsw2": (400, 80)}, 0.05, ExitCode.FAIL, "rtsw1 -> ctsw2 lose more than 0.05"),
+    ],
+)
+def test_probe_is_a_pass_only_if_its_probes_could_show_the_loss(links, max_loss, code, output):
+    """With few probes, the command used to end with 0, and for a link that fails it said that every link is fine."""
+    assert probing._exit_code(result(links=links), max_loss) is code
+    session = Session(None)
+    session.out = console = Console(width=200, record=True, file=io.StringIO())
+    probing._show(session, result(links=links), max_loss)
+    text = console.export_text()
+    assert output in text
+    assert ("every link that was probed" in text) is (code is ExitCode.PASS)
 
 
 def test_probes_that_were_lost_while_their_path_changed_are_no_pass():
@@ -255,7 +280,7 @@ def test_probes_that_were_lost_while_their_path_changed_are_no_pass():
     assert probing._exit_code(moved) is ExitCode.INCONCLUSIVE
     session = Session(None)
     session.out = console = Console(width=200, record=True, file=io.StringIO())
-    probing._show(session, moved)
+    probing._show(session, moved, probing.MAX_LOSS)
     assert "400 probes are left out" in console.export_text(clear=False)
     assert "300 of them were lost at an unknown place" in console.export_text()
 
