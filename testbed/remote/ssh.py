@@ -149,6 +149,8 @@ class SshConnection:
         transport.banner_timeout = CONNECT_TIMEOUT_S
         try:
             transport.start_client(timeout=CONNECT_TIMEOUT_S)
+            if not transport.initial_kex_done:  # start_client returns without an error after its timeout
+                raise paramiko.SSHException(f"no agreement on keys within {CONNECT_TIMEOUT_S:g} s")  # noqa: TRY301
             self._check_host_key(server, transport.get_remote_server_key())
             transport.auth_publickey(
                 self.address.user, paramiko.Ed25519Key.from_private_key_file(str(self.address.identity))

@@ -37,11 +37,13 @@ from faultbed.testbed.backends.soft.lab_state import (
 from faultbed.testbed.backends.soft.vm import Vm
 from faultbed.testbed.backends.soft.wiring import Machine, machines
 from faultbed.testbed.directories import lab_dir, private_dir, short_dir, socket_dir
-from faultbed.testbed.errors import DirtyLab, LabError, UsageError
+from faultbed.testbed.errors import DirtyLab, LabError, Unreachable, UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.node import holders
 from faultbed.testbed.observe.fingerprint import stored_reverts
 from faultbed.testbed.remote import node_archive
+from faultbed.testbed.remote.remote_node import Node
+from faultbed.testbed.stopping import Deadline
 from faultbed.testbed.tenancy import dirty, interventions
 
 __all__ = [
@@ -64,6 +66,8 @@ PATIENCE_S = 3.0
 PATIENCE_BEFORE_BROKEN_S, PATIENCE_BEFORE_END_S = 15.0, 60.0
 """How long a VM may take to send its SSH banner before its lab is reported as broken, and before `up` replaces it."""
 
+_WAKE_S = 90.0
+"""How long a VM may take to accept an SSH connection after its snapshot was restored."""
 _PURGED = ".purged-"
 _UNUSABLE = re.compile(r"""[\s,%"'\\`{}]""")
 
@@ -402,8 +406,29 @@ def _wake(inventory: Inventory, progress: Progress, lab: lab_module.Lab | None) 
             lab = stack.enter_context(lab_module.open_lab(inventory))
         lab.forget_connections()
         nodes = [lab.node(name) for name in lab.nodes()]
-        fleet.in_parallel(nodes, lambda node: node.run(["date", "-u", "-s", f"@{time.time():.3f}"], timeout_s=60))
+        fleet.in_parallel(nodes, _set_clock)
     progress("all VMs answer")
+
+
+def _set_clock(node: Node) -> None:
+    """Set a guest's clock as soon as it answers.
+
+    Under emulation, on a machine with other work to do, a guest that has just been restored may take longer to agree on
+    keys than a connection may take otherwise.
+
+    Raises:
+        Unreachable: it does not answer within `_WAKE_S`.
+    """
+    deadline = Deadline(_WAKE_S)
+    while True:
+        try:
+            node.run(["date", "-u", "-s", f"@{time.time():.3f}"], timeout_s=60)
+        except Unreachable:
+            if deadline.is_over:
+                raise
+            time.sleep(deadline.step_s)
+        else:
+            return
 
 
 def _write_runtime(inventory: Inventory, folder: Path, state: LabState, host_keys: dict[str, str]) -> None:
