@@ -40,7 +40,7 @@ def argv(text, folder):
     """Return the arguments of a line as a shell would, with placeholders replaced and patterns expanded."""
     words = [NAMED.get(word, word) for word in shlex.split(text)]
     assert words[0] == "faultbed"
-    meant = [_files(word, folder) if "*" in word else [word] for word in words[1:]]
+    meant = [_files(word, folder) if "*" in word and " " not in word else [word] for word in words[1:]]
     return [
         sys.executable,
         "-c",

@@ -104,7 +104,7 @@ def test_wheel_works_beside_packages_and_folders_of_the_same_names(installed, pr
     assert run(faultbed, "--version", cwd=project).startswith("faultbed, version ")
     assert "link.flap" in run(faultbed, "faults", cwd=project, env=environment)
     assert "nothing wrong" in run(faultbed, "--lab", "soft", "inventory", "check", cwd=project, env=environment)
-    assert "link.flap on rtsw1:ctsw1" in run(faultbed, "run", "minimal", "--plan", cwd=project, env=environment)
+    assert "link.flap on rtsw1:host1:rxe0" in run(faultbed, "run", "minimal", "--plan", cwd=project, env=environment)
     doctor = subprocess.run(
         [faultbed, "doctor"], capture_output=True, text=True, check=False, cwd=project, env=os.environ | environment
     )

@@ -21,6 +21,7 @@ from faultbed.testbed import stopping
 from faultbed.harness.cli.ending import end_with
 stopping.FIRST_S, stopping.SECOND_S, stopping._MARGIN_S = 4.0, 1.0, 0.2
 stopping.WORKLOAD_S, stopping.COMPARE_S, stopping._AT_ONCE_S = 1.0, 2.0, 0.4
+stopping.reset()
 
 @click.command()
 def hang():

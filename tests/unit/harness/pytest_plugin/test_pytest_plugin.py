@@ -695,12 +695,13 @@ def test_plugin_loads_nothing_of_the_product_without_lab_tests(pytester):
         assert pytester.runpytest_subprocess("-p", "no:cacheprovider", *options).ret == 0
         loaded.append(set((pytester.path / "modules.txt").read_text().split()))
     ours = {
-        "harness",
+        "faultbed",
+        "faultbed.harness",
         "faultbed.harness.pytest_plugin",
         "faultbed.harness.pytest_plugin.hooks",
         "faultbed.harness.pytest_plugin.keys",
         "faultbed.harness.pytest_plugin.skips",
-        "testbed",
+        "faultbed.testbed",
         "faultbed.testbed.errors",
     }
     assert loaded[0] - loaded[1] == ours

@@ -489,7 +489,8 @@ def faultbed(home, forked):
 def test_purge_does_not_report_its_own_reservation_as_lost(faultbed, home):
     """The purge removes the reservation with the lab's folder. The command ended with "another user released it"."""
     done = faultbed("--lab", "soft-mini", "down", "--purge")
-    assert (done.returncode, done.stderr) == (0, "soft-mini was not up\n")
+    removed = f"removing {home / 'labs' / 'soft-mini'} with its files\n"
+    assert (done.returncode, done.stderr) == (0, f"{removed}soft-mini was not up\n")
     assert not list((home / "labs").iterdir())
 
 
