@@ -40,6 +40,10 @@ def end_with(command: click.Command, name: str) -> NoReturn:
             _say(f"stdout: {error.strerror or error}; the output is not complete")
             code = code or ExitCode.ERROR
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    try:
+        sys.stderr.flush()
+    except OSError:  # its reader has ended, too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     sys.exit(code)
 
 

@@ -54,7 +54,7 @@ def _watch(readable: int, say: Callable[[str], None]) -> None:
                     # On a thread: a terminal that is stopped by Ctrl-S would block this one.
                     count = stopping.request()
                     threading.Thread(target=_report, args=(signal.Signals(number), count, say), daemon=True).start()
-        elif end_s is not None:
+        elif (end_s := stopping.hard_end_s()) is not None and time.monotonic() >= end_s:
             _end_by_force(say)
 
 

@@ -36,6 +36,7 @@ def test_chakra_trace_without_protobuf_names_the_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "faultbed.traffic.traces.chakra", raising=False)
     monkeypatch.delitem(sys.modules, "faultbed.traffic.traces.chakra_messages", raising=False)
     monkeypatch.delattr("faultbed.traffic.traces.chakra", raising=False)
+    monkeypatch.delattr("faultbed.traffic.traces.chakra_messages", raising=False)
     forget(monkeypatch, "google.protobuf")
     with pytest.raises(
         UsageError, match=r"^a Chakra trace needs .*google\.protobuf.*: pip install 'faultbed\[chakra\]'$"
