@@ -110,8 +110,8 @@ def test_wheel_works_beside_packages_and_folders_of_the_same_names(installed, pr
     )
     assert "lab soft" in doctor.stdout, doctor.stderr  # its exit code depends on the machine
     assert "Traceback" not in doctor.stderr
-    assert " 2 passed" in run(installed / "python", "-m", "pytest", "-q", cwd=project)
-    assert " 2 passed" in run(installed / "pytest", "-q", cwd=project)
+    assert "2 passed" in run(installed / "python", "-m", "pytest", "-q", cwd=project)
+    assert "2 passed" in run(installed / "pytest", "-q", cwd=project)
     assert run(installed / "python", "-c", "import inject; print(callable(inject.configure))", cwd="/") == "True\n"
     assert run(installed / "python", "-m", "faultbed", "--version", cwd=project).startswith("faultbed, version ")
 
