@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -22,7 +22,7 @@ from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.ledger.claims import Claim, Reason, Status, Unknown
 from faultbed.harness.ledger.ledger import Entry, Ledger, fold, planned, verdict_of
-from faultbed.harness.ledger.settle import settle
+from faultbed.harness.ledger.settle import Finding, settle
 from faultbed.harness.parts.fault_claims import why_unproven_as_planned
 from faultbed.harness.parts.part import Planned, Row, View
 from faultbed.harness.parts.registry import PARTS
@@ -32,7 +32,7 @@ from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from faultbed.traffic.engine.flight_recorder import Flight
 from faultbed.traffic.probes.rtt import Trip
 
-__all__ = ["Judged", "judge", "planned_ledger"]
+__all__ = ["Judged", "judge", "planned_ledger", "with_checks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def judge(
         status = settle(claim, row.finding if row is not None else None, statuses)
         statuses[claim.name] = status
         entries.append(Entry(claim=claim, status=status))
-        checks.append(_check(claim, row or Row(detail="nothing is known about it"), status))
+        checks.append(_check(claim, row or Row(finding=Finding(), detail="nothing is known about it"), status))
     ledger = Ledger(entries=tuple(entries), errors=run.errors)
     verdict = VerdictFile(
         experiment=plan.experiment,
@@ -95,6 +95,22 @@ def judge(
         routing=run.routing or msgspec.UNSET,
     )
     return Judged(ledger=ledger, verdict=verdict)
+
+
+def with_checks(ledger: Ledger, checks: Iterable[Check]) -> Ledger:
+    """Return a ledger with the claims of checks that no part makes yet: stop conditions, and that of a control run.
+
+    Without them its fold would differ from the verdict of the run.
+    """
+    entries = [*ledger.entries]
+    for check in checks:
+        claim = Claim(name=check.name, says=check.meaning)
+        finding = Finding(
+            refuted=check.detail if check.verdict is Verdict.FAIL else None,
+            undecided=check.detail if check.verdict is Verdict.INCONCLUSIVE else None,
+        )
+        entries.append(Entry(claim=claim, status=settle(claim, finding, {})))
+    return msgspec.structs.replace(ledger, entries=tuple(entries))
 
 
 def _rows(view: View) -> Iterator[tuple[Claim, Row | None]]:

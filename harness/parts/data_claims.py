@@ -45,12 +45,12 @@ def row(claim: Claim, view: View) -> Row | None:
             conditions={_COMPARED: () if run.checked_bytes and not unchecked else (detail,)},
             refuted=f"{run.wrong_bytes} bytes were wrong" if run.wrong_bytes else None,
         )
-        return Row(finding=finding, observed=run.wrong_bytes, bound=0, unit="count", detail=detail)
+        return Row(finding=finding, observed=run.wrong_bytes, bound=0, comparison="equals", unit="count", detail=detail)
     wrong = _wrong(view) if claim.name == _ELEMENTS else _wrong_in_twin(run)
     observation = view.observed.metrics.get(_ELEMENTS)
     detail = "no fault was there to cause them" if claim.name == _TWIN or observation is None else observation.detail
     finding = Finding(refuted=f"{wrong} elements were wrong" if wrong else None)
-    return Row(finding=finding, observed=wrong, bound=0, unit="count", detail=detail)
+    return Row(finding=finding, observed=wrong, bound=0, comparison="equals", unit="count", detail=detail)
 
 
 def _wrong(view: View) -> int:

@@ -37,6 +37,7 @@ def row(_claim: Claim, view: View) -> Row | None:
         finding=Finding(conditions={_HEADROOM: (detail,) if beyond else ()}),
         observed=round(offered_bps / 1e6, 3),
         bound=None if bound_bps is None else round(bound_bps / 1e6, 3),
+        comparison="max",
         unit="Mb/s",
         detail=detail,
     )

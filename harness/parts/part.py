@@ -53,7 +53,7 @@ class Row:
     `estimand`, `rule` and `why` are as in `faultbed.harness.verdict.Check`.
     """
 
-    finding: Finding = field(default_factory=Finding)
+    finding: Finding
     name: str | None = None
     meaning: str | None = None
     comparison: Sign | None = None

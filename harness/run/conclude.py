@@ -81,12 +81,13 @@ def conclude(
         flights=flights,
         trips=data.probed.trips if data.probed else (),
     )
-    run_dir.write_ledger(judged_run.ledger)
     verdict = judged(judged_run.verdict, data.stops, t0_ns=data.t0_ns)
     if data.is_control:
         verdict = as_control(verdict, observed.metrics.get("jct_ratio"))
+    added = [check for check in verdict.checks if check not in judged_run.verdict.checks]
     started_utc = run_dir.started.astimezone(UTC).isoformat(timespec="seconds")
     verdict = msgspec.structs.replace(verdict, left_out=resolved.left_out, started_utc=started_utc)
+    run_dir.write_ledger(judge.with_checks(judged_run.ledger, added))
     run_dir.write_verdict(verdict)
     # matplotlib takes a second to import, and most commands draw nothing.
     from faultbed.harness.report import run_page as report  # noqa: PLC0415
