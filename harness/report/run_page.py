@@ -102,6 +102,7 @@ _RAW_FILES = (
     "experiment.toml",
     "plan.json",
     "verdict.json",
+    "ledger.json",
     "journal.jsonl",
     "measurements.json",
     "samples.parquet",
