@@ -102,7 +102,7 @@ class Place:
         self.namespace = namespace
         self._route = netns.open_route(namespace)
         netns.enter(None)
-        self._born = self._identity()
+        self._born = netns.identity(namespace)
         self._boot = zlib.crc32(f"{_boot_id()}/{self._born}".encode())
         self._names: dict[int, str] = {}
         self._seen: dict[object, bytes] = {}
@@ -113,10 +113,7 @@ class Place:
 
     def is_stale(self) -> bool:
         """Return whether the namespace was replaced by a new one of the same name."""
-        return self._born != self._identity()
-
-    def _identity(self) -> int:
-        return os.stat(f"/run/netns/{self.namespace}").st_ino if self.namespace else 0
+        return self._born != netns.identity(self.namespace)
 
     def read(self) -> dict[str, int]:
         """Read every counter and state.

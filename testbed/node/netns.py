@@ -8,7 +8,7 @@ import sys
 
 from faultbed.testbed.node.netlink import Netlink, attribute, attributes
 
-__all__ = ["enter", "open_route", "port_packets"]
+__all__ = ["enter", "identity", "open_route", "port_packets"]
 
 # linux/rtnetlink.h, linux/if_link.h
 _ROUTE, _GETLINK = 0, 18
@@ -42,6 +42,15 @@ def enter(netns: str | None) -> None:
         _away = True
     finally:
         os.close(fd)
+
+
+def identity(netns: str | None) -> int:
+    """Return a number that a namespace shares with no other, not even with a later one of its name; None: 0.
+
+    Raises:
+        OSError: there is no namespace of that name.
+    """
+    return os.stat(f"/run/netns/{netns}").st_ino if netns else 0
 
 
 def port_packets(link: Netlink, netdev: str) -> tuple[int, int]:

@@ -36,6 +36,7 @@ __all__ = [
     "nexthop_fact",
     "path_mtu_facts",
     "program_of",
+    "qdisc_fact",
     "read_nodes",
     "route_facts",
 ]
@@ -117,7 +118,7 @@ def network_facts() -> Facts:
         yield from _scheme_facts(route, names)
         hooked: list[tuple[int, int]] = []
         for _, body in route.dump(_GETQDISC, bytes(20)):
-            yield _qdisc(body, names)
+            yield qdisc_fact(body, names)
             _family, index, handle, parent, _info = _TCMSG.unpack_from(body)
             hooked += [(index, hook) for hook in _HOOKS] if parent == _CLSACT else []
             hooked += [(index, handle)] if _text(attributes(body[20:])[1]) == _SHAPED else []
@@ -278,14 +279,15 @@ def _rule(body: bytes) -> tuple[str, str]:
     return f"rule{name} {_number(attrs.get(6))} {' '.join(words)}", "there"
 
 
-def _qdisc(body: bytes, names: dict[int, str]) -> tuple[str, str]:
+def qdisc_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
+    """Return subject and text of a queue, from the body of its netlink message."""
     # The kernel assigns handles freely; the parent's says where a child is attached.
     _family, index, _handle, parent = struct.unpack_from("=B3xiII", body)
     attrs = attributes(body[20:])
     parent_text = "root" if parent == _ROOT else f"parent {parent >> 16:x}:{parent & 0xFFFF:x}"
     kind, options = _text(attrs[1]), attrs.get(2, b"")
     setting = f"limit {_number(options)}" if kind == "pfifo" else _netem(options) if kind == "netem" else options.hex()
-    return f"qdisc {names[index]} {parent_text}", " ".join(filter(None, [kind, setting]))
+    return f"qdisc {names.get(index, index)} {parent_text}", " ".join(filter(None, [kind, setting]))
 
 
 def _netem(options: bytes) -> str:

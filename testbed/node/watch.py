@@ -4,7 +4,9 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
 
     {"do":"clock"}                          {"event":"clock","monotonic_ns":N}
     {"do":"counters","nodes":{NODE:NETNS}}  {"event":"counters","at_ns":N,"nodes":{NODE:{NAME:VALUE}}}
-    {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}}}
+    {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}},
+                                    "heard_s":S, "moved":{NODE:{SUBJECT:S}}}: for how long the kernel's notifications
+                                    of all these nodes are known, and how long ago each of them was
     {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (testbed/node/gpu/nvml.py), or soft
     {"do":"kernel_log","boot":ID,"after":N}  {"event":"kernel_log","boot":ID,"after":N,"messages":["LEVEL TEXT",..]}
                                     since record N of that boot, or of this boot if ID is another one; without ID from
@@ -49,6 +51,7 @@ from faultbed.testbed.node.routing import routing_state
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
 __all__ = ["main"]
@@ -58,6 +61,8 @@ _SHARE = 0.001
 `_SELDOM_NS`. Beside traffic, with cold caches, an emulated switch needs 0.1 s for one; sending them every two seconds
 costs as much again."""
 _SELDOM_NS = 4_000_000_000
+_RECENT_NS = 60_000_000_000
+"""Changes before that need not be known by whoever waits until a node is quiet."""
 
 
 class Watch:
@@ -66,7 +71,8 @@ class Watch:
     def __init__(self) -> None:
         self.places: dict[str | None, Place] = {}
         self.followed: dict[str, str | None] = {}
-        self.sources: dict[int, KernelNotifications | KernelLog] = {}
+        self.listening: dict[str, KernelNotifications] = {}
+        self.followed_log: KernelLog | None = None
         self.log: KernelLog | None = None
         self.every_ns = self.report_ns = self.due_ns = self.sent_ns = self.busy_ns = 0
         self.samples: list[tuple[int, dict[str, dict[str, int]]]] = []
@@ -91,8 +97,38 @@ class Watch:
         return {"at_ns": time.monotonic_ns(), "nodes": nodes}
 
     def state(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of some nodes."""
-        return {"nodes": state.read_nodes(request["nodes"])}
+        """Return the state of some nodes, and how long ago the kernel reported its changes.
+
+        The first request gives only the starting point of the latter.
+        """
+        listening = {node: self.listen(node, namespace) for node, namespace in request["nodes"].items()}
+        nodes = state.read_nodes(request["nodes"])
+        self.hear()  # what has changed while it was read
+        now_ns = time.monotonic_ns()
+        moved = {node: heard.moved(now_ns) for node, heard in listening.items()}
+        return {
+            "nodes": nodes,
+            "heard_s": min(((now_ns - heard.since_ns) / 1e9 for heard in listening.values()), default=0.0),
+            "moved": {node: subjects for node, subjects in moved.items() if subjects},
+        }
+
+    def listen(self, node: str, namespace: str | None) -> KernelNotifications:
+        """Return the notifications of a node, heard from now on if they were not before."""
+        known = self.listening.get(node)
+        if known is not None and (known.namespace != namespace or known.is_stale()):
+            self.listening.pop(node).close()
+            known = None
+        if known is None:
+            known = self.listening[node] = KernelNotifications(node, namespace)
+        return known
+
+    def hear(self) -> None:
+        """Read what the kernel has reported, and send the changes of the nodes that are followed."""
+        for node, heard in self.listening.items():
+            changes = heard.read()
+            if node in self.followed:
+                for change in changes:
+                    write("change", node=node, **change)
 
     def kernel_log(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return what the kernel has logged since the last such request. The first request gives the starting point."""
@@ -136,15 +172,14 @@ class Watch:
     def follow(self, request: dict[str, Any]) -> dict[str, Any]:
         """Start to sample, and to listen for changes."""
         self.unfollow({})
+        self.hear()  # earlier changes are not news
         self.followed = request["nodes"]
         for node, namespace in self.followed.items():
-            notifications = KernelNotifications(node, namespace)
-            self.sources[notifications.socket.fileno()] = notifications
+            self.listen(node, namespace)
             self.place(namespace).read()  # reads names and opens files, which is slow: before the first sample
         no_log = None
         try:
-            log = KernelLog()
-            self.sources[log.file] = log
+            self.followed_log = KernelLog()
         except OSError as error:  # not root, or a kernel without printk
             no_log = str(error)
         self.every_ns, self.report_ns = request["every_ms"] * 1_000_000, request["report_ms"] * 1_000_000
@@ -154,10 +189,24 @@ class Watch:
     def unfollow(self, _request: dict[str, Any]) -> dict[str, Any]:
         """Send the last samples, and stop."""
         self.send()
-        for source in self.sources.values():
-            source.close()
-        self.sources, self.followed, self.every_ns = {}, {}, 0
+        if self.followed_log is not None:
+            self.followed_log.close()
+        self.followed_log, self.followed, self.every_ns = None, {}, 0
         return {}
+
+    def files(self) -> list[int]:
+        """Return the descriptors whose data wait for nobody's request."""
+        logs = [log.file for log in (self.log, self.followed_log) if log is not None]
+        return [*logs, *(heard.socket.fileno() for heard in self.listening.values())]
+
+    def read(self, ready: Collection[int]) -> None:
+        """Read the descriptors that have data."""
+        if self.log is not None and self.log.file in ready:
+            self.push_kernel_log()
+        if self.followed_log is not None and self.followed_log.file in ready:
+            self.followed_log.send()
+        if any(heard.socket.fileno() in ready for heard in self.listening.values()):
+            self.hear()
 
     def sample(self, now_ns: int) -> None:
         """Take a sample if it is due. Samples are sent in batches: each write is a packet on the management network."""
@@ -188,14 +237,16 @@ class Watch:
 
 
 class KernelNotifications:
-    """The kernel's notifications of changes of a namespace's links, routes and next hops."""
+    """The kernel's notifications of changes of a namespace's links, routes, next hops and queues."""
 
     _NEWLINK, _DELLINK, _NEWROUTE, _DELROUTE, _NEWNEXTHOP, _DELNEXTHOP = 16, 17, 24, 25, 104, 105
-    _GROUPS = (1, 7, 32)  # RTNLGRP_LINK, RTNLGRP_IPV4_ROUTE, RTNLGRP_NEXTHOP
+    _NEWQDISC, _DELQDISC = 36, 37
+    _GROUPS = (1, 4, 7, 32)  # RTNLGRP_LINK, RTNLGRP_TC, RTNLGRP_IPV4_ROUTE, RTNLGRP_NEXTHOP
     _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 
     def __init__(self, node: str, namespace: str | None) -> None:
-        self.node = node
+        self.node, self.namespace = node, namespace
+        self._born = netns.identity(namespace)
         netns.enter(namespace)
         try:
             self.names: dict[int, str] = dict(socket.if_nameindex())
@@ -206,23 +257,40 @@ class KernelNotifications:
             self.socket.setblocking(False)  # noqa: FBT003 (the socket module's own form)
         finally:
             netns.enter(None)
+        self.since_ns = time.monotonic_ns()
+        """Every change since then is known."""
+        self._moved_ns: dict[str, int] = {}
+
+    def is_stale(self) -> bool:
+        """Return whether the namespace was replaced by a new one of the same name."""
+        return self._born != netns.identity(self.namespace)
 
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
 
-    def send(self) -> None:
-        """Read all notifications and send them."""
+    def moved(self, now_ns: int) -> dict[str, float]:
+        """Return how many seconds ago each subject has last changed, for those that did in the last minute."""
+        self._moved_ns = {subject: at_ns for subject, at_ns in self._moved_ns.items() if now_ns - at_ns < _RECENT_NS}
+        return {subject: round((now_ns - at_ns) / 1e9, 3) for subject, at_ns in self._moved_ns.items()}
+
+    def read(self) -> list[dict[str, Any]]:
+        """Read all notifications, and return the changes that are news to an observer."""
         now_ns = time.monotonic_ns()
+        changes: list[dict[str, Any]] = []
         try:
             while True:
                 for kind, _, body in messages(self.socket.recv(1 << 16)):
                     for subject, text in self._facts(kind, body):
-                        write("change", at_ns=now_ns, node=self.node, subject=subject, text=text)
+                        self._moved_ns[subject] = now_ns
+                        if kind not in (self._NEWQDISC, self._DELQDISC):
+                            changes.append({"at_ns": now_ns, "subject": subject, "text": text})
         except BlockingIOError:
-            return
+            pass
         except OSError as error:  # ENOBUFS: more notifications than were read; report the loss
-            write("change", at_ns=now_ns, node=self.node, subject="news", text=f"lost: {os.strerror(error.errno or 0)}")
+            self.since_ns = now_ns
+            changes.append({"at_ns": now_ns, "subject": "news", "text": f"lost: {os.strerror(error.errno or 0)}"})
+        return changes
 
     def _facts(self, kind: int, body: bytes) -> list[tuple[str, str | None]]:
         if kind in (self._NEWLINK, self._DELLINK):
@@ -235,6 +303,8 @@ class KernelNotifications:
         if kind in (self._NEWNEXTHOP, self._DELNEXTHOP):
             subject, text = state.nexthop_fact(body, self.names)
             return [(subject, text if kind == self._NEWNEXTHOP else None)]
+        if kind in (self._NEWQDISC, self._DELQDISC):
+            return [(state.qdisc_fact(body, self.names)[0], None)]
         return []
 
 
@@ -325,13 +395,8 @@ def main() -> None:
     """Answer requests until the end of stdin."""
     watch, buffer = Watch(), b""
     while True:
-        log = [] if watch.log is None else [watch.log.file]
-        ready, _, _ = select.select([0, *watch.sources, *log], [], [], watch.wait_s())
-        if watch.log is not None and watch.log.file in ready:
-            watch.push_kernel_log()
-        for file in ready:
-            if file in watch.sources:
-                watch.sources[file].send()
+        ready, _, _ = select.select([0, *watch.files()], [], [], watch.wait_s())
+        watch.read(ready)
         if 0 in ready:
             data = os.read(0, 65536)
             if not data:

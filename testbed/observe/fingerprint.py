@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from faultbed.testbed.model.fault_names import is_fault_on, targets_on
 from faultbed.testbed.node.settings import UNKNOWN
@@ -37,8 +37,10 @@ __all__ = [
     "CONTROLLER",
     "SETTLE_S",
     "Fingerprint",
+    "Look",
     "capture",
     "diff",
+    "look_of",
     "part",
     "settle",
     "stored_reverts",
@@ -49,12 +51,12 @@ __all__ = [
 SETTLE_S = 30.0
 """How long `settle` waits for routing to recover. BGP with timers of 1 and 3 s is faster, even on a starved machine."""
 QUIET_S = 2.0
-"""How long a lab must be as it was before, at `LOOKS` looks or more: an optic or a session that flaps is up at some."""
+"""How long no link, route, next hop or queue may have changed: an optic or a session that flaps is up at some looks."""
 MOVING_S = 5.0
 """`QUIET_S` of a lab that differed at an earlier look. Longer than the timers of BGP, 1 and 3 s."""
-LOOKS = 3
-"""How many looks without a difference there must be at least."""
 _INTERVAL_S = 0.5
+_Known = TypeVar("_Known")
+"""What is known of a subject: its state, or when it changed."""
 CONTROLLER = "controller"
 """The node name of the stored reverts on this machine."""
 _OF_INTERFACES = {"link", "inet", "address", "qdisc", "filter", "neighbour", "dcb", "ethtool", "ecn"}
@@ -70,10 +72,21 @@ _OF_TRAFFIC = ("program faultbed.traffic.", "rdma resources ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """State by node and subject, `{"rtsw1": {"link ctsw1": "UP mtu 4200 ..."}}`, of the reserved part `covers`."""
+    """State by node and subject, `{"rtsw1": {"link ctsw1": "UP mtu 4200 ..."}}`, of the reserved part `covers`.
+
+    `moved` has the seconds since the kernel reported a change of a subject, for links, routes, next hops and queues, by
+    node and subject; all those of the last `heard_s` seconds are known.
+    """
 
     nodes: Mapping[str, Mapping[str, str]]
     covers: tuple[str, ...] = (WHOLE_LAB,)
+    moved: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    heard_s: float = 0.0
+
+    @property
+    def still_s(self) -> float:
+        """Seconds for which nothing is known to have changed."""
+        return min((self.heard_s, *(ago_s for subjects in self.moved.values() for ago_s in subjects.values())))
 
     def to_json(self) -> dict[str, dict[str, str]]:
         """Return plain data, sorted."""
@@ -92,17 +105,20 @@ def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
     machines = tuple(name for name in lab.nodes() if at is None or name in at)
     carried = lab.carried((*machines, *(name for name in lab.topology.switch_by_name if lab.netns(name))))
 
-    def capture_machine(machine: str) -> dict[str, dict[str, str]]:
-        nodes: dict[str, dict[str, str]] = lab.request(
-            machine, {"do": "state", "nodes": carried[machine]}, timeout_s=timeout_s
-        )["nodes"]
-        return nodes
+    def capture_machine(machine: str) -> Mapping[str, Any]:
+        return lab.request(machine, {"do": "state", "nodes": carried[machine]}, timeout_s=timeout_s)
 
     answers = on_each(machines, capture_machine, timeout_s=2 * timeout_s)
-    state = {name: facts for answer in answers for name, facts in answer.items()}
+    state = {name: facts for answer in answers for name, facts in answer["nodes"].items()}
+    moved = {name: subjects for answer in answers for name, subjects in answer["moved"].items()}
     if reverts := {f"revert {path.stem}": "there" for path in stored_reverts(lab.state_dir).glob("*.revert")}:
         state[CONTROLLER] = reverts
-    return Fingerprint(nodes=part(state, lab.topology, covers), covers=covers)
+    return Fingerprint(
+        nodes=part(state, lab.topology, covers),
+        covers=covers,
+        moved=part(moved, lab.topology, covers),
+        heard_s=min((answer["heard_s"] for answer in answers), default=0.0),
+    )
 
 
 def stored_reverts(state_dir: Path) -> Path:
@@ -111,9 +127,9 @@ def stored_reverts(state_dir: Path) -> Path:
 
 
 def part(
-    nodes: Mapping[str, Mapping[str, str]], topology: Topology, covers: Collection[str]
-) -> Mapping[str, Mapping[str, str]]:
-    """Return the part of a lab's state that belongs to hosts, switches and links of these names. Pure."""
+    nodes: Mapping[str, Mapping[str, _Known]], topology: Topology, covers: Collection[str]
+) -> Mapping[str, Mapping[str, _Known]]:
+    """Return the part of what is known by node and subject that belongs to these hosts, switches and links. Pure."""
     if WHOLE_LAB in covers:
         return nodes
     ends = _nodes(topology, covers)
@@ -211,43 +227,70 @@ def settle(lab: Lab, before: Fingerprint, *, within_s: float | None = None) -> l
         within_s: how long routing may take to recover; `SETTLE_S` by default.
     """
     lab.reserved = before.covers
-    return wait_for_quiet(lambda: _left(lab, before), within_s=SETTLE_S if within_s is None else within_s)
+    return wait_for_quiet(lambda: _look(lab, before), within_s=SETTLE_S if within_s is None else within_s)
 
 
-def wait_for_quiet(differences: Callable[[], list[str]], *, within_s: float) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What one look at a lab has shown.
+
+    Attributes:
+        left: a line for each difference to its state before.
+        still_s: for how many seconds nothing is known to have changed (`Fingerprint.still_s`).
+        moving: a line for each subject that has changed lately.
+    """
+
+    left: list[str]
+    still_s: float
+    moving: list[str]
+
+
+def look_of(left: list[str], now: Fingerprint) -> Look:
+    """Return a look, from the differences that count and the fingerprint in which they were found."""
+    moving = [
+        f"{node}: {subject} does not stay as it was: it changed {ago_s:.1f} s before the last look"
+        for node, subjects in sorted(now.moved.items())
+        for subject, ago_s in sorted(subjects.items(), key=lambda item: item[1])
+        if ago_s < MOVING_S
+    ]
+    return Look(left=left, still_s=now.still_s, moving=moving)
+
+
+def wait_for_quiet(look: Callable[[], Look], *, within_s: float) -> list[str]:
     """Look until a lab has been without differences for `QUIET_S`, and return those that are left.
 
-    One look without a difference is not enough: a link that flaps is up at some looks. A lab that has differed must be
-    quiet for `MOVING_S`. After `within_s`, or once the command was requested to stop, the next look with a difference
-    ends the wait.
+    One look without a difference is not enough: a link that flaps is up at some looks. What the kernels have reported
+    tells whether it was up meanwhile. A lab that has differed must be quiet for `MOVING_S`. After `within_s`, or once
+    the command was requested to stop, the next look with a difference ends the wait; so does one that shows no
+    difference, but a change within the last seconds, after twice `MOVING_S` more.
 
     Args:
-        differences: looks once; empty: the lab is as it was before.
+        look: looks once.
         within_s: how long the lab may differ.
     """
-    deadline, looks, quiet_s, quiet_since_s = Deadline(within_s), 0, QUIET_S, 0.0
+    deadline, last, quiet_s = Deadline(within_s), Deadline(within_s + 2 * MOVING_S), QUIET_S
     while True:
-        looked_s = time.monotonic()
-        if left := differences():
-            looks, quiet_s = 0, MOVING_S
+        seen = look()
+        if seen.left:
+            quiet_s = MOVING_S
             if deadline.is_over:
-                return left
-        else:
-            looks += 1
-            quiet_since_s = looked_s if looks == 1 else quiet_since_s
-            if looked_s - quiet_since_s >= quiet_s and looks >= LOOKS:
-                return []
-        time.sleep(_INTERVAL_S)
+                return seen.left
+        elif seen.still_s >= quiet_s:
+            return []
+        elif last.is_over:
+            return seen.moving or [f"the lab was not watched long enough: {seen.still_s:.1f} of {quiet_s:g} s"]
+        time.sleep(_INTERVAL_S if seen.left else max(_INTERVAL_S, quiet_s - seen.still_s))
 
 
-def _left(lab: Lab, before: Fingerprint) -> list[str]:
-    differences = list(_differences(before, capture(lab)))
-    if not any(subject.startswith(_OF_TRAFFIC) for _, subject, _ in differences):
-        return [line for _, _, line in differences]
-    # Read after the capture: if that command has ended since, its traffic is a difference, and `settle` captures again.
-    reserved_by_others = lab.held_by_others()
-    return [
-        line
-        for node, subject, line in differences
-        if not (subject.startswith(_OF_TRAFFIC) and (node in reserved_by_others or WHOLE_LAB in reserved_by_others))
-    ]
+def _look(lab: Lab, before: Fingerprint) -> Look:
+    now = capture(lab)
+    differences = list(_differences(before, now))
+    if any(subject.startswith(_OF_TRAFFIC) for _, subject, _ in differences):
+        # Read after the capture: if that command has ended since, its traffic is a difference, and it is looked again.
+        by_others = lab.held_by_others()
+        differences = [
+            (node, subject, line)
+            for node, subject, line in differences
+            if not (subject.startswith(_OF_TRAFFIC) and (node in by_others or WHOLE_LAB in by_others))
+        ]
+    return look_of([line for _, _, line in differences], now)

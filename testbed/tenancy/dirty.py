@@ -17,14 +17,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from faultbed.testbed import stopping
 from faultbed.testbed.errors import DirtyLab, FaultbedError, LabError, RevertFailed
 from faultbed.testbed.observe import fingerprint
-from faultbed.testbed.observe.fingerprint import Fingerprint
+from faultbed.testbed.observe.fingerprint import Fingerprint, Look
 from faultbed.testbed.tenancy import durable, in_progress
 from faultbed.testbed.tenancy.in_progress import Mark, OwnMark
 from faultbed.testbed.tenancy.reservation import WHOLE_LAB, overlap
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 Progress = Callable[[str], None]
-Nodes = Mapping[str, Mapping[str, str]]
+_Known = TypeVar("_Known")
 LEASE_S = 10.0
 """How long the faults of a killed command may stay in place, unless its mark says otherwise."""
 _UNKNOWN = "its state is unknown"
@@ -363,16 +363,20 @@ def _compare(lab: Lab, before: Fingerprint, running_commands: Sequence[Mark]) ->
     own = Fingerprint(nodes=_outside(before.nodes, lab.topology, theirs), covers=before.covers)
     lab.reserved = before.covers
 
-    def differences() -> list[str]:
+    def look() -> Look:
         now = fingerprint.capture(lab)
-        rest = Fingerprint(nodes=_outside(now.nodes, lab.topology, theirs), covers=now.covers)
-        return fingerprint.diff(own, rest)
+        rest = replace(
+            now, nodes=_outside(now.nodes, lab.topology, theirs), moved=_outside(now.moved, lab.topology, theirs)
+        )
+        return fingerprint.look_of(fingerprint.diff(own, rest), rest)
 
-    return fingerprint.wait_for_quiet(differences, within_s=fingerprint.SETTLE_S)
+    return fingerprint.wait_for_quiet(look, within_s=fingerprint.SETTLE_S)
 
 
-def _outside(nodes: Nodes, topology: Topology, covers: Collection[str]) -> dict[str, dict[str, str]]:
-    """Return the part of a lab's state outside these hosts, switches and links."""
+def _outside(
+    nodes: Mapping[str, Mapping[str, _Known]], topology: Topology, covers: Collection[str]
+) -> dict[str, dict[str, _Known]]:
+    """Return the part of what is known by node and subject that is outside these hosts, switches and links."""
     inside = fingerprint.part(nodes, topology, covers)
     return {
         name: {subject: text for subject, text in facts.items() if subject not in inside.get(name, {})}

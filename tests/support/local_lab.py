@@ -34,8 +34,9 @@ def lab_at(folder: Path) -> SimpleNamespace:
     """Return a lab whose QMP socket is `folder`/qmp; by its counters the carrier was lost and is back."""
     changes = itertools.count()
     counters.read = lambda *_, **__: counters_of(next(changes))
-    fingerprint.QUIET_S, fingerprint.LOOKS = 0.0, 1
-    fingerprint.capture = lambda lab: Fingerprint(nodes={"host1": {"link be0": (lab.state_dir / "link").read_text()}})
+    fingerprint.capture = lambda lab: Fingerprint(
+        nodes={"host1": {"link be0": (lab.state_dir / "link").read_text()}}, heard_s=60.0
+    )
     return SimpleNamespace(
         inventory_model=SOFT, topology=SOFT.topology, name="soft", kind="soft", state_dir=folder,
         qmp_socket=lambda _: folder / "qmp", nic_id=lambda _, netdev: f"nic-{netdev}", guard=lambda: None,

@@ -48,11 +48,10 @@ def lab_at(folder: Path, *, settle_s: float = 0.0) -> SimpleNamespace:
         nodes = {
             name: facts for name, facts in look(folder).items() if name in lab.reserved or WHOLE_LAB in lab.reserved
         }
-        return Fingerprint(nodes=nodes, covers=lab.reserved)
+        return Fingerprint(nodes=nodes, covers=lab.reserved, heard_s=60.0)
 
     fingerprint.capture = capture
     fingerprint.SETTLE_S = settle_s
-    fingerprint.QUIET_S, fingerprint.MOVING_S, fingerprint.LOOKS = 0.0, 0.0, 1
     return SimpleNamespace(name="shared", kind="rack", state_dir=folder, topology=None, reserved=("*",))
 
 

@@ -191,7 +191,6 @@ def test_inject_on_a_disk_full_at_any_write_clears_and_claims_nothing_false(monk
     """For every n, the n-th write and all after it fail. The fault is cleared, and no false success is reported."""
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
     monkeypatch.setattr(fingerprint, "QUIET_S", 0.0)
-    monkeypatch.setattr(fingerprint, "LOOKS", 1)
     ends = {}
     for nth in range(1, 100):
         folder = tmp_path / str(nth)

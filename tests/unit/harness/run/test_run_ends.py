@@ -30,7 +30,6 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
     monkeypatch.setattr(fingerprint, "QUIET_S", 0.0)
-    monkeypatch.setattr(fingerprint, "LOOKS", 1)
     lab = lab_at(tmp_path)
     lab.guard = lambda: None
     return lab

@@ -133,7 +133,7 @@ def test_boot_counter_differs_after_a_boot_and_in_another_namespace(monkeypatch)
     assert first == boot_number()
     monkeypatch.setattr(counts, "_boot_id", lambda: "another")
     assert boot_number() not in (first, 0)
-    monkeypatch.setattr(counts.Place, "_identity", lambda _: 4_026_531_840)
+    monkeypatch.setattr(counts.netns, "identity", lambda _: 4_026_531_840)
     assert boot_number() != first
     before, after = {"host1": {counters.BOOT: 7}}, {"host1": {counters.BOOT: 3}}
     assert counters.deltas(before, after) == {"host1": {counters.BOOT: 1}}

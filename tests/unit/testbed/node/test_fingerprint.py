@@ -49,7 +49,7 @@ def netem(*, rate=0, seed=1, loss=0):
     options += attribute(1, bytes(12)) + attribute(6, struct.pack("=IiIi", rate, 0, 0, 0))
     options += attribute(10, struct.pack("=q", 500_000)) + attribute(14, struct.pack("=Q", seed))
     body = struct.pack("=B3xiIII", 0, 2, 0x200000, 0x10002, 0) + attribute(1, b"netem\0") + attribute(2, options)
-    return state._qdisc(body, {2: "ctsw1"})
+    return state.qdisc_fact(body, {2: "ctsw1"})
 
 
 def test_fingerprint_has_a_ports_rate_and_not_its_unused_seed():
@@ -191,15 +191,19 @@ QUIET = {
 }
 
 
-def shared(covers, nodes):
-    """Return the fingerprint of a rack for a user who reserved `covers`, and the machines that were queried."""
+def shared(covers, nodes, moved=()):
+    """Return the fingerprint of a rack for a user who reserved `covers`, and the machines that were queried.
+
+    `moved` has pairs of a node and a subject that changed a second before.
+    """
     requests = []
 
     def request(machine, _request, **_):
         requests.append(machine)
         if nodes[machine] is None:
             raise Unreachable(f"{machine} boots")
-        return {"nodes": {machine: nodes[machine]}}
+        subjects = {subject: 1.0 for node, subject in moved if node == machine}
+        return {"nodes": {machine: nodes[machine]}, "heard_s": 9.0, "moved": {machine: subjects} if subjects else {}}
 
     lab = SimpleNamespace(
         nodes=lambda: tuple(nodes), topology=RACK.topology, netns=lambda _: None, request=request, reserved=covers,
@@ -224,6 +228,14 @@ def test_fingerprint_of_a_reservation_ignores_other_users_changes():
     ours = {**theirs, "host1": nodes["host1"] | {f"link {link.b.netdev}": "down", "rdma mlx5_0/1": "DOWN"}}
     ours["rtsw1"] = nodes["rtsw1"] | {f"link {link.a.netdev}": "down"}
     assert len(fingerprint.diff(before, shared((link.name,), ours)[0])) == 3
+
+
+def test_changes_of_others_do_not_make_a_reserved_part_restless():
+    link = next(link for link in RACK.topology.links if link.b.node == "host1" and link.rnic == "mlx5_0")
+    theirs = (("rtsw1", "link EthernetX"), ("rtsw1", "route main 10.0.0.0/24 bgp"))
+    assert shared((link.name,), QUIET, theirs)[0].still_s == 9.0
+    assert shared((link.name,), QUIET, (*theirs, ("host1", f"link {link.b.netdev}")))[0].still_s == 1.0
+    assert shared((WHOLE_LAB,), QUIET, theirs)[0].still_s == 1.0
 
 
 def test_fingerprint_of_a_whole_node_covers_all_but_learnt_routes():

@@ -13,9 +13,9 @@ from faultbed.testbed.node import watch
 
 
 class Program:
-    def __init__(self):
+    def __init__(self, *inside):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "faultbed.testbed.node.watch"],
+            [*inside, sys.executable, "-m", "faultbed.testbed.node.watch"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=HOUSE,
@@ -84,3 +84,28 @@ def test_watcher_samples_until_stopped(program):
         pass
     assert event["event"] == "unfollowed"
     assert program.ask(do="clock")["event"] == "clock"
+
+
+def test_watcher_knows_how_long_links_routes_and_queues_have_not_changed():
+    """`moved` names what the kernel reported since the first request, whether or not somebody follows."""
+    program = Program("unshare", "-rn")
+    ip = ["nsenter", "-U", "-n", "--preserve-credentials", "-t", str(program.process.pid)]
+    try:
+        first = program.ask(do="state", nodes={"here": None})
+        assert (first["moved"], first["heard_s"] < 5) == ({}, True)
+        assert program.ask(do="follow", nodes={"here": None}, every_ms=10_000, report_ms=100_000)["event"] == "following"
+        subprocess.run([*ip, "ip", "link", "set", "lo", "up"], check=True)
+        assert program.next()["event"] == "change"
+        program.send('{"do":"unfollow"}')
+        while program.next()["event"] != "unfollowed":
+            pass
+        subprocess.run([*ip, "ip", "route", "add", "10.9.0.0/24", "dev", "lo"], check=True)
+        later = program.ask(do="state", nodes={"here": None})
+        assert later["heard_s"] > first["heard_s"]
+        ago_s = later["moved"]["here"]
+        (route,) = (subject for subject in ago_s if "10.9.0.0" in subject)
+        assert 0 <= ago_s[route] <= ago_s["link lo"] <= later["heard_s"]
+    finally:
+        program.process.stdin.close()
+        assert program.process.wait(timeout=10) == 0
+        program.process.stdout.close()

@@ -22,7 +22,6 @@ def lab_with_fingerprint(monkeypatch, folder, now):
     monkeypatch.setattr(fingerprint, "capture", lambda _: now)
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
     monkeypatch.setattr(fingerprint, "QUIET_S", 0.0)
-    monkeypatch.setattr(fingerprint, "LOOKS", 1)
     return SimpleNamespace(name="soft", state_dir=folder)
 
 
@@ -92,10 +91,21 @@ class Clock:
         self.now_s += seconds
 
 
+def seconds_since_a_change(is_up, at_s):
+    """Return for how many seconds a link has been as it is, as its kernel knows it; a lab is watched from -60 s on."""
+    return next((step / 100 for step in range(1, 1000) if is_up(at_s - step / 100) != is_up(at_s)), 60.0)
+
+
+def look_at(is_up, at_s):
+    """Return what one look at a link shows."""
+    now = Fingerprint(nodes={}, heard_s=60.0 + at_s, moved={"host1": {"link be0": seconds_since_a_change(is_up, at_s)}})
+    return fingerprint.look_of([] if is_up(at_s) else ["host1: link be0 was UP, is DOWN"], now)
+
+
 @pytest.fixture
 def quiet_time(monkeypatch):
     """Set the times that other tests shorten."""
-    for name, value in (("QUIET_S", 2.0), ("MOVING_S", 5.0), ("LOOKS", 3), ("SETTLE_S", 30.0)):
+    for name, value in (("QUIET_S", 2.0), ("MOVING_S", 5.0), ("SETTLE_S", 30.0)):
         monkeypatch.setattr(fingerprint, name, value)
 
 
@@ -103,16 +113,21 @@ def quiet_time(monkeypatch):
 @pytest.mark.parametrize(
     ("is_up", "is_clean", "ends_s"),
     [
-        (lambda _: True, True, 2.4),
+        (lambda _: True, True, 0.1),
+        (lambda at_s: at_s > -1, True, 1.1),  # the fault has ended just now
         (lambda _: False, False, 30),
         (lambda at_s: at_s > 10, True, 15.4),  # BGP converges
         (lambda at_s: at_s > 28, True, 33.4),  # the quiet time may end after the limit
         (lambda at_s: at_s % 3.7 < 0.7, False, 30.7),  # up 0.7 s, down 3 s: the first equal look won
-        (lambda at_s: at_s % 2.5 < 1.8, False, 32),
+        (lambda at_s: at_s % 2.5 < 1.8, False, 42),
         (lambda at_s: (at_s + 5) % 6 < 4.5, False, 32),  # differs at the first look, and is up 4.5 s
-        (lambda at_s: at_s < 1.5, False, 30),  # goes down while the lab is watched
+        (
+            lambda at_s: (at_s - 0.05) % 0.5 > 0.02,
+            False,
+            41,
+        ),  # up at nearly every look, down ten times between two of them
     ],
-    ids=("quiet", "broken", "converges", "converges late", "mostly down", "mostly up", "slow", "goes down"),
+    ids=("quiet", "just now", "broken", "converges", "late", "mostly down", "mostly up", "slow", "at every look"),
 )
 def test_lab_that_flaps_is_never_as_it_was(monkeypatch, is_up, is_clean, ends_s):
     clock = Clock()
@@ -121,25 +136,35 @@ def test_lab_that_flaps_is_never_as_it_was(monkeypatch, is_up, is_clean, ends_s)
 
     def look():
         clock.now_s += clock.look_s
-        return [] if is_up(clock.now_s - 1000.0) else ["host1: link be0 was UP, is DOWN"]
+        return look_at(is_up, clock.now_s - 1000.0)
 
     assert (fingerprint.wait_for_quiet(look, within_s=30.0) == []) is is_clean
     assert ends_s - 2 <= clock.now_s - 1000.0 <= ends_s + 2
 
 
 @pytest.mark.usefixtures("quiet_time")
-def test_slow_looks_still_count_at_least_three(monkeypatch):
+def test_lab_that_is_up_at_every_look_and_flaps_between_them_is_named(monkeypatch):
+    clock = Clock()
+    for module in (fingerprint, stopping):
+        monkeypatch.setattr(module, "time", clock)
+    now = Fingerprint(nodes={}, heard_s=60.0, moved={"rtsw1": {"link ctsw1": 0.3, "route 10.0.0.0/24": 50.0}})
+    left = fingerprint.wait_for_quiet(lambda: fingerprint.look_of([], now), within_s=30.0)
+    assert left == ["rtsw1: link ctsw1 does not stay as it was: it changed 0.3 s before the last look"]
+
+
+@pytest.mark.usefixtures("quiet_time")
+def test_lab_whose_watchers_are_new_is_looked_at_again(monkeypatch):
+    """What has changed before a watcher listens is unknown: a lab is quiet once it was watched for two seconds."""
     clock, looks = Clock(), []
     for module in (fingerprint, stopping):
         monkeypatch.setattr(module, "time", clock)
 
     def look():
         looks.append(clock.now_s)
-        clock.now_s += 20.0
-        return []
+        return fingerprint.look_of([], Fingerprint(nodes={}, heard_s=clock.now_s - 1000.0))
 
     assert fingerprint.wait_for_quiet(look, within_s=30.0) == []
-    assert len(looks) == 3
+    assert looks == [1000.0, 1002.0]
 
 
 @pytest.mark.usefixtures("quiet_time")
@@ -151,8 +176,12 @@ def test_link_that_flaps_at_the_end_of_a_command_makes_the_lab_dirty(tmp_path, m
 
     def capture(_):
         clock.now_s += clock.look_s
-        is_down = is_flapping and clock.now_s % 3.7 > 0.7
-        return Fingerprint(nodes={"host1": {"link be0": "DOWN" if is_down else "UP"}, "host2": {"link be0": "UP"}})
+        is_up = (lambda at_s: at_s % 3.7 <= 0.7) if is_flapping else lambda _: True
+        return Fingerprint(
+            nodes={"host1": {"link be0": "UP" if is_up(clock.now_s) else "DOWN"}, "host2": {"link be0": "UP"}},
+            heard_s=60.0,
+            moved={"host1": {"link be0": seconds_since_a_change(is_up, clock.now_s)}},
+        )
 
     monkeypatch.setattr(fingerprint, "capture", capture)
     work = dirty.begin(lab, "run x")

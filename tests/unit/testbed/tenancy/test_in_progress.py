@@ -26,7 +26,6 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
     monkeypatch.setattr(fingerprint, "QUIET_S", 0.0)
-    monkeypatch.setattr(fingerprint, "LOOKS", 1)
     # No fault's lease runs here, so a comparison need not wait, unless a test sets a lease.
     monkeypatch.setattr(dirty.begin, "__kwdefaults__", dirty.begin.__kwdefaults__ | {"lease_s": 0.0})
     return lab_at(tmp_path)
@@ -127,7 +126,7 @@ def test_begin_after_a_kill_waits_until_the_leases_have_run_out(lab, tmp_path, c
     mark.path.write_text(json.dumps({**json.loads(mark.path.read_text()), "lease_s": 60.0}))
     change(tmp_path, "host1", "DOWN")
     looks = iter([{**CLEAN, "host1": {"link be0": "DOWN"}}] * 2)
-    monkeypatch.setattr(fingerprint, "capture", lambda _: Fingerprint(nodes=next(looks, CLEAN)))
+    monkeypatch.setattr(fingerprint, "capture", lambda _: Fingerprint(nodes=next(looks, CLEAN), heard_s=60.0))
     dirty.admit(lab)
     assert not dirty.is_marked(tmp_path)
 

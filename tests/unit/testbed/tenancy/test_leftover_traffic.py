@@ -33,7 +33,6 @@ def left(monkeypatch):
     """Return the differences of a quiet lab that now looks like `nodes`, while commands `held_by_others` run."""
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
     monkeypatch.setattr(fingerprint, "QUIET_S", 0.0)
-    monkeypatch.setattr(fingerprint, "LOOKS", 1)
 
     def compare(nodes, held_by_others):
         lab = SimpleNamespace(reserved=("*",), held_by_others=lambda: held_by_others)
