@@ -93,7 +93,7 @@ def test_watcher_knows_how_long_links_routes_and_queues_have_not_changed():
     try:
         first = program.ask(do="state", nodes={"here": None})
         assert (first["moved"], first["heard_s"] < 5) == ({}, True)
-        assert program.ask(do="follow", nodes={"here": None}, every_ms=10_000, report_ms=100_000)["event"] == "following"
+        program.ask(do="follow", nodes={"here": None}, every_ms=10_000, report_ms=100_000)
         subprocess.run([*ip, "ip", "link", "set", "lo", "up"], check=True)
         assert program.next()["event"] == "change"
         program.send('{"do":"unfollow"}')
