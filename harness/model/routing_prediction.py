@@ -6,7 +6,7 @@ prediction is a distribution over random draws of these numbers. Fidelity: model
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -15,7 +15,8 @@ import numpy as np
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.routing.offered_load import Fabric, offered_load, tier_mmr, uplink_mmr
-from faultbed.testbed.routing.schemes import Flow, Routing, scheme_named
+from faultbed.testbed.routing.placement_of_flows import Key, place
+from faultbed.testbed.routing.schemes import TE, Flow, Routing, scheme_named
 from faultbed.traffic.probes.ecmp_entropy import udp_sport
 from faultbed.traffic.schedules import build
 from faultbed.traffic.schedules.cost import NETWORKS, best_algorithm, shape_for
@@ -23,7 +24,7 @@ from faultbed.traffic.schedules.traffic_matrix import pair_bytes
 from faultbed.traffic.workloads.collective import AUTO
 from faultbed.traffic.workloads.job import JobPhase, groups
 
-__all__ = ["ALL_RANKS", "JobTraffic", "SchemePrediction", "Spread", "flows_of", "job_traffic", "predict"]
+__all__ = ["ALL_RANKS", "JobTraffic", "SchemePrediction", "Spread", "demands_of", "flows_of", "job_traffic", "predict"]
 
 ALL_RANKS = "ranks"
 """Name of the only dimension of a job that is one collective of all its ranks."""
@@ -141,6 +142,15 @@ def flows_of(traffic: JobTraffic, rnics: Sequence[str], rng: np.random.Generator
     ]
 
 
+def demands_of(flows: Iterable[Flow]) -> dict[Key, float]:
+    """Return the bytes of each source RNIC and destination host, by which traffic engineering places flows."""
+    demands: dict[Key, float] = {}
+    for flow in flows:
+        key = flow.src, flow.dst.partition(":")[0]
+        demands[key] = demands.get(key, 0.0) + flow.size_bytes
+    return demands
+
+
 def predict(
     topology: Topology,
     ranks: Sequence[str],
@@ -157,7 +167,7 @@ def predict(
         topology: the lab.
         ranks: RNICs in rank order, each once.
         traffic: what they send.
-        schemes: parameters by the scheme's name.
+        schemes: parameters by the scheme's name; those of `te` are computed from the traffic and the failed links.
         failed: names of links that carry nothing.
         draws: sets of queue pair numbers for schemes that hash.
         seed: of the draws.
@@ -168,7 +178,11 @@ def predict(
     predictions = []
     for name, routing in schemes.items():
         rng = np.random.default_rng(seed)
-        fabric = Fabric.of(topology, scheme_named(name), routing, failed=failed)
+        if name == TE.name:
+            placement = place(topology, demands_of(flows_of(traffic, ranks, rng)), failed=failed)
+            fabric = Fabric.of(topology, TE, replace(routing, uplinks=placement.uplink), failed=failed)
+        else:
+            fabric = Fabric.of(topology, scheme_named(name), routing, failed=failed)
         # A static scheme hashes the flows of a failed next hop, so its load depends on the draws, too.
         rounds = 1 if fabric.scheme.is_static and not failed else draws
         loads = [offered_load(fabric, flows_of(traffic, ranks, rng)) for _ in range(rounds)]

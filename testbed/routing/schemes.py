@@ -7,6 +7,8 @@
     spray           every packet by the next hop in turn
     weighted        hash of the 5-tuple into shares of unequal size
     resilient       hash of the 5-tuple into buckets; a dead next hop moves its own buckets and no other one
+    te              the uplink that traffic engineering has chosen for the source RNIC and the destination host;
+                    elsewhere ECMP. Computed only: no lab applies it yet
 
 If a static next hop is dead, ECMP over the live ones replaces it: the table of that next hop has lost the route.
 """
@@ -25,7 +27,7 @@ from faultbed.testbed.packets.bth import ROCE_PORT
 from faultbed.testbed.routing.jenkins_hash import nft_jhash
 from faultbed.testbed.suggestions import nearest
 
-__all__ = ["SCHEMES", "Choice", "Flow", "Routing", "Scheme", "bucket_counts", "scheme_named"]
+__all__ = ["SCHEMES", "TE", "Choice", "Flow", "Routing", "Scheme", "bucket_counts", "scheme_named"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +50,14 @@ class Routing:
         hash_seeds: seed of the hash of the 5-tuple, by switch (`Inventory.hash_seed`); other switches have `seed`.
         weights: `weighted`: share of each next hop, by the name of its link; other links have 1.
         buckets: `resilient`: number of buckets of a next-hop group.
+        uplinks: `te`: name of the uplink of each source RNIC and destination host (`placement_of_flows`).
     """
 
     seed: int = 1
     hash_seeds: Mapping[str, int] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     buckets: int = 128
+    uplinks: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +119,13 @@ class Scheme:
 
 
 def scheme_named(name: str) -> Scheme:
-    """Return a scheme.
+    """Return a scheme that labs apply.
 
     Raises:
         UsageError: no scheme has this name.
     """
+    if name == TE.name:
+        raise UsageError(f"routing: {name} is computed by `faultbed routing predict` only; no lab applies it yet")
     if name not in SCHEMES:
         near = nearest(name, SCHEMES)
         hint = f"did you mean {near}?" if near else f"choose one of {', '.join(SCHEMES)}"
@@ -174,6 +180,13 @@ def _resilient(choice: Choice) -> Shares:
     counts = bucket_counts(choice.routing.buckets, len(choice.hops))
     link = next(hop for hop, end in zip(choice.hops, accumulate(counts), strict=True) if bucket < end)
     return _all_on(link if link in choice.alive else choice.alive[bucket % len(choice.alive)])
+
+
+def _te(choice: Choice) -> Shares:
+    name = choice.routing.uplinks.get((choice.flow.src, choice.flow.dst.partition(":")[0]))
+    # Links in parallel between the same two switches share a name, and are one next hop as long as one of them is up.
+    links = [link for link in choice.alive if link.name == name]
+    return tuple((link, 1 / len(links)) for link in links) if links else _ecmp(choice)
 
 
 def bucket_counts(buckets: int, hops: int) -> tuple[int, ...]:
@@ -248,4 +261,5 @@ SCHEMES: dict[str, Scheme] = {
         ),
     )
 }
-"""Every scheme by its name."""
+"""Every scheme that labs apply, by its name."""
+TE = Scheme(name="te", summary="the uplink that traffic engineering chose", is_static=True, choose=_te)
