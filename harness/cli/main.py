@@ -62,6 +62,7 @@ SECTIONS: Sections = {
         "faultbed.harness.cli.model.predicting": "predict",
         "faultbed.harness.cli.model.calibrating": "calibrate",
         "faultbed.harness.cli.model.congesting": "congestion",
+        "faultbed.harness.cli.model.placing": "place",
     },
     "Results": {
         "faultbed.harness.cli.experiments.runs": "report",

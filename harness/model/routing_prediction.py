@@ -24,7 +24,17 @@ from faultbed.traffic.schedules.traffic_matrix import pair_bytes
 from faultbed.traffic.workloads.collective import AUTO
 from faultbed.traffic.workloads.job import JobPhase, groups
 
-__all__ = ["ALL_RANKS", "JobTraffic", "SchemePrediction", "Spread", "demands_of", "flows_of", "job_traffic", "predict"]
+__all__ = [
+    "ALL_RANKS",
+    "JobTraffic",
+    "SchemePrediction",
+    "Spread",
+    "bytes_by_dimension",
+    "demands_of",
+    "flows_of",
+    "job_traffic",
+    "predict",
+]
 
 ALL_RANKS = "ranks"
 """Name of the only dimension of a job that is one collective of all its ranks."""
@@ -113,6 +123,20 @@ def job_traffic(
     return JobTraffic(grid=grid, phases=tuple(chosen), qps_per_peer=qps_per_peer, ranks_per_rnic=ranks_per_rnic)
 
 
+def bytes_by_dimension(traffic: JobTraffic) -> dict[str, dict[tuple[int, int], float]]:
+    """Return the bytes from rank to rank in an iteration, for each dimension that has a phase."""
+    sent: dict[str, dict[tuple[int, int], float]] = {}
+    for phase in traffic.phases:
+        teams = groups(traffic.grid, phase.along)
+        schedule = build(phase.collective, phase.algorithm, shape_for(len(teams[0]), phase.size_bytes))
+        of_dimension = sent.setdefault(phase.along, {})
+        for (src, dst), size_bytes in pair_bytes(schedule, phase.size_bytes).items():
+            for members in teams:
+                pair = members[src], members[dst]
+                of_dimension[pair] = of_dimension.get(pair, 0.0) + size_bytes
+    return sent
+
+
 def flows_of(traffic: JobTraffic, rnics: Sequence[str], rng: np.random.Generator) -> list[Flow]:
     """Return one flow for each queue pair between ranks on RNICs, with an iteration's bytes and numbers from `rng`.
 
@@ -121,13 +145,9 @@ def flows_of(traffic: JobTraffic, rnics: Sequence[str], rng: np.random.Generator
     """
     ranks = [*rnics] * traffic.ranks_per_rnic
     sent: dict[tuple[int, int], float] = {}
-    for phase in traffic.phases:
-        teams = groups(traffic.grid, phase.along)
-        schedule = build(phase.collective, phase.algorithm, shape_for(len(teams[0]), phase.size_bytes))
-        for (src, dst), size_bytes in pair_bytes(schedule, phase.size_bytes).items():
-            for members in teams:
-                pair = members[src], members[dst]
-                sent[pair] = sent.get(pair, 0.0) + size_bytes
+    for pairs in bytes_by_dimension(traffic).values():
+        for pair, size_bytes in pairs.items():
+            sent[pair] = sent.get(pair, 0.0) + size_bytes
     numbers = rng.integers(_FIRST_QPN, _LAST_QPN, size=(len(sent), traffic.qps_per_peer, 2), endpoint=True)
     return [
         Flow(
