@@ -8,12 +8,16 @@ from collections.abc import Iterator
 
 __all__ = ["recorded"]
 
+_UNENDED_NS = 1 << 62
+"""End of a read that is not over. On a busy machine a read takes seconds, and goodput is judged meanwhile, too."""
+
 
 @contextlib.contextmanager
 def recorded(reads: list[tuple[int, int]]) -> Iterator[None]:
-    """Append begin and end (controller ns) of the block to `reads`, also after an error."""
-    begin_ns = time.monotonic_ns()
+    """Keep begin and end (controller ns) of the block in `reads`, also after an error. Until its end, it never ends."""
+    unended = (time.monotonic_ns(), _UNENDED_NS)
+    reads.append(unended)
     try:
         yield
     finally:
-        reads.append((begin_ns, time.monotonic_ns()))
+        reads[reads.index(unended)] = (unended[0], time.monotonic_ns())

@@ -9,13 +9,16 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import msgspec
+import numpy as np
 import pytest
 from synthetic_run import T0, soft_topology, synthetic_run
 
+from faultbed.harness.analysis import timeline
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.run.collect_measurements import RunData
 from faultbed.harness.run.faults import drive_faults
 from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.own_reads import _UNENDED_NS, recorded
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import FaultError
 
@@ -120,3 +123,24 @@ def test_observe_dip_by_own_counter_reads_does_not_lower_the_noise_floor():
 
     assert observe(loaded).baseline.floor < 0.6 * observe(run).baseline.floor
     assert observe(reported).baseline.floor > 0.95 * observe(run).baseline.floor
+
+
+def test_read_that_is_not_over_covers_everything_since_its_begin():
+    """On a busy machine the health before a fault is judged while its baseline is still being read."""
+    reads = [(1, 2)]
+    begin_ns = time.monotonic_ns()
+    with contextlib.suppress(ZeroDivisionError), recorded(reads):
+        (_, (read_ns, end_ns)) = reads
+        assert begin_ns <= read_ns
+        assert end_ns > time.monotonic_ns() + 3600 * S
+        raise ZeroDivisionError
+    assert reads[0] == (1, 2)
+    assert reads[1][0] == read_ns
+    assert reads[1][1] <= time.monotonic_ns()
+
+
+def test_start_of_a_run_is_steady_if_only_an_unended_read_disturbs_it():
+    steady = timeline.Goodput(t0_ns=0, step_ns=S // 10, bytes=np.array([10.0] * 60 + [0.0] * 40))
+    assert timeline.steadiness(steady, until_ns=10 * S, window_ns=S) < timeline.STEADY_SHARE
+    reads = [(6 * S, _UNENDED_NS)]
+    assert timeline.steadiness(steady, until_ns=10 * S, window_ns=S, reads=reads) == 1.0
