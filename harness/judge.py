@@ -159,7 +159,7 @@ def _empty_receipt(fault: FaultRun) -> Receipt:
     return Receipt(
         id=fault.plan.id,
         kind=fault.plan.kind,
-        target=fault.plan.target,
+        target=fault.target,
         fidelity="modelled",
         armed=Armed(ok=False),
         fired=Fired(count=0, first_ns=None, last_ns=None, witness=None, must_move={}, must_not_move={}),

@@ -28,7 +28,7 @@ from faultbed.inject.selection import Selection
 from faultbed.testbed.errors import Unsupported, UsageError
 from faultbed.testbed.model.fault_names import slug
 from faultbed.testbed.model.lab_kind import LabKind, traits_of
-from faultbed.testbed.model.selectors import resolve, select_one
+from faultbed.testbed.model.selectors import candidates, is_chosen_later, resolve, select_one
 from faultbed.testbed.model.topology import Target, Topology
 from faultbed.testbed.suggestions import hint
 
@@ -78,6 +78,9 @@ class PlannedFault:
         of_workload: whether what the fault changes exists only while a workload runs.
         complete_after: number of hits after which the fault is complete; None: it lasts for its whole window.
         selection: how the seed chooses packets; None: nothing is drawn.
+        candidates: this fault on each target that it may have, of which one is chosen when it is armed, by what the
+            workload uses then (`faultbed.inject.mechanisms.late_target`); empty: the target is known. `target` then has
+            the selector as its text, and the other attributes are those of the first candidate.
     """
 
     spec: FaultSpec
@@ -103,6 +106,12 @@ class PlannedFault:
     of_workload: bool
     complete_after: int | None = None
     selection: Selection | None = None
+    candidates: tuple[PlannedFault, ...] = ()
+
+    @property
+    def options(self) -> tuple[PlannedFault, ...]:
+        """The fault on each target that it may have: itself, if its target is known."""
+        return self.candidates or (self,)
 
     @property
     def target_text(self) -> str:
@@ -151,7 +160,7 @@ class PlannedFault:
             "learn": dataclasses.asdict(self.late_binding) if self.late_binding else None,
             "reads": list(self.reads),
             "selection": self.selection.to_json() if self.selection else None,
-        }
+        } | ({"candidates": [option.to_json() for option in self.candidates]} if self.candidates else {})
 
 
 _RESOLVE: Mapping[LabKind, Callable[[Request], Mechanism]] = {"soft": soft.resolve, "rack": rack.resolve}
@@ -174,7 +183,50 @@ def plan(
         Unsupported: this kind of lab, or this target, does not support the fault.
     """
     kind = kind_named(spec.kind, where=f"{where}.kind")
+    if is_chosen_later(spec.target):
+        return _plan_candidates(spec, topology, kind, lab_kind=lab_kind, index=index, where=where)
     target = _target(spec, topology, kind, where=where)
+    return _plan_on(target, spec, topology, kind, lab_kind=lab_kind, index=index, where=where)
+
+
+def _plan_candidates(
+    spec: FaultSpec, topology: Topology, kind: FaultKind, *, lab_kind: LabKind, index: int, where: str
+) -> PlannedFault:
+    """Plan a fault on every target that it may have when it is armed.
+
+    Raises:
+        UsageError: as `plan`, or different machines would hold the fault: its holder starts before the choice.
+    """
+    try:
+        names = candidates(topology, spec.target)
+    except UsageError as error:
+        raise UsageError(f"{where}.target: {error}") from None
+    options = [
+        _plan_on(
+            _target(dataclasses.replace(spec, target=name), topology, kind, where=where),
+            spec,
+            topology,
+            kind,
+            lab_kind=lab_kind,
+            index=index,
+            where=where,
+        )
+        for name in names
+    ]
+    machines = sorted({option.place.node for option in options})
+    if len(machines) > 1:
+        raise UsageError(
+            f'{where}.target: "{spec.target}" may become a target on {" or ".join(machines)}, and one machine has to '
+            f"hold the fault; name a switch, as in {options[0].target.node}:{spec.target}"
+        )
+    target = dataclasses.replace(options[0].target, text=spec.target)
+    return dataclasses.replace(options[0], target=target, candidates=tuple(options))
+
+
+def _plan_on(
+    target: Target, spec: FaultSpec, topology: Topology, kind: FaultKind, *, lab_kind: LabKind, index: int, where: str
+) -> PlannedFault:
+    """Plan one fault on this target; `plan` has the meaning of the other arguments."""
     if lab_kind not in kind.fidelity:
         raise Unsupported(
             f"{where}: {kind.name} is not supported on this lab: a {lab_kind} lab has no mechanism for it yet; "
@@ -183,7 +235,8 @@ def plan(
     at_s = _seconds(spec.at_s, f"{where}.at", low=0.0)
     for_s = _seconds(spec.for_s, f"{where}.for", low=0.01)
     params = _params(spec, kind, topology, where=where)
-    fault_id = _fault_id(index, kind.name, target.text, at_s, for_s, params)
+    named = spec.target if is_chosen_later(spec.target) else target.text
+    fault_id = _fault_id(index, kind.name, named, at_s, for_s, params)
     mechanism = _RESOLVE[lab_kind](
         Request(
             id=fault_id,
@@ -278,10 +331,16 @@ def plan_beside(
 def _without_shared_bystanders(planned: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
     """Remove from each fault's bystanders the counters that another fault is expected to move, remove or reset."""
     return tuple(
-        dataclasses.replace(
-            fault, must_not_move=_still_bystanders(fault, [other for other in planned if other is not fault])
-        )
+        _with_bystanders_left(fault, [option for other in planned if other is not fault for option in other.options])
         for fault in planned
+    )
+
+
+def _with_bystanders_left(fault: PlannedFault, other_faults: Sequence[PlannedFault]) -> PlannedFault:
+    return dataclasses.replace(
+        fault,
+        must_not_move=_still_bystanders(fault, other_faults),
+        candidates=tuple(_with_bystanders_left(option, other_faults) for option in fault.candidates),
     )
 
 

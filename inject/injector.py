@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from faultbed.inject.evidence.receipt import FaultReceipt, end_sentence, not_cleared
 from faultbed.inject.leases.channels import last_heal
 from faultbed.inject.leases.claim_request import claim_of
+from faultbed.inject.mechanisms import late_target
+from faultbed.inject.mechanisms.late_target import LinksInUse
 from faultbed.inject.policy import blast_radius, safety
 from faultbed.inject.policy.conflicts import claims_of
 from faultbed.inject.policy.other_commands import FaultsOfOthers
@@ -99,6 +101,8 @@ class Injector:
         """Receipts of every fault that was cleared, or should have been."""
         self.abandoned: tuple[str, ...] = ()
         """Faults whose end was not observed; their targets revert by themselves when the lease expires."""
+        self.links_in_use: LinksInUse = late_target.unknown
+        """Reports which links the workload uses, for faults whose target is chosen by that when they are armed."""
         self._open: list[PreparedFault] = []
         self._all: list[PreparedFault] = []
         self._ended: tuple[PlannedFault, float] | None = None
@@ -118,7 +122,8 @@ class Injector:
         """Start a fault's holder on the target, and let it check capability, ownership and the revert. Nothing changes.
 
         With `later`, a fault of a workload checks its target in `PreparedFault.prepare_target` or when it is armed: the
-        processes that it changes may not exist yet. `until_cleared` overrides the injector's setting for this fault.
+        processes that it changes may not exist yet. A fault whose target is chosen by what the workload uses always
+        does. `until_cleared` overrides the injector's setting for this fault.
 
         Raises:
             Forbidden: the lab's policy does not allow it, alone or together with the faults that are active.
@@ -148,7 +153,7 @@ class Injector:
             self.refuse_after_intervention(planned)
             with self.journal.doing("prepare", fault=planned.id, plan=planned.to_json()) as outcome:
                 prepared.lease.begin()
-                if not (later and planned.of_workload):
+                if not planned.candidates and not (later and planned.of_workload):
                     outcome["before"] = prepared.prepare_target()
         except BaseException as error:
             self.remove(prepared)

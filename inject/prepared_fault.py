@@ -18,6 +18,7 @@ from faultbed.inject.evidence.witnesses import Witnesses, rebooting_hosts
 from faultbed.inject.leases.channels import healed_file, local_args, revert_dir
 from faultbed.inject.leases.lease import ANSWER_S, Lease
 from faultbed.inject.leases.remote_claims import refuse_remote_conflicts
+from faultbed.inject.mechanisms import late_target
 from faultbed.inject.mechanisms.late_binding import bind
 from faultbed.inject.own_reads import recorded
 from faultbed.inject.policy.overlap import TAIL_S, own_evidence
@@ -75,14 +76,15 @@ class PreparedFault:
     def prepare_target(self) -> dict[str, Any]:
         """Return the target's state before the change. The holder stores it, and refuses a target it must not touch.
 
-        A second call returns the same state.
+        A target that depends on what the workload uses is chosen first. A second call returns the same state.
 
         Raises:
-            FaultError: the target refuses; the message says why.
+            FaultError: the target refuses, or none can be chosen; the message says why.
             Unreachable: the target does not answer.
         """
         if self._before is None:
             try:
+                self._choose_target()
                 request = self._prepare_request()
                 before = dict(self.lease.request(request)["before"])
                 refuse_remote_conflicts(self._lab, self.planned, request["claim"], where=self.lease.where)
@@ -91,6 +93,17 @@ class PreparedFault:
                 self._armed = Armed(ok=False, error=str(error))
                 raise
         return self._before
+
+    def _choose_target(self) -> None:
+        """Choose the target among the links that the workload uses now, if the plan leaves it open."""
+        planned = self.planned
+        if not planned.candidates:
+            return
+        among = [option.target.text for option in planned.candidates]
+        with self._injector.journal.doing("choose", fault=planned.id, among=among) as outcome:
+            used = self._injector.links_in_use(planned)
+            self.planned = late_target.chosen(planned, used, where=self.lease.where)
+            outcome |= {"used": sorted(used), "target": self.planned.target.text}
 
     def baseline(self) -> None:
         """Read the counters that later readings are compared with. `arm` calls this if it was not done before."""

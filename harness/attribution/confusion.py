@@ -125,7 +125,7 @@ def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterabl
 
 def truth_of(fault: FaultRun, topology: Topology) -> Truth:
     """Return the place of a fault, as attribution would name it."""
-    target = topology.resolve(fault.plan.target)
+    target = topology.resolve(fault.target)
     if target.kind in {"port", "rnic"} and target.link is not None:
         return Truth(place=place_of_link(topology, target.link), names=frozenset({target.link.name}), is_network=True)
     if target.kind == "switch":

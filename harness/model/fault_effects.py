@@ -103,6 +103,11 @@ def state_of(
     cut = frozenset(failed)
     cut_hosts: set[str] = set()
     for fault, effect in faults:
+        if fault.candidates:
+            raise UsageError(
+                f"{fault.spec.name}: the target of {fault.target.text} is known only while the workload runs, so "
+                "nothing can be predicted; name an uplink"
+            )
         links = _cut_by(topology, fault, effect)
         cut |= {link.name for link in links if link.is_uplink}
         cut_hosts |= {link.name for link in links if not link.is_uplink}

@@ -7,11 +7,11 @@ rank moves to it.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.record.measurements import FaultRun, Measurements, Paths
+from faultbed.inject.mechanisms import late_target
 from faultbed.testbed.errors import UsageError
-from faultbed.testbed.model.topology import Link, Target, Topology
+from faultbed.testbed.model.selectors import candidates, choose, is_chosen_later
+from faultbed.testbed.model.topology import Target, Topology
 
 __all__ = ["why_not_exposed"]
 
@@ -21,11 +21,13 @@ def why_not_exposed(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
 
     A fault with `exposed = "none"` must act on nothing that the workload used. An unknown path counts against either.
     """
+    if is_chosen_later(fault.plan.target) and (wrong := _why_not_chosen(run, fault)):
+        return (wrong,)
     try:
-        target = run.topology.resolve(fault.plan.target)
+        target = run.topology.resolve(fault.target)
     except UsageError as error:
-        return (f"it is unknown whether the workload used {fault.plan.target}: {error}",)
-    used = _is_used(run, target)
+        return (f"it is unknown whether the workload used {fault.target}: {error}",)
+    used = _is_used(run, target, fault.paths)
     if used is None:
         return (f"it is unknown whether the workload used {target.text}: the path of a queue pair was not read",)
     if fault.plan.exposed == "none":
@@ -36,8 +38,28 @@ def why_not_exposed(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
     return (f'{unused}; choose a target that it uses, or write exposed = "none" for a fault that must touch nothing',)
 
 
-def _is_used(run: Measurements, target: Target) -> bool | None:
-    """Return whether the workload used a target; None: some path is unknown, and no known one crosses it."""
+def _why_not_chosen(run: Measurements, fault: FaultRun) -> str | None:
+    """Return why it is not shown that a fault acted on the target that its selector meant then; None if it is.
+
+    The choice is made again, from the paths that were recorded when the fault was armed.
+    """
+    selector, paths = fault.plan.target, (fault.paths or {}).values()
+    if fault.target == selector:
+        return f"it is unknown what it should have acted on: no target was chosen for {selector}"
+    try:
+        names = candidates(run.topology, selector)
+        used = late_target.crossed(run.topology, names, (path for of_pair in paths for path in of_pair))
+        meant = choose(selector, used, seed=fault.plan.seed)
+    except UsageError as error:
+        return f"it is unknown whether the workload used {fault.target}: {error}"
+    return None if meant == fault.target else f"it acted on {fault.target}, and {selector} was {meant} then"
+
+
+def _is_used(run: Measurements, target: Target, paths: Paths | None) -> bool | None:
+    """Return whether the workload used a target; None: some path is unknown, and no known one crosses it.
+
+    `paths` are those of the moment when the fault was armed; None: those at the start of the workload count.
+    """
     rnics = _rnics(run)
     if target.kind == "host":
         return target.node in {name.partition(":")[0] for name in rnics} | _storage_hosts(run)
@@ -48,11 +70,15 @@ def _is_used(run: Measurements, target: Target) -> bool | None:
     found = [
         _crosses(path, (connection.src, connection.dst), target, run)
         for connection in run.connections
-        for path in (connection.path, connection.ack_path)
+        for path in ((connection.path, connection.ack_path) if paths is None else _at(paths, connection.index))
     ]
     if True in found:
         return True
     return None if None in found or not found else False
+
+
+def _at(paths: Paths, index: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return paths.get(index, ((), ())) if index is not None else ((), ())
 
 
 def _rnics(run: Measurements) -> set[str]:
@@ -84,19 +110,9 @@ def _crosses(path: tuple[str, ...], ends: tuple[str, str], target: Target, run: 
         racks = {_rack_switch(end, run.topology) for end in ends}
         is_near = target.link is not None and bool(racks & {target.link.a.node, target.link.b.node})
         return True if is_sprayed and is_near and len(racks) > 1 else None
-    if target.link is None:
-        return target.node in path
-    if {target.link.a.node, target.link.b.node} not in [set(pair) for pair in pairwise(path)]:
-        return False
-    # Of parallel links between two switches, nothing says which one the packets take.
-    parallel = [link for link in run.topology.links_of(target.node) if _ends(link) == _ends(target.link)]
-    return True if len(parallel) == 1 else None
+    return target.node in path if target.link is None else run.topology.crosses(path, target.link)
 
 
 def _rack_switch(rnic: str, topology: Topology) -> str:
     host, _, name = rnic.partition(":")
     return topology.rnic_link(host, name).a.node
-
-
-def _ends(link: Link) -> set[str]:
-    return {link.a.node, link.b.node}

@@ -18,10 +18,12 @@ from faultbed.harness.pytest_plugin.kernel_guard import KernelGuard
 from faultbed.harness.pytest_plugin.keys import FAILED, FAULTS, NOT_CLEARED, NOT_STARTED, OPENED_LAB, RUNNING
 from faultbed.harness.pytest_plugin.session_lab import closing_after_error, open_session_lab
 from faultbed.harness.pytest_plugin.skips import skip
+from faultbed.harness.run import workload
 from faultbed.harness.verdict import ExitCode
 from faultbed.inject.fault_plan import FaultSpec, plan_beside
 from faultbed.inject.injector import Injector, Mutation
 from faultbed.inject.journal import Journal
+from faultbed.inject.mechanisms import late_target
 from faultbed.inject.policy import safety
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import LabError, Unsupported
@@ -160,6 +162,14 @@ def _unseen_problems(workload: Running[Any]) -> Iterator[str]:
         yield f"{what} had {wrong} wrong bytes"
 
 
+def _paths(lab: Lab, item: pytest.Item) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of data and ACKs of every queue pair of a test's workloads that run now; empty: unknown."""
+    for running in item.stash.get(RUNNING, []):
+        if not running.is_over:
+            for of_pair in workload.paths_of(lab, running).values():
+                yield from of_pair
+
+
 Inject = Callable[..., PreparedFault]
 """`inject(kind, target, for_s=…, prove=True, **params)` returns a prepared fault: `arm()`, `wait()`, `clear()`."""
 
@@ -182,6 +192,7 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
         Journal(folder / "journal.jsonl") as journal,
         Injector(lab, journal, mutate=mutation) as injector,
     ):
+        injector.links_in_use = lambda planned: late_target.used_of(planned, lab.topology, _paths(lab, request.node))
 
         def prepare(
             kind: str, target: str, *, for_s: float | None = None, prove: bool = True, seed: int = 1, **params: Any

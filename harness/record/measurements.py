@@ -19,6 +19,7 @@ from faultbed.harness.record.plausible import refuse_addresses, refuse_large_num
 from faultbed.harness.verdict import ExcludedHost, LabState, RoutingReceipt
 from faultbed.inject.evidence.receipt import Receipt
 from faultbed.testbed.model.lab_kind import LabKind
+from faultbed.testbed.model.selectors import is_chosen_later
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.observe import counters
 from faultbed.testbed.observe.machine_load import MachineLoad
@@ -36,6 +37,7 @@ __all__ = [
     "Iteration",
     "Measurements",
     "PacketSummary",
+    "Paths",
     "Rank",
     "RankSeries",
     "RebuildMark",
@@ -125,6 +127,10 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     ack_path: tuple[str, ...] = ()
 
 
+Paths = Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]
+"""Nodes that each connection's data and ACKs cross, by its index; empty: unknown."""
+
+
 class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
     """A planned fault and its outcome.
 
@@ -136,6 +142,8 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
         colour: colour of the kind in reports (`#rrggbb`), from the catalogue of faults; None: the report chooses.
         passed: lower and upper bound of the packets that passed the hop of a packet fault while it acted; None: the
             fault has no hop, or nothing counted them.
+        paths: paths of data and ACKs of each connection, by its index, when the target was chosen by them; None: the
+            plan names the target.
     """
 
     plan: ScheduledFault
@@ -144,6 +152,18 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
     edges: tuple[tuple[int, bool], ...] = ()
     colour: str | None = None
     passed: tuple[int, int] | None = None
+    paths: Paths | None = None
+
+    @property
+    def target(self) -> str:
+        """The name of the target; the selector of the plan if its target should have been chosen and was not."""
+        is_open = self.receipt is not None and is_chosen_later(self.plan.target)
+        return self.receipt.target if self.receipt is not None and is_open else self.plan.target
+
+    @property
+    def target_text(self) -> str:
+        """The target for people: with the plan's selector, if it was chosen by what the workload used."""
+        return self.target if self.target == self.plan.target else f"{self.target} ({self.plan.target})"
 
 
 class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -140,7 +140,7 @@ def render_html(run: RunDir) -> str:
     waits = packet_stalls.waits(measured, packets, findings) if packets else ()
     faults = _faults(measured, verdict, observed)
     bands = [fault.band for fault in faults if fault.band is not None]
-    marks = [Mark(number=fault.number, colour=fault.colour, target=fault.run.plan.target) for fault in faults]
+    marks = [Mark(number=fault.number, colour=fault.colour, target=fault.run.target) for fault in faults]
     html = (
         page.environment()
         .get_template("report.html.j2")
@@ -215,7 +215,7 @@ def _windows(run: Measurements, faults: Sequence[_FaultView]) -> list[fabric_sta
         fabric_states.Window(
             number=fault.number,
             kind=fault.run.plan.kind,
-            target=fault.run.plan.target,
+            target=fault.run.target,
             start_ns=run.t0_ns + round(fault.band.start_s * 1e9),
             end_ns=run.t0_ns + round(fault.band.end_s * 1e9),
         )

@@ -14,6 +14,7 @@ from faultbed.harness.record.measurements import (
     FaultRun,
     Measurements,
     PacketSummary,
+    Paths,
     RankSeries,
     RebuildMark,
 )
@@ -29,6 +30,7 @@ from faultbed.harness.run.prepare.resolve import ResolvedRun
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.harness.verdict import LabState, RoutingReceipt
 from faultbed.inject.evidence.receipt import FaultReceipt
+from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.injector import TTL_S, Injector, Mutation
 from faultbed.inject.own_reads import recorded
 from faultbed.testbed.lab import Lab
@@ -57,6 +59,8 @@ class RunData:
         injector: carries out the faults; None before the workload is prepared.
         twin_failure: wrong data of the fault-free twin, after which no fault was tried.
         counted_s: time in seconds between the counter readings `before` and `after`.
+        planned: the faults, with the targets that were chosen when they were armed; empty: none was.
+        paths_of_faults: paths of all connections by which a fault's target was chosen, by the fault's name.
         twin_not_routed: reasons to believe that the routing scheme did not route the fault-free twin.
     """
 
@@ -72,7 +76,9 @@ class RunData:
     after: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     counted_s: float = 0.0
     standstills: tuple[Standstill, ...] = ()
-    paths: Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
+    paths: Paths = field(default_factory=dict)
+    planned: tuple[PlannedFault, ...] = ()
+    paths_of_faults: dict[str, Paths] = field(default_factory=dict)
     captured: Captured | None = None
     packets: Evidence | None = None
     probed: ProbeTrips | None = None
@@ -169,7 +175,7 @@ def _packets(evidence_of_run: Evidence | None) -> PacketSummary | None:
 
 
 def _fault_runs(resolved: ResolvedRun, data: RunData) -> Iterator[FaultRun]:
-    planned_by_name = {fault.spec.name: fault for fault in resolved.faults}
+    planned_by_name = {fault.spec.name: fault for fault in (*resolved.faults, *data.planned)}
     for scheduled in resolved.plan.faults:
         planned = planned_by_name[scheduled.id]
         receipt_of_fault = data.receipts.get(scheduled.id)
@@ -183,4 +189,5 @@ def _fault_runs(resolved: ResolvedRun, data: RunData) -> Iterator[FaultRun]:
             passed=passed(data.recorded.samples, receipt, node=planned.place.netns or planned.place.node)
             if receipt is not None
             else None,
+            paths=data.paths_of_faults.get(scheduled.id),
         )

@@ -242,7 +242,7 @@ def _routed(
                 scheme.check_still_applied()
             else:
                 paths = [path for paths_of_connection in data.paths.values() for path in paths_of_connection]
-                faults = fault_times(resolved.faults, data.receipts)
+                faults = fault_times(data.planned, data.receipts)
                 span = WorkloadTime(begin_ns=data.began_ns, t0_ns=data.t0_ns, end_ns=data.end_ns, faults=faults)
                 scheme.check_end(data.before, data.after, seconds=data.counted_s, paths=paths, workload=span)
     finally:
@@ -360,6 +360,7 @@ def _with_faults(
                 progress("workload is running")
                 with journal.doing("paths"), data.reading():
                     data.paths = workload.paths_of(lab, running)
+                injector.links_in_use = workload.links_in_use(lab, running, data.paths_of_faults)
                 if ready:
                     live.is_over, live.standstills = lambda: running.ended_ns > 0, lambda: tuple(running.standstills)
                     live.reads = lambda: [*data.reads, *(read for fault in ready for read in fault.reads)]

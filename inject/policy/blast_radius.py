@@ -7,6 +7,7 @@ uplinks of a rack switch, because its rack may run another user's job.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,9 @@ def check(planned: Sequence[PlannedFault], inventory: Inventory) -> None:
     """
     for moment_s in sorted({fault.at_s for fault in planned}):
         active = [fault for fault in planned if fault.at_s <= moment_s < fault.ends_s]
-        _check_moment(active, inventory, f"at {moment_s:g} s" if moment_s else "at once")
+        # Whichever targets are chosen later, together they must be allowed.
+        for chosen in itertools.product(*(fault.options for fault in active)):
+            _check_moment(chosen, inventory, f"at {moment_s:g} s" if moment_s else "at once")
 
 
 def _check_moment(active: Sequence[PlannedFault], inventory: Inventory, when: str) -> None:

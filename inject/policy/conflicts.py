@@ -38,7 +38,9 @@ class Claim:
 
 
 def claims_of(planned: PlannedFault, topology: Topology) -> tuple[Claim, ...]:
-    """Return everything that a planned fault claims while it is on."""
+    """Return everything that a planned fault claims, or may claim, while it is on."""
+    if planned.candidates:
+        return tuple(dict.fromkeys(claim for option in planned.candidates for claim in claims_of(option, topology)))
     kind, target = planned.kind, planned.target
     if has_trait(kind, Trait.WHOLE_TARGET):
         claims = [Claim(path=path, resource=target.text) for path in _target_paths(planned)]
@@ -88,6 +90,8 @@ def other_host(planned: PlannedFault, topology: Topology) -> str | None:
 
 def touches(planned: PlannedFault, topology: Topology) -> tuple[str, ...]:
     """Return the names to reserve for a fault: target, another host that it runs on, host whose bus is rescanned."""
+    if planned.candidates:
+        return tuple(dict.fromkeys(name for option in planned.candidates for name in touches(option, topology)))
     other = other_host(planned, topology)
     scans = not traits_of(planned.lab_kind).is_emulated and has_trait(planned.kind, Trait.BUS_RESCAN)
     return (planned.target.text, *([other] if other else []), *([planned.target.node] if scans else []))

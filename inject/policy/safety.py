@@ -46,6 +46,10 @@ def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[
     Raises:
         Forbidden: the message names the line of the policy, and what to do.
     """
+    for option in planned.candidates:
+        check(option, inventory, confirmed=confirmed)
+    if planned.candidates:
+        return
     policy, fault_text = policy_of(inventory), f"{planned.kind} on {planned.target.text}"
     if not any(fnmatchcase(name, pattern) for name in _names(planned.target) for pattern in policy.may_disrupt):
         allowed = ", ".join(policy.may_disrupt) or "nothing"

@@ -10,19 +10,23 @@
 Classes are `zone`, `rack`, `host`, `switch`, `rtsw`, `ctsw` (also called `spine`), `atsw`, `rnic`, `gpu`, `uplink` (a
 link between two switches) and `downlink` (a link from a rack switch to an RNIC, named from the switch). A text without
 brackets is the name of a target. Pure functions: the same topology and selector give the same names.
+
+`used-uplink`, as a last step, has those uplinks as members that queue pairs cross when a fault is armed. Only the
+target of a fault can be chosen then: `candidates` are all uplinks that it may become, and `choose` takes one in use.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.topology import Link, Switch, Target, Topology
 from faultbed.testbed.suggestions import hint
 
-__all__ = ["CLASSES", "is_selector", "resolve", "select", "select_one"]
+__all__ = ["CLASSES", "candidates", "choose", "is_chosen_later", "is_selector", "resolve", "select", "select_one"]
 
 _STEP = re.compile(r"(?P<word>[A-Za-z0-9_.-]+)(?:\[(?P<index>\*|-?[0-9]{1,6})\])?")
 _SHOWN = 4
@@ -129,16 +133,74 @@ _CLASSES: Mapping[str, _Class] = {
     "rnic": _Class(kind="rnic", inside=(*_AREAS, "host"), names=_rnics),
     "gpu": _Class(kind="gpu", inside=(*_AREAS, "host"), names=_gpus),
     "uplink": _Class(kind="port", inside=(*_AREAS, "switch"), names=_uplinks),
+    "used-uplink": _Class(kind="port", inside=(*_AREAS, "switch"), names=_uplinks),
     "downlink": _Class(kind="port", inside=(*_AREAS, "switch", "host"), names=_downlinks),
 }
 
-CLASSES = tuple(_CLASSES)
-"""Every class of a selector's step."""
+_CHOSEN_LATER = "used-uplink"
+"""The class whose members are known only while a workload runs."""
+
+CLASSES = tuple(word for word in _CLASSES if word != _CHOSEN_LATER)
+"""Every class of a selector's step whose members are known before a workload runs."""
 
 
 def is_selector(text: str) -> bool:
     """Return whether a text selects by class and index; otherwise it is a name."""
     return "[" in text
+
+
+def is_chosen_later(text: str) -> bool:
+    """Return whether a selector's target is known only when a fault is armed."""
+    return is_selector(text) and _CHOSEN_LATER in [step.partition("[")[0] for step in text.split(":")]
+
+
+def candidates(topology: Topology, text: str) -> tuple[str, ...]:
+    """Return the names of all uplinks that a selector such as `used-uplink[0]` may become, in the inventory's order.
+
+    Raises:
+        UsageError: as `select`, or there are fewer uplinks than its index requires.
+    """
+    before, _, last = text.rpartition(":")
+    index = _index_of(last)
+    names = _select(topology, f"{before}:{_CHOSEN_LATER}[*]" if before else f"{_CHOSEN_LATER}[*]", text=text)
+    if index != "*" and not -len(names) <= int(index) < len(names):
+        raise UsageError(
+            f'"{text}" selects nothing: it may become one of {len(names)} uplinks ({_first_names(names)}); lower the '
+            "index"
+        )
+    return names
+
+
+def choose(text: str, used: Collection[str], *, seed: int) -> str:
+    """Return the uplink that a selector such as `used-uplink[0]` means, when these of its `candidates` are in use.
+
+    An index counts the uplinks in use, in the order of `used`; for `*`, the seed decides.
+
+    Raises:
+        UsageError: fewer uplinks are in use than the index requires.
+    """
+    names, index = list(used), _index_of(text.rpartition(":")[2])
+    if not names:
+        raise UsageError(f'"{text}" selects nothing: no queue pair crosses an uplink of it; place ranks in two racks')
+    if index == "*":
+        return names[int.from_bytes(hashlib.sha256(f"{seed}/{_CHOSEN_LATER}".encode()).digest(), "big") % len(names)]
+    if not -len(names) <= int(index) < len(names):
+        raise UsageError(
+            f'"{text}" selects nothing: queue pairs cross {len(names)} of its uplinks ({_first_names(tuple(names))}); '
+            "lower the index"
+        )
+    return names[int(index)]
+
+
+def _index_of(step: str) -> str:
+    """Return the index of the last step of a selector that is chosen later."""
+    match = _STEP.fullmatch(step)
+    if match is None or match["word"] != _CHOSEN_LATER or match["index"] is None:
+        raise UsageError(
+            f'"{step}" does not end with {_CHOSEN_LATER} and an index; write {_CHOSEN_LATER}[0], or rtsw[0]:'
+            f"{_CHOSEN_LATER}[*] for those of one switch"
+        )
+    return match["index"]
 
 
 def select(topology: Topology, text: str) -> tuple[str, ...]:
@@ -151,8 +213,18 @@ def select(topology: Topology, text: str) -> tuple[str, ...]:
     """
     if not is_selector(text):
         return (text,)
+    if is_chosen_later(text):
+        raise UsageError(
+            f'"{text}" is known only while a workload runs, and only the target of a fault is chosen then; write '
+            f"{text.replace(_CHOSEN_LATER, 'uplink')}"
+        )
+    return _select(topology, text, text=text)
+
+
+def _select(topology: Topology, selector: str, *, text: str) -> tuple[str, ...]:
+    """Return the names that a selector with brackets selects; error messages name `text`."""
     scopes: tuple[_Scope, ...] = (_Scope(kind="lab", name="this lab"),)
-    for step in text.split(":"):
+    for step in selector.split(":"):
         match = _STEP.fullmatch(step)
         if match is None:
             raise UsageError(
@@ -218,7 +290,7 @@ def _select_by_name(topology: Topology, scopes: Iterable[_Scope], word: str) -> 
 def _select_by_index(topology: Topology, scopes: Iterable[_Scope], word: str, index: str, *, text: str) -> list[_Scope]:
     """Resolve a step with a class and an index, inside each of the scopes."""
     if word not in _CLASSES:
-        raise UsageError(f'"{text}": no class "{word}"; {hint(word, CLASSES)}')
+        raise UsageError(f'"{text}": no class "{word}"; {hint(word, tuple(_CLASSES))}')
     target_class, matches, visited = _CLASSES[word], list[_Scope](), list[_Scope]()
     for scope in scopes:
         visited.append(scope)

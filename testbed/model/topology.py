@@ -14,9 +14,10 @@ Names of things, as users type them (`Topology.resolve`):
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 from faultbed.testbed.errors import UsageError
@@ -242,6 +243,19 @@ class Topology:
             yield link.name
             if link.is_uplink:
                 yield f"{link.b.node}:{link.a.node}"
+
+    def crosses(self, path: Sequence[str], link: Link) -> bool | None:
+        """Return whether packets that cross the nodes of a path cross a link; None: it is unknown.
+
+        An empty path is an unknown one. Of parallel links between two switches, nothing says which one packets take.
+        """
+        if not path:
+            return None
+        ends = {link.a.node, link.b.node}
+        if ends not in [set(pair) for pair in pairwise(path)]:
+            return False
+        parallel = [other for other in self.links_of(link.a.node) if {other.a.node, other.b.node} == ends]
+        return True if len(parallel) == 1 else None
 
     def resolve(self, text: str) -> Target:
         """Return the target of a name. The RNIC may be left out of a host link's name if that is unambiguous.

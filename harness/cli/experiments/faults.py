@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import secrets
 import threading
 import time
@@ -27,6 +28,7 @@ from faultbed.inject.heal import is_foreign
 from faultbed.inject.injector import Injector, audit_fields, longest_lease_s
 from faultbed.inject.journal import Journal
 from faultbed.inject.kinds import catalogue
+from faultbed.inject.mechanisms import late_target
 from faultbed.inject.mechanisms.rack.rack_mechanism import typed_command
 from faultbed.inject.policy import blast_radius, safety
 from faultbed.inject.policy.conflicts import touches
@@ -117,7 +119,8 @@ def inject(
 
     KIND is one of `faultbed faults`; TARGET is named as in `faultbed status`: rtsw1:ctsw1 (an uplink),
     rtsw1:host1:rxe0 (a switch port), host1:rxe0 (an RNIC), host1:gpu0; or by a selector that fits any lab: uplink[0],
-    host[1]:gpu[0]. The target reverts by itself if this command dies. Exits with 0 if the fault provably fired, with 2
+    host[1]:gpu[0]; used-uplink[0] is an uplink that queue pairs cross when the fault is armed. The target reverts by
+    itself if this command dies. Exits with 0 if the fault provably fired, with 2
     if not, and with 5 if the lab has changed.
     """
     inventory = session.inventory()
@@ -149,6 +152,7 @@ def inject(
                         soft_wrap=True,
                     )
                 injector = Injector(lab, opened_journal, confirmed=confirmed)
+                injector.links_in_use = functools.partial(late_target.used_on, lab)
                 receipt = _inject(session, lab, injector, planned)
             outcome = ends.finish(lab, work, injector)
         except BaseException as error:  # noqa: BLE001 (raised again with what was seen)
@@ -317,7 +321,7 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
             f" on {planned.target.text} for {planned.for_s:g} s ({planned.fidelity}); nothing is done yet",
         )
     )
-    session.table(("do", "revert"), [(step.do, step.undo) for step in planned.steps])
+    session.table(("do", "revert"), _steps_of(planned))
     if planned.selection is not None:
         session.out.print(f"its packets are {planned.selection}", soft_wrap=True)
     for line in _checks_and_readbacks(planned):
@@ -330,6 +334,11 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
     proofs = [f"this moves: {moves}"] * bool(moves) + [f"meanwhile {reads}"] * bool(reads)
     session.out.print(f"fired when {', and '.join(proofs) or 'the readback is the only evidence'}", soft_wrap=True)
     session.out.print(f"and this does not: {', '.join(planned.must_not_move) or 'nothing is named'}", soft_wrap=True)
+
+
+def _steps_of(planned: PlannedFault) -> list[tuple[str, str]]:
+    """Return each step and its revert; of a fault whose target is chosen later, those of each target it may have."""
+    return [(step.do, step.undo) for option in planned.options for step in option.steps]
 
 
 def _checks_and_readbacks(planned: PlannedFault) -> list[str]:

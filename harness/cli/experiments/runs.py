@@ -538,7 +538,7 @@ def _show_plan(session: Session, resolved: ResolvedRun, *, as_json: bool) -> Non
                 f"  {fault.kind} on {fault.target.text} for {fault.for_s:g} s ({fault.fidelity})",
             )
         )
-        session.table(("do", "revert"), [(step.do, step.undo) for step in fault.steps])
+        session.table(("do", "revert"), [(step.do, step.undo) for option in fault.options for step in option.steps])
 
 
 def _show(session: Session, finished: Finished, *, as_json: bool) -> None:

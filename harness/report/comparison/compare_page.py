@@ -159,7 +159,7 @@ def _recoveries(side_a: Side, side_b: Side) -> list[_RecoveryView]:
                 number=index + 1,
                 colour=fault_bands.colour(fault, index),
                 pair=pair,
-                what=f"{fault.plan.kind} on {fault.plan.target}",
+                what=f"{fault.plan.kind} on {fault.target_text}",
                 phases=pair.phases,
                 bounded=any(
                     phase_bar is not None and phase_bar.bound_s is not None

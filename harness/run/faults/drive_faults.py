@@ -114,6 +114,7 @@ def drive_all(
 
     first = min(ready, key=lambda prepared: prepared.planned.at_s)
     _all_threads([threading.Thread(target=drive_to_end, args=(prepared,)) for prepared in ready])
+    data.planned = tuple(prepared.planned for prepared in ready)
 
 
 def _drive(

@@ -21,7 +21,7 @@ from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.inject.fault_plan import PlannedFault
 from faultbed.testbed.errors import ConfigError
 from faultbed.testbed.model.lab_kind import LabKind, traits_of
-from faultbed.testbed.model.selectors import is_selector
+from faultbed.testbed.model.selectors import candidates, is_chosen_later, is_selector
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.observe.packet_capture import port_named
 from faultbed.testbed.suggestions import hint
@@ -125,6 +125,11 @@ def _fit_faults(experiment: Experiment, names: LabNames) -> tuple[Fault, ...]:
         targets: list[str] = []
         for choice, text in enumerate(fault.targets):
             place = f"{path}.target" if len(fault.targets) == 1 else f"{path}.target[{choice}]"
+            if is_chosen_later(text):
+                with names.at(place):
+                    candidates(names.topology, text)
+                targets.append(text)
+                continue
             for target in names.select(place, text):
                 with names.at(place):
                     names.topology.resolve(target)

@@ -60,7 +60,8 @@ def refuse_faults_on_bystander(
     links = {topology.rnic_link(end.host, end.rnic).name for end in ends}
     used = links | {end.host for end in ends} | {end.name for end in ends}
     for fault in faults:
-        affected = set(touches(fault, topology)) | ({fault.target.link.name} if fault.target.link else set())
+        targets = [option.target for option in fault.options]
+        affected = set(touches(fault, topology)) | {target.link.name for target in targets if target.link}
         if shared := sorted(used & affected):
             problem = f"{fault.kind} on {fault.target.text} affects {shared[0]}, which the bystander uses; move one"
             raise ConfigError(f"{experiment.source}: {places[fault.spec.name]}: {problem}")

@@ -201,6 +201,16 @@ def test_decide_resolves_selectors_of_an_experiment_on_either_kind_of_lab():
         assert b"[0]" not in encode(one.plan)
 
 
+def test_plan_holds_the_selector_of_a_target_that_is_chosen_later():
+    one, other = (resolved(SOFT, "rtsw[0]:used-uplink[*]") for _ in range(2))
+    assert one.plan.faults[0].target == one.faults[0].target.text == "rtsw[0]:used-uplink[*]"
+    assert encode(one.plan) == encode(other.plan)
+    assert [option.target.text for option in one.faults[0].candidates] == ["rtsw1:ctsw1", "rtsw1:ctsw2"]
+    assert run.touched(one, SOFT.topology)[-2:] == ("rtsw1:ctsw1", "rtsw1:ctsw2")
+    with pytest.raises(ConfigError, match=r"x.toml: faults\[0\].target: .*does not end with used-uplink"):
+        resolved(SOFT, "used-uplink[0]:rnic[0]")
+
+
 def test_decide_draws_a_target_from_a_selector_as_from_the_list_of_names():
     names = '", "'.join(select(SOFT.topology, "uplink[*]"))
     listed = TEXT.replace('"TARGET"', '["TARGET"]')
