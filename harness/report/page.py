@@ -1,14 +1,18 @@
 """Common parts of all pages: the templates, their filters, and the conversion of charts to markup.
 
-A page is one file that works offline and runs no scripts. The templates escape all text. Only drawings and charts,
-which escape their own text, are inserted as markup.
+A page is one file that works offline. The page of a run has one script, which zooms its charts over time; the page's
+security policy names its digest, so that a browser runs no other. The templates escape all text. Only drawings and
+charts, which escape their own text, are inserted as markup.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,7 +25,7 @@ from faultbed.harness.quantities import format_bytes, format_duration, format_ra
 from faultbed.harness.report import summary
 from faultbed.harness.report.plots.charts import Chart
 
-__all__ = ["CONTENTS_HERE", "MARKS", "environment", "markup", "moment", "with_contents"]
+__all__ = ["CONTENTS_HERE", "MARKS", "Script", "environment", "markup", "moment", "script", "with_contents"]
 
 MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?", "ERROR": "!"}
 """A sign for each verdict, for readers who cannot see its colour."""
@@ -50,6 +54,27 @@ def environment() -> jinja2.Environment:
         verdict_mark=lambda name: MARKS[str(name)],
     )
     return templates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script inside a page: its text, and its digest for the page's security policy (CSP 3, `hash-source`)."""
+
+    text: Markup
+    digest: str
+
+
+@functools.cache
+def script(name: str) -> Script:
+    """Return a script of `templates`."""
+    loader = environment().loader
+    if loader is None:
+        raise LookupError(name)
+    text = loader.get_source(environment(), name)[0]
+    if "</script" in text:
+        raise ValueError(f"{name}: a script inside a page must not contain </script")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return Script(text=Markup(text), digest=f"sha256-{digest}")  # noqa: S704 - our own file
 
 
 def markup(chart: Chart | None) -> Mapping[str, Markup] | None:

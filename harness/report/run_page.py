@@ -146,6 +146,7 @@ def render_html(run: RunDir) -> str:
         .get_template("report.html.j2")
         .render(
             verdict=verdict,
+            zoom=page.script("zoom.js"),
             mark=page.MARKS[verdict.verdict],
             headline=summary.headline(verdict),
             undecided=undecided.explain(verdict, measured.load),

@@ -121,6 +121,45 @@ def test_report_page_switches_moments_without_a_script(browser, page):
     assert browser.value('document.querySelectorAll(".frames > figure:last-of-type use")[0].getBBox().width > 100')
 
 
+CHART = """(figure => {
+  const box = [...figure.querySelectorAll(":scope > div")].find(one => one.clientWidth), svg = box.querySelector("svg");
+  const text = svg.querySelector("text").getBoundingClientRect();
+  return [box.clientWidth, svg.getBoundingClientRect().width, svg.getBoundingClientRect().height, box.scrollLeft,
+    text.width, document.documentElement.scrollWidth <= document.documentElement.clientWidth];
+})(document.querySelector("#h-goodput ~ figure"))"""
+PRESS = 'document.querySelector("#h-goodput ~ figure .zoom button:nth-of-type({})").click()'
+
+
+@pytest.mark.parametrize("width", [500, 1280])
+def test_chart_over_time_zooms_its_time_axis_and_nothing_else(browser, page, width):
+    browser.open(page, width=width)
+    inside, whole, height, _, text, _ = browser.value(CHART)
+    assert whole == inside
+
+    browser.value(PRESS.format(1))
+    browser.value(PRESS.format(1))
+    _, zoomed, zoomed_height, left, zoomed_text, fits = browser.value(CHART)
+    assert zoomed == pytest.approx(4 * inside, rel=0.01)
+    assert zoomed_height == pytest.approx(height, rel=0.01)
+    assert zoomed_text == pytest.approx(text, rel=0.05)
+    assert left == pytest.approx(1.5 * inside, rel=0.02)  # the middle of the run stays in the middle
+    assert fits
+
+    browser.value(PRESS.format(3))
+    assert browser.value(CHART)[:3] == [inside, whole, height]
+    assert browser.value('document.querySelectorAll(".zoom button:disabled").length > 0')
+
+
+def test_page_without_its_script_shows_whole_charts_and_no_buttons(browser, page, tmp_path):
+    html, found = re.subn(r"<script>.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert found == 1
+    (tmp_path / "report.html").write_text(html, encoding="utf-8")
+    browser.open(tmp_path / "report.html", width=1200)
+    assert browser.value('document.querySelectorAll(".zoom").length') == 0
+    inside, whole, *_ = browser.value(CHART)
+    assert whole == inside
+
+
 def test_print_shows_every_moment(browser, page):
     browser.open(page, width=1200)
     browser.send("Emulation.setEmulatedMedia", media="print")
