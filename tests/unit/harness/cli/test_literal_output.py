@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 
+import click
 import pytest
 from click.testing import CliRunner
 from house import HOUSE
@@ -113,3 +115,23 @@ def test_command_line_code_contains_no_markup():
     files = sorted((HOUSE / "harness" / "cli").rglob("*.py"))
     assert files
     assert [f"{path.name}: {tag}" for path in files for tag in markup.findall(path.read_text())] == []
+
+
+@pytest.mark.parametrize("options", [[], ["--timestamps"]])
+def test_progress_lines_begin_with_the_time_in_utc_if_timestamps_are_requested(monkeypatch, options):
+    @click.pass_obj
+    def show(session):
+        with session.progress() as progress:
+            progress("the first line")
+
+    probing = click.Command("probing", callback=show)
+    monkeypatch.setattr(cli, "get_command", lambda _context, name: probing if name == "probing" else None)
+    before = datetime.now(UTC).replace(microsecond=0)
+    result = CliRunner().invoke(cli, [*options, "probing"], standalone_mode=False)
+    assert result.exception is None, result.output
+    (line,) = [text for text in ANSI.sub("", result.stderr).splitlines() if "the first line" in text]
+    if not options:
+        assert re.fullmatch(r" *\d+\.\d s  the first line", line)
+        return
+    stamp = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)  +\d+\.\d s  the first line", line)
+    assert before <= datetime.fromisoformat(stamp[1]) <= datetime.now(UTC)
