@@ -21,7 +21,10 @@ from bench.rows import Row, mark
 from faultbed.harness.packets.analysis import Analysis, analyse
 from faultbed.testbed.errors import LabError
 from faultbed.testbed.packets.bth import ACKNOWLEDGE, NAK_SEQUENCE, PSN_SPACE
-from faultbed.testbed.packets.capture_file import ETHERNET, Frames, read, write_pcapng
+from faultbed.testbed.packets.capture_file import read
+from faultbed.testbed.packets.frames import Frames
+from faultbed.testbed.packets.link_types import ETHERNET
+from faultbed.testbed.packets.pcapng_writer import write_pcapng
 
 __all__ = ["measure", "synthetic_capture"]
 

@@ -22,8 +22,8 @@ from faultbed.testbed.packets.bth import is_fatal, is_nak, is_rnr, syndrome_name
 from faultbed.testbed.packets.columns import decode
 
 if TYPE_CHECKING:
-    from faultbed.testbed.packets.capture_file import Frames
     from faultbed.testbed.packets.columns import Packets
+    from faultbed.testbed.packets.frames import Frames
 
 __all__ = ["Analysis", "FlowReport", "Nak", "analyse"]
 
@@ -305,7 +305,8 @@ def _distinct(flow: Flow, tracked: gobackn.Track) -> tuple[int, int]:
     """Count the requests with distinct PSNs, and the PSNs that passed at least once."""
     if not len(tracked.backwards) and not len(tracked.reordered):
         return len(flow.psn), int(flow.span.sum())
-    distinct = len(np.unique(flow.psn))
+    # Nearly sorted already, which makes this sort much faster than np.unique.
+    distinct = 1 + int(np.count_nonzero(np.diff(np.sort(flow.psn, kind="stable"))))
     if (flow.span == 1).all():
         return distinct, distinct
     order = np.argsort(flow.psn, kind="stable")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from faultbed.harness.packets.analysis import FlowReport
     from faultbed.harness.packets.flows import Flow, Unpaired
     from faultbed.harness.packets.read_data import DataTrack
-    from faultbed.testbed.packets.capture_file import Frames
     from faultbed.testbed.packets.columns import Packets
+    from faultbed.testbed.packets.frames import Frames
 
 __all__ = ["Capture", "PsnJump", "doubts", "psn_jumps", "unfinished_flow"]
 

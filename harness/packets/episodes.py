@@ -104,13 +104,13 @@ def episodes(packets: Packets, flow: Flow, tracked: Track, data: DataTrack) -> I
     times = packets.time_ns[flow.requests]
     syndrome = packets.syndrome[flow.responses]
     signals = np.flatnonzero((syndrome == NAK_SEQUENCE) | is_rnr(syndrome))
+    places, answer = tracked.place[signals], tracked.answer[signals]
     marks = np.flatnonzero(tracked.ahead)
     last, retries = 0, (-1, 0)
     for at in tracked.backwards.tolist():
         low = int(flow.psn[at])
-        own = signals[
-            (tracked.place[signals] > last) & (tracked.place[signals] <= at) & (tracked.answer[signals] == low)
-        ]
+        since, until = np.searchsorted(places, (last, at), side="right")
+        own = signals[since:until][answer[since:until] == low]
         signal = int(own[0]) if len(own) else None
         in_between = marks[np.searchsorted(marks, last) : np.searchsorted(marks, at)]
         retries = (low, retries[1] + 1 if retries[0] == low else 1)

@@ -12,7 +12,7 @@ import numpy as np
 from faultbed.harness.json_text import json_text
 from faultbed.harness.packets.analysis import Analysis, analyse
 from faultbed.testbed.observe.packet_capture import Captured, PortProof
-from faultbed.testbed.packets.capture_file import write_pcapng
+from faultbed.testbed.packets.pcapng_writer import write_pcapng
 
 __all__ = ["CAPTURE", "Evidence", "keep", "read", "with_idle_ports", "write"]
 

@@ -36,8 +36,12 @@ __all__ = ["Flow", "Side", "Unpaired", "flows_of"]
 Side = Literal["sender", "receiver", "between"]
 """Capture point: at the requester's own port, at the responder's, or somewhere between them."""
 
-_FIRST_OR_MIDDLE = [prefix | code for prefix in (0x00, 0x20, 0xA0) for code in (0x00, 0x01, 0x06, 0x07)]
-_READ_FIRST_OR_MIDDLE = (0x0D, 0x0E, 0xAD, 0xAE)
+_CODES = np.arange(256)
+_FIRST_OR_MIDDLE = np.isin(
+    _CODES, [prefix | code for prefix in (0x00, 0x20, 0xA0) for code in (0x00, 0x01, 0x06, 0x07)]
+)
+_READ_FIRST_OR_MIDDLE = np.isin(_CODES, (0x0D, 0x0E, 0xAD, 0xAE))
+"""By opcode: whether the packet is as long as the path MTU."""
 _MTUS = (256, 512, 1024, 2048, 4096)
 
 
@@ -279,7 +283,7 @@ def _mtu(
     Every first and middle packet of a message is as long as the path MTU. `candidates` are the responses between the
     same two addresses: a path has one MTU for all its QPs. Without such a packet, the PSN after a READ shows it.
     """
-    full = packets.payload[requests[np.isin(packets.opcode[requests], _FIRST_OR_MIDDLE)]]
+    full = packets.payload[requests[_FIRST_OR_MIDDLE[packets.opcode[requests]]]]
     if len(full):
         return max(_MTUS[0], int(full.max())), True
     if not len(reads):
@@ -287,7 +291,7 @@ def _mtu(
     sizes = [
         int(packets.payload[group[mask]].max())
         for group in candidates
-        if (mask := np.isin(packets.opcode[group], _READ_FIRST_OR_MIDDLE)).any()
+        if (mask := _READ_FIRST_OR_MIDDLE[packets.opcode[group]]).any()
     ]
     if sizes:
         return max(_MTUS[0], *sizes), True

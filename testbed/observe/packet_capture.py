@@ -3,7 +3,7 @@
     with packet_capture.start(lab, ["rtsw2:host4:rxe0"]) as running:
         ...
         captured = running.stop()
-    capture_file.write_pcapng(path, captured.frames)
+    pcapng_writer.write_pcapng(path, captured.frames)
 
 It captures headers (`SNAP_BYTES` of each frame, whatever its protocol), on the switch's side of a link, in both
 directions. Times of frames are the controller's wall clock; `Captured.epoch_offset_ns` converts them to its monotonic
@@ -27,7 +27,8 @@ import numpy as np
 from faultbed.testbed.errors import CommandFailed, LabError, UsageError
 from faultbed.testbed.model.selectors import resolve, select
 from faultbed.testbed.observe import clock
-from faultbed.testbed.packets.capture_file import ETHERNET, Frames
+from faultbed.testbed.packets.frames import Frames
+from faultbed.testbed.packets.link_types import ETHERNET
 
 if TYPE_CHECKING:
     from faultbed.testbed.lab import Lab

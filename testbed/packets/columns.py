@@ -8,6 +8,7 @@ is cut off cannot be recognised.
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +16,21 @@ import numpy as np
 
 from faultbed.testbed.packets.bth import EXTENDED_BYTES, HAS_AETH, RETH_AT, ROCE_PORT
 from faultbed.testbed.packets.encapsulation import FIRST, IPV4, LATER, UDP, locate, u16
+from faultbed.testbed.packets.frames import column, heads_at, records_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from faultbed.testbed.packets.capture_file import Frames
+    from faultbed.testbed.packets.frames import Frames
 
     Indices = NDArray[np.int64]
     Bytes = NDArray[np.uint8]
 
 __all__ = ["Packets", "decode"]
 
-_BTH_BYTES, _ICRC_BYTES, _UDP_BYTES = 12, 4, 8
+_BTH_BYTES, _ICRC_BYTES, _UDP_BYTES, _IPV6_BYTES = 12, 4, 8, 40
+_AT_ONCE = 1 << 15
+"""Frames that are decoded at once: arrays of so many numbers stay in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,6 +98,28 @@ def decode(frames: Frames) -> Packets:
     their BTH, are left out. `cut` counts the frames that are too short to decide whether they are RoCEv2, and the
     RoCEv2 packets without the whole BTH, AETH or RETH of their opcode. `not_decoded` counts fragmented packets.
     """
+    addresses = _Addresses()
+    parts = [
+        _decode_part(frames.part(slice(begin, begin + _AT_ONCE)), begin + 1, addresses)
+        for begin in range(0, max(1, len(frames)), _AT_ONCE)
+    ]
+    columns = {
+        one.name: np.concatenate([getattr(part, one.name) for part in parts])
+        for one in fields(Packets)
+        if one.name not in _SHARED
+    }
+    hidden = sum((Counter(part.hidden) for part in parts), Counter[str]())
+    return Packets(
+        addresses=addresses.names(),
+        cut=sum(part.cut for part in parts),
+        not_decoded=sum(part.not_decoded for part in parts),
+        hidden=dict(hidden),
+        **columns,
+    )
+
+
+def _decode_part(frames: Frames, first: int, addresses: _Addresses) -> Packets:
+    """Decode some frames, which fit into the processor's cache; the first one has the number `first` in the file."""
     data, end, found = frames.data, frames.start + frames.captured, locate(frames)
     cut = int((found.is_short & (frames.captured < frames.length)).sum())
     is_readable = (found.protocol == UDP) & (found.part != LATER) & (found.at + 4 <= end)
@@ -105,8 +131,10 @@ def decode(frames: Frames) -> Packets:
     cut += int((~whole).sum())
     chosen = chosen[whole]
     at, ip, end, v4 = found.at[chosen], found.ip[chosen], end[chosen], found.family[chosen] == IPV4
-    head = _records(data, at, _HEADERS)
-    opcode = head["opcode"]
+    head, ip_head = heads_at(data, at, _UDP_BYTES + _BTH_BYTES + 4), heads_at(data, ip, _IPV6_BYTES)
+    # The first bits of the destination QP and of the PSN are flags.
+    dqpn, psn, aeth_words = (column(head, offset, ">u4").astype(np.int64) for offset in (12, 16, 20))
+    opcode = head[:, 8].copy()
     extended = at + _UDP_BYTES + _BTH_BYTES
     # An AETH follows the BTH directly, because responses of XRC have no XRCETH.
     aeth = HAS_AETH[opcode] & (extended + 4 <= end)
@@ -115,26 +143,26 @@ def decode(frames: Frames) -> Packets:
     cut += int((HAS_AETH[opcode] & ~aeth).sum() + ((reth_at >= 0) & ~reth).sum())
     with_reth = np.flatnonzero(reth)
     dma_bytes = np.full(len(chosen), -1, dtype=np.int64)
-    dma_bytes[with_reth] = _records(data, (extended + reth_at + 12)[with_reth], _LENGTH)
-    addresses, src, dst = _addresses(data, ip, v4)
-    overhead = _UDP_BYTES + _BTH_BYTES + _ICRC_BYTES + ((head["flags"] >> 4) & 3) + EXTENDED_BYTES[opcode]
+    dma_bytes[with_reth] = records_at(data, (extended + reth_at + 12)[with_reth], _LENGTH)
+    src, dst = addresses.numbers(ip_head, v4)
+    overhead = _UDP_BYTES + _BTH_BYTES + _ICRC_BYTES + (head[:, 9] >> 4 & 3) + EXTENDED_BYTES[opcode]
     return Packets(
-        addresses=addresses,
-        number=chosen + 1,
+        addresses=(),
+        number=chosen + first,
         time_ns=frames.time_ns[chosen],
         port=frames.interface[chosen],
         outbound=frames.outbound[chosen],
         src=src,
         dst=dst,
-        sport=head["sport"].astype(np.int32),
-        ecn=np.where(v4, data[ip + 1], data[ip + 1] >> 4).astype(np.int8) & 3,
-        ident=np.where(v4, u16(data, ip + 4), -1).astype(np.int32),
-        opcode=np.ascontiguousarray(opcode),
-        dqpn=(head["dqpn"] & 0xFFFFFF).astype(np.int64),
-        psn=(head["psn"] & 0xFFFFFF).astype(np.int64),
-        ack_req=head["psn"] >= 1 << 31,
-        syndrome=np.where(aeth, (head["aeth"] >> 24).astype(np.int16), np.int16(-1)),
-        msn=np.where(aeth, (head["aeth"] & 0xFFFFFF).astype(np.int64), -1),
+        sport=column(head, 0, ">u2").astype(np.int32),
+        ecn=np.where(v4, ip_head[:, 1], ip_head[:, 1] >> 4).astype(np.int8) & 3,
+        ident=np.where(v4, column(ip_head, 4, ">u2").astype(np.int32), np.int32(-1)),
+        opcode=opcode,
+        dqpn=dqpn & 0xFFFFFF,
+        psn=psn & 0xFFFFFF,
+        ack_req=psn >= 1 << 31,
+        syndrome=np.where(aeth, head[:, 20], np.int16(-1)).astype(np.int16),
+        msn=np.where(aeth, aeth_words & 0xFFFFFF, -1),
         dma_bytes=dma_bytes,
         payload=np.maximum(found.size[chosen] - overhead, 0),
         wire=(frames.length + frames.start - found.start)[chosen],
@@ -144,58 +172,46 @@ def decode(frames: Frames) -> Packets:
     )
 
 
-_HEADERS = np.dtype(
-    [
-        ("sport", ">u2"),
-        ("rest_of_udp", "V6"),
-        ("opcode", "u1"),
-        ("flags", "u1"),
-        ("pkey", ">u2"),
-        ("dqpn", ">u4"),
-        ("psn", ">u4"),
-        ("aeth", ">u4"),
-    ]
-)
-"""UDP header, BTH, and the AETH if there is one. The first bits of `dqpn` and `psn` are flags."""
 _LENGTH = np.dtype(">u4")
-_PAIR = np.dtype([("src", ">u4"), ("dst", ">u4")])
 
 
-def _records(data: Bytes, at: Indices, layout: np.dtype[Any]) -> NDArray[Any]:
-    """Return one record of this layout for each offset: a copy of consecutive bytes, much faster than single ones."""
-    every = np.ndarray((len(data) - layout.itemsize + 1,), dtype=layout, buffer=data.data, strides=(1,))
-    records: NDArray[Any] = every[at]
-    return records
+class _Addresses:
+    """Numbers the IP addresses of a capture from 0 on, in the order in which they are found."""
+
+    def __init__(self) -> None:
+        self._number: dict[bytes, int] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """Return the addresses by number."""
+        return tuple(str(ipaddress.ip_address(address)) for address in self._number)
+
+    def numbers(self, ip_head: Bytes, is_v4: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the numbers of the source and destination addresses in rows that begin with an IP header."""
+        src, dst = np.zeros(len(ip_head), dtype=np.int32), np.zeros(len(ip_head), dtype=np.int32)
+        four, six = np.flatnonzero(is_v4), np.flatnonzero(~is_v4)
+        for numbers, at_v4, at_v6 in ((src, 12, 8), (dst, 16, 24)):
+            numbers[four] = self._numbers_of(column(ip_head, at_v4, ">u4")[four].astype(np.uint32))
+            numbers[six] = self._numbers_of(column(ip_head, at_v6, "S16")[six])
+        return src, dst
+
+    def _numbers_of(self, addresses: NDArray[Any]) -> NDArray[np.int32]:
+        if not len(addresses):
+            return np.zeros(0, dtype=np.int32)
+        values = _distinct(addresses)
+        keys = [
+            # numpy's strings have no zero bytes at their end.
+            value.ljust(16, b"\0") if isinstance(value, bytes) else value.to_bytes(4, "big")
+            for value in values.tolist()
+        ]
+        numbers = [self._number.setdefault(key, len(self._number)) for key in keys]
+        return np.array(numbers, dtype=np.int32)[np.searchsorted(values, addresses)]
 
 
-_SAMPLE = 4096
+_SAMPLE = 1024
 
 
-def _distinct(numbers: Indices) -> Indices:
+def _distinct(numbers: NDArray[Any]) -> NDArray[Any]:
     """Return the distinct numbers, sorted. There are few addresses among many packets, and most occur early."""
     values = np.unique(numbers[:_SAMPLE])
     is_new = values[np.minimum(np.searchsorted(values, numbers), len(values) - 1)] != numbers
     return np.union1d(values, numbers[is_new]) if is_new.any() else values
-
-
-def _addresses(
-    data: Bytes, ip: Indices, v4: NDArray[np.bool_]
-) -> tuple[tuple[str, ...], NDArray[np.int32], NDArray[np.int32]]:
-    names: list[str] = []
-    src, dst = np.zeros(len(ip), dtype=np.int32), np.zeros(len(ip), dtype=np.int32)
-    four, six = np.flatnonzero(v4), np.flatnonzero(~v4)
-    if len(four):
-        addresses = _records(data, ip[four] + 12, _PAIR)
-        addresses = np.concatenate([addresses["src"], addresses["dst"]]).astype(np.int64)
-        values = _distinct(addresses)
-        index = np.searchsorted(values, addresses)
-        names += [str(ipaddress.IPv4Address(int(value))) for value in values]
-        src[four], dst[four] = index[: len(four)], index[len(four) :]
-    if len(six):
-        start = np.concatenate([ip[six] + 8, ip[six] + 24])
-        rows = data[start[:, None] + np.arange(16)]
-        values, index = np.unique(rows, axis=0, return_inverse=True)
-        index = index.reshape(-1) + len(names)
-        names += [str(ipaddress.IPv6Address(value.tobytes())) for value in values]
-        src[six], dst[six] = index[: len(six)], index[len(six) :]
-    return tuple(names), src, dst

@@ -23,7 +23,7 @@ from faultbed.testbed.packets.layers import AETH, BTH
 from faultbed.testbed.packets.link_types import COOKED, COOKED_2, ETHERNET, LOOPBACK, RAW_IP
 
 if TYPE_CHECKING:
-    from faultbed.testbed.packets.capture_file import Frames
+    from faultbed.testbed.packets.frames import Frames
 
 __all__ = ["Explained", "Layer", "explain"]
 

@@ -11,7 +11,7 @@ from waiting import until, wait_s
 from faultbed.harness.packets.analysis import analyse
 from faultbed.testbed.observe import counters, packet_capture
 from faultbed.testbed.packets import capture_file
-from faultbed.testbed.packets.capture_file import write_pcapng
+from faultbed.testbed.packets.pcapng_writer import write_pcapng
 from faultbed.traffic.engine.task_specs import QpParams
 
 pytestmark = pytest.mark.soft

@@ -22,7 +22,7 @@ from faultbed.inject.mechanisms.rack.rack_mechanism import COUNTERS
 from faultbed.testbed.model.topology import Link, Port, Switch, Topology
 from faultbed.testbed.observe import packet_capture
 from faultbed.testbed.packets import capture_file
-from faultbed.testbed.packets.capture_file import write_pcapng
+from faultbed.testbed.packets.pcapng_writer import write_pcapng
 from faultbed.traffic.engine.task_specs import QpParams
 from faultbed.traffic.flows import flow_run as flow
 from faultbed.traffic.flows.flow_run import FlowSpec

@@ -13,7 +13,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from faultbed.harness.packets.analysis import analyse
-from faultbed.testbed.packets.capture_file import ETHERNET, Frames
+from faultbed.testbed.packets.frames import Frames
+from faultbed.testbed.packets.link_types import ETHERNET
 
 A, B = "10.77.1.1", "10.77.2.5"
 LQPN, RQPN = 0x11, 0x2A

@@ -19,6 +19,7 @@ from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.packets import capture_file
 from faultbed.testbed.packets.bth import timeout_ns
+from faultbed.testbed.packets.frames import Frames
 
 __all__ = ["COMMANDS"]
 
@@ -86,7 +87,7 @@ def _gaps(account: Evidence, frames: int) -> Iterator[str]:
         )
 
 
-def _explain(session: Session, frames: capture_file.Frames, frame: int, *, as_json: bool) -> int:
+def _explain(session: Session, frames: Frames, frame: int, *, as_json: bool) -> int:
     # Imported here: scapy takes half a second, and only --explain needs it.
     from faultbed.testbed.packets.explain import explain  # noqa: PLC0415
 

@@ -14,7 +14,7 @@ from faultbed.harness.cli.main import cli
 from faultbed.harness.packets.analysis import analyse
 from faultbed.harness.packets.evidence import Evidence
 from faultbed.harness.run.collect_measurements import _packets
-from faultbed.testbed.packets.capture_file import write_pcapng
+from faultbed.testbed.packets.pcapng_writer import write_pcapng
 
 US, MS = 1000, 1_000_000
 OWN = ("requests", "duplicates", "payload_bytes", "episodes", "violations")

@@ -30,6 +30,7 @@ from faultbed.testbed.observe import clock
 from faultbed.testbed.observe.clock import ClockOffset
 from faultbed.testbed.observe.packet_capture import Captured, Capturing, PortProof, frames_of, port_named, port_proof
 from faultbed.testbed.packets import capture_file
+from faultbed.testbed.packets.pcapng_writer import write_pcapng
 
 EPOCH = 1_700_000_000_000_000_000
 
@@ -337,7 +338,7 @@ def test_packets_command_on_a_run_whose_capture_lost_its_end_proves_nothing(tmp_
     (tmp_path / "packets.json").write_bytes(evidence.write(result))
     frames = captured().frames if end == "short" else go_back_n(count=150, losses={60}).wire.frames()
     kept = len(frames) // 2 if end == "short" else len(frames)
-    capture_file.write_pcapng(tmp_path / "capture.pcapng", frames, order=np.arange(kept))
+    write_pcapng(tmp_path / "capture.pcapng", frames, order=np.arange(kept))
     done = CliRunner(env={"COLUMNS": "250"}).invoke(cli, ["packets", str(tmp_path)], standalone_mode=False)
     assert done.return_value == 2
     assert f"has {kept:,} frames, and the run captured {result.analysis.frames:,}" in done.output

@@ -286,7 +286,7 @@ def test_packets_command_prints_a_table_and_exits_with_the_verdict(tmp_path):
 
     from faultbed.harness.cli.main import cli
     from faultbed.testbed.errors import UsageError
-    from faultbed.testbed.packets.capture_file import write_pcapng
+    from faultbed.testbed.packets.pcapng_writer import write_pcapng
 
     good = go_back_n(count=64, losses={21}, window=16).wire
     write_pcapng(tmp_path / "capture.pcapng", good.frames())
@@ -330,7 +330,7 @@ def test_analysis_of_unordered_frames_only_adds_a_note(play, at, seed):
 
     assert renumbered(all_analysis, {number: number for number in frame_of}) == renumbered(want, frame_of)
     assert bool(all_analysis.notes) == (list(order) != sorted(order))
-    assert all("go back by" in doubt for doubt in all_analysis.doubts)
+    assert all("go back by" in doubt for doubt in all_analysis.doubts if doubt not in want.doubts)
 
 
 def test_analysis_of_a_clock_set_back_has_a_doubt():
@@ -371,7 +371,7 @@ def test_packets_command_of_an_inconclusive_capture_exits_with_2(tmp_path, snap,
     from click.testing import CliRunner
 
     from faultbed.harness.cli.main import cli
-    from faultbed.testbed.packets.capture_file import write_pcapng
+    from faultbed.testbed.packets.pcapng_writer import write_pcapng
 
     frames = go_back_n(count=64, losses={21}).wire.frames(snap=snap)
     write_pcapng(tmp_path / "a.pcapng", frames, order=np.arange(count))

@@ -14,9 +14,10 @@ from scapy.utils import PcapWriter
 
 from faultbed.harness.cli.main import cli
 from faultbed.testbed.errors import UsageError
-from faultbed.testbed.packets.capture_file import read, write_pcapng
+from faultbed.testbed.packets.capture_file import read
 from faultbed.testbed.packets.explain import explain
 from faultbed.testbed.packets.layers import AETH, BTH, RETH
+from faultbed.testbed.packets.pcapng_writer import write_pcapng
 
 ETHER = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
 WRITE = ETHER / IP(src="10.1.2.3", dst="10.3.2.1") / UDP(sport=50000, dport=4791) / BTH(opcode=0x0A, dqpn=17, psn=5)

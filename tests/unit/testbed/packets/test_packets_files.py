@@ -28,9 +28,11 @@ from scapy.utils import PcapNgWriter, PcapWriter, RawPcapNgReader, RawPcapWriter
 from faultbed.harness.packets.analysis import analyse
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.packets.bth import opcode_name
-from faultbed.testbed.packets.capture_file import Frames, read, write_pcapng
+from faultbed.testbed.packets.capture_file import read
 from faultbed.testbed.packets.columns import decode
+from faultbed.testbed.packets.frames import Frames
 from faultbed.testbed.packets.layers import AETH, BTH, DETH, FETH, IETH, RETH, XRCETH, AtomicAckETH, AtomicETH, ImmDt
+from faultbed.testbed.packets.pcapng_writer import write_pcapng
 
 # Without addresses, scapy would ask the network for them.
 ETHER = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
