@@ -37,6 +37,7 @@ __all__ = [
     "faster_than_twin",
     "goodput_mean_ratio",
     "jct_ratio",
+    "notifications",
     "plain",
     "rates",
     "recoveries",
@@ -524,6 +525,38 @@ def slow_rank(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[s
     return {
         "slow_rank": Observation(value=worst.host, detail=ranks.words),
         "slow_rank.iterations": Observation(value=count, detail=why),
+    }
+
+
+def notifications(run: Measurements) -> dict[str, Observation]:
+    """Return how the receivers of marked packets answered them by CNPs, at captured ports."""
+    packets = run.packets
+    if packets is None or packets.cnp is None:
+        nothing = Observation(value=None, detail="[capture] names no interval between CNPs (cnp_interval)")
+        return {"cnp.missing": nothing, "cnp.gap": nothing}
+    answers = packets.cnp
+    marked, unknown = sum(one.marked for one in answers), sum(one.unknown for one in answers)
+    if packets.missed or packets.extra or not marked:
+        why = "no marked packet passed a captured port of its receiver"
+        if marked:
+            lacking = packets.missed + packets.extra
+            why = f"the capture differs from its ports' counters by {lacking:,} frames, which may be CNPs"
+        return {"cnp.missing": Observation(value=None, detail=why), "cnp.gap": Observation(value=None, detail=why)}
+    missing = sum(one.missing for one in answers)
+    detail = f"{marked:,} marked packets, {sum(one.sent for one in answers):,} CNPs"
+    if missing:
+        first = min((one for one in answers if one.missing), key=lambda one: one.first_missing or 0)
+        detail += f"; the first unanswered packet is frame {first.first_missing} ({first.scope})"
+    if unknown:
+        detail += f"; whether {unknown:,} marked packets were answered is not known"
+    worst = max(answers, key=lambda one: one.gap_ns)
+    return {
+        "cnp.missing": Observation(
+            value=missing if missing or not unknown else None, detail=detail, censored=bool(unknown)
+        ),
+        "cnp.gap": Observation(
+            value=worst.gap_ns / 1e9, detail=f"{worst.scope}; {detail}", censored=worst.is_gap_open or bool(unknown)
+        ),
     }
 
 

@@ -160,5 +160,6 @@ def _metrics(
         **observations.slow_rank(run, fired),
         **observations.rnic_counters(run),
         **observations.captured_packets(run),
+        **observations.notifications(run),
         **link_metrics(run),
     }

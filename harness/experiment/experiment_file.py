@@ -47,6 +47,7 @@ from faultbed.harness.strict import Section, convert, fail, one_of, positive, re
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.errors import ConfigError
 from faultbed.testbed.model.lab_kind import LabKind
+from faultbed.testbed.packets.cnp_rule import CnpRule, CnpScope
 from faultbed.testbed.text_files import decoded, read_text
 from faultbed.traffic.flows.flow_run import FlowSpec
 from faultbed.traffic.probes.prober import ProbeSpec
@@ -97,6 +98,7 @@ class Experiment:
     Attributes:
         source: where it was read from, for messages.
         capture: switch ports whose packets are kept.
+        cnp: how receivers answer marked packets, by the documentation of their RNICs; None: not checked.
         lab_kind: the kind of lab that its names and bounds are for; None: both kinds.
         probe: None: no probes.
         fabric: None: the switches keep BGP's ECMP, as they are provisioned.
@@ -111,6 +113,7 @@ class Experiment:
     expectations: tuple[Expectation, ...]
     source: str
     capture: tuple[str, ...] = ()
+    cnp: CnpRule | None = None
     lab_kind: LabKind | None = None
     stops: tuple[Condition, ...] = ()
     probe: ProbeSpec | None = None
@@ -135,6 +138,8 @@ class _FaultFile(Section, frozen=True, kw_only=True):
 
 class _CaptureFile(Section, frozen=True, kw_only=True):
     ports: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    cnp_interval: str | None = None
+    cnp_per: CnpScope = "qp"
 
 
 class _ProbeFile(Section, frozen=True, kw_only=True):
@@ -178,7 +183,7 @@ _LONGEST_ID = 63
 SECTION_KEYS = {
     "": ("name", "seed", "lab", "fabric", "workload", "faults", "stop", "expect", "capture", "probe", "bystander"),
     "fabric": FABRIC_KEYS,
-    "capture": ("ports",),
+    "capture": ("ports", "cnp_interval", "cnp_per"),
     "probe": ("rate", "qps"),
     "bystander": BYSTANDER_KEYS,
     "lab": ("kind", "needs"),
@@ -211,6 +216,7 @@ def decode(content: bytes, *, source: str) -> Experiment:
     parsed = convert(raw, _ExperimentFile, source, keys=SECTION_KEYS)
     faults = _faults(parsed.faults, source)
     _refuse_without_bystander(parsed, source)
+    cnp = _cnp(parsed, source)
     return Experiment(
         name=parsed.name,
         seed=parsed.seed,
@@ -225,11 +231,27 @@ def decode(content: bytes, *, source: str) -> Experiment:
         ),
         source=source,
         capture=parsed.capture.ports if parsed.capture else (),
+        cnp=cnp,
         probe=ProbeSpec(duration_s=_PROBED_S, per_s=parsed.probe.rate, qps=parsed.probe.qps) if parsed.probe else None,
         fabric=fabric_of(parsed.fabric, source),
         bystander=bystander_of(parsed.bystander, source),
         stops=tuple(_stop(item, f"stop[{index}]", source, faults) for index, item in enumerate(parsed.stop)),
     )
+
+
+def _cnp(parsed: _ExperimentFile, source: str) -> CnpRule | None:
+    capture = parsed.capture
+    if capture is not None and capture.cnp_interval is not None:
+        interval_ns = positive(parse_duration_ns, capture.cnp_interval, source, "capture.cnp_interval")
+        return CnpRule(interval_ns=interval_ns, per=capture.cnp_per)
+    for index, item in enumerate(parsed.expect):
+        if item.metric.startswith("cnp.") and item.metric in METRICS:
+            problem = (
+                f"{item.metric} needs the interval between CNPs that the RNIC's documentation names: add it as "
+                "cnp_interval to [capture]"
+            )
+            raise fail(source, f"expect[{index}].metric", problem)
+    return None
 
 
 def _refuse_without_bystander(parsed: _ExperimentFile, source: str) -> None:

@@ -157,6 +157,19 @@ _TABLE = (
         meaning="Packets that break a rule of go-back-N, at all captured ports",
     ),
     Metric(
+        name="cnp.missing",
+        unit="count",
+        meaning="Congestion notifications that receivers of marked packets did not send: no CNP passed in the "
+        "documented interval before such a packet, nor in half of it after the packet, at a captured port of theirs",
+    ),
+    Metric(
+        name="cnp.gap",
+        unit="s",
+        estimand="event",
+        meaning="Longest time from a marked packet at a captured port of its receiver to the next CNP, of packets "
+        "without a CNP in the documented interval before them",
+    ),
+    Metric(
         name="wrong_elements",
         unit="count",
         meaning="Elements of the collective's result that were wrong, on all ranks",

@@ -21,6 +21,7 @@ from faultbed.harness.experiment.experiment_file import Experiment, Exposed, Fau
 from faultbed.harness.json_text import json_text
 from faultbed.inject.fault_plan import FaultSpec
 from faultbed.inject.kinds.kind import Fidelity
+from faultbed.testbed.packets.cnp_rule import CnpRule
 from faultbed.testbed.routing.schemes import SCHEMES
 
 __all__ = ["Plan", "ScheduledFault", "decode", "encode", "plan"]
@@ -96,6 +97,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[ScheduledFault, ...]
     capture: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Switch ports whose packets are kept; not in the file when there are none."""
+    cnp: CnpRule | msgspec.UnsetType = msgspec.UNSET
+    """How receivers answer marked packets; not in the file when that is not checked."""
     probe: PlannedProbes | msgspec.UnsetType = msgspec.UNSET
     """Not in the file when there are none."""
     fabric: PlannedFabric | msgspec.UnsetType = msgspec.UNSET
@@ -119,6 +122,7 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
         workload=msgspec.json.decode(msgspec.json.encode(experiment.workload)),  # as it is read again
         faults=tuple(faults),
         capture=experiment.capture or msgspec.UNSET,
+        cnp=experiment.cnp or msgspec.UNSET,
         probe=PlannedProbes(per_s=probe.per_s, qps=probe.qps) if (probe := experiment.probe) else msgspec.UNSET,
         fabric=msgspec.UNSET
         if (fabric := experiment.fabric) is None

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from faultbed.harness.packets import gobackn
-from faultbed.harness.packets.congestion_signals import Congestion, congestion
+from faultbed.harness.packets.congestion_signals import Answers, Congestion, answers_to_marks, congestion
 from faultbed.harness.packets.doubts import Capture, doubts, psn_jumps, unfinished_flow
 from faultbed.harness.packets.duplicates import without_copies
 from faultbed.harness.packets.episodes import Episode, episodes
@@ -22,6 +22,7 @@ from faultbed.testbed.packets.bth import is_fatal, is_nak, is_rnr, syndrome_name
 from faultbed.testbed.packets.columns import decode
 
 if TYPE_CHECKING:
+    from faultbed.testbed.packets.cnp_rule import CnpRule
     from faultbed.testbed.packets.columns import Packets
     from faultbed.testbed.packets.frames import Frames
 
@@ -111,7 +112,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """Analysis of a capture. `frames` counts all frames, `roce` those that are RoCEv2.
 
     `doubts` are reasons why the analysis may miss broken rules. With any doubt, "no rule broken" is not proven. `notes`
-    say how the capture was read if that is not obvious.
+    say how the capture was read if that is not obvious. `cnp` are the answers to marked packets, if a rule for them was
+    given; None without one.
     """
 
     schema: Literal[1] = 1
@@ -121,6 +123,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     flows: tuple[FlowReport, ...]
     doubts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    cnp: tuple[Answers, ...] | None = None
 
     @property
     def violations(self) -> int:
@@ -133,13 +136,14 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
         return tuple((flow, nak) for flow in self.flows for nak in flow.negative if nak.is_fatal)
 
 
-def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Analysis:
+def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None, cnp: CnpRule | None = None) -> Analysis:
     """Decode a capture, sort it by time, split it into flows, and check each flow.
 
     Args:
         frames: a capture.
         host_ports: for each interface, whether a host is at its far end. None derives it from the name: a switch port
             that faces an RNIC is named `SWITCH:HOST:RNIC`.
+        cnp: how receivers answer marked packets, by their documentation; None: not checked.
 
     Raises:
         UsageError: the capture has too many addresses and ports to sort (`flows_of`).
@@ -180,6 +184,9 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Anal
         flows=tuple(reports),
         doubts=(*doubts(capture, jumps), *unfinished),
         notes=tuple(notes),
+        cnp=None
+        if cnp is None
+        else answers_to_marks(packets, flows, cnp, frames.interfaces, is_whole=capture.has_all_packets_in_order),
     )
 
 

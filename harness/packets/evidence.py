@@ -12,6 +12,7 @@ import numpy as np
 from faultbed.harness.json_text import json_text
 from faultbed.harness.packets.analysis import Analysis, analyse
 from faultbed.testbed.observe.packet_capture import Captured, PortProof
+from faultbed.testbed.packets.cnp_rule import CnpRule
 from faultbed.testbed.packets.pcapng_writer import write_pcapng
 
 __all__ = ["CAPTURE", "Evidence", "keep", "read", "with_idle_ports", "write"]
@@ -46,13 +47,16 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return sum(proof.extra for proof in self.proofs)
 
 
-def keep(captured: Captured, folder: Path, windows: Mapping[str, tuple[int, int]]) -> Evidence:
+def keep(
+    captured: Captured, folder: Path, windows: Mapping[str, tuple[int, int]], cnp: CnpRule | None = None
+) -> Evidence:
     """Write the capture and its slices into a run directory, and analyse it.
 
     Args:
         captured: the capture.
         folder: the run directory.
         windows: first firing and removal of each fault, controller monotonic ns.
+        cnp: how receivers answer marked packets; None: not checked.
     """
     frames = captured.frames
     proofs = ", ".join(
@@ -74,7 +78,7 @@ def keep(captured: Captured, folder: Path, windows: Mapping[str, tuple[int, int]
         clock_error_ns=captured.clock_error_ns,
         proofs=captured.proofs,
         slices=slices,
-        analysis=with_idle_ports(analyse(frames)),
+        analysis=with_idle_ports(analyse(frames, cnp=cnp)),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from faultbed.harness.experiment.run_plan import ScheduledFault
+from faultbed.harness.packets.congestion_signals import Answers
 from faultbed.harness.record.plausible import refuse_addresses, refuse_large_numbers
 from faultbed.harness.verdict import ExcludedHost, LabState, RoutingReceipt
 from faultbed.inject.evidence.receipt import Receipt
@@ -177,6 +178,7 @@ class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):
         goings_back: pairs of controller times (ns): when the NAK passed or the timer expired, and when the packet
             passed again.
         doubts: reasons why there may be more violations than `broken`.
+        cnp: how receivers answered marked packets; None: not checked.
     """
 
     frames: int
@@ -185,6 +187,7 @@ class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):
     broken: int
     goings_back: tuple[tuple[int, int], ...] = ()
     doubts: tuple[str, ...] = ()
+    cnp: tuple[Answers, ...] | None = None
 
 
 class RebuildMark(msgspec.Struct, frozen=True, kw_only=True):

@@ -171,6 +171,7 @@ def _packets(evidence_of_run: Evidence | None) -> PacketSummary | None:
         broken=evidence_of_run.analysis.violations,
         goings_back=tuple(backs),
         doubts=evidence_of_run.analysis.doubts,
+        cnp=evidence_of_run.analysis.cnp,
     )
 
 

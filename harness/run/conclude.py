@@ -51,7 +51,7 @@ def conclude(
     backend = backend_of(lab.kind)
     data.errors += backend.health(lab.inventory_model)
     if data.captured is not None:
-        data.packets = evidence.keep(data.captured, run_dir.path, windows(data))
+        data.packets = evidence.keep(data.captured, run_dir.path, windows(data), resolved.plan.cnp or None)
         run_dir.write_packets(data.packets)
     if flights := getattr(data.result, "flights", ()):  # flows have none
         run_dir.write_flights(flights)

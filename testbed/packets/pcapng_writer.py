@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -18,22 +19,60 @@ if TYPE_CHECKING:
 
 __all__ = ["write_pcapng"]
 
-_SHB, _IDB, _EPB = 0x0A0D0D0A, 1, 6
+_SHB, _IDB, _ISB, _EPB = 0x0A0D0D0A, 1, 5, 6
+_COMMENT, _IF_DROPPED = 1, 5
+"""Options: opt_comment, and isb_ifdrop of a statistics block."""
+_LEAST_EPB, _MOST_TEXT = 32, 65_000
 _AT_ONCE = 50_000
 """Frames that are written in one batch."""
 
 _EPB_HEAD = np.dtype([(name, "<u4") for name in ("kind", "total", "interface", "high", "low", "captured", "length")])
 
 
-def write_pcapng(path: Path, frames: Frames, *, comment: str = "", order: Indices | None = None) -> None:
-    """Write frames with nanosecond times, interface names and directions. `order` selects frames and their order."""
+def write_pcapng(
+    path: Path,
+    frames: Frames,
+    *,
+    comment: str = "",
+    comments: Mapping[int, str] | None = None,
+    order: Indices | None = None,
+) -> None:
+    """Write frames with nanosecond times, interface names and directions, and how many were dropped.
+
+    A file of damaged frames ends within a block, so that its readers know, too.
+
+    Args:
+        path: the file.
+        frames: what is written.
+        comment: the comment of the file.
+        comments: those of frames, by their number from 1.
+        order: positions of the frames that are written, in their order; None: all.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: a frame's time is before 1970, which the format cannot hold.
+    """
     chosen = np.arange(len(frames), dtype=np.int64) if order is None else order
+    if len(chosen) and int(frames.time_ns[chosen].min()) < 0:
+        raise ValueError("a frame has a time before 1970")
+    commented = np.array(sorted(comments or ()), dtype=np.int64) - 1
     with path.open("wb") as file:
         file.write(_section_header(comment))
         for name, link in zip(frames.interfaces, frames.link_types, strict=True):
             file.write(_interface_block(name, int(link)))
         for begin in range(0, len(chosen), _AT_ONCE):
-            file.write(_packet_blocks(frames, chosen[begin : begin + _AT_ONCE]))
+            batch, written = chosen[begin : begin + _AT_ONCE], 0
+            for at in np.flatnonzero(np.isin(batch, commented)).tolist():
+                file.write(_packet_blocks(frames, batch[written:at]))
+                text = (comments or {})[int(batch[at]) + 1]
+                file.write(_with_comment(_packet_blocks(frames, batch[at : at + 1]), text))
+                written = at + 1
+            file.write(_packet_blocks(frames, batch[written:]))
+        if frames.dropped:
+            dropped = _option(_IF_DROPPED, struct.pack("<Q", frames.dropped)) + _option(0, b"")
+            file.write(_block(_ISB, struct.pack("<III", 0, 0, 0) + dropped))
+        if frames.damage:
+            file.write(struct.pack("<II", _EPB, _LEAST_EPB))
 
 
 def _packet_blocks(frames: Frames, chosen: Indices) -> bytes:
@@ -59,6 +98,20 @@ def _packet_blocks(frames: Frames, chosen: Indices) -> bytes:
     return rows[np.arange(rows.shape[1]) < total[:, None]].tobytes()
 
 
+def _with_comment(block: bytes, text: str) -> bytes:
+    """Insert a comment behind the options of a packet block, before the end of options and the block's length."""
+    body = block[8:-8] + _option(_COMMENT, _text(text)) + _option(0, b"")
+    return _block(_EPB, body)
+
+
+def _text(text: str) -> bytes:
+    """Return the bytes of a comment; an option has at most 65,535."""
+    content = text.encode()
+    if len(content) <= _MOST_TEXT:
+        return content
+    return content[:_MOST_TEXT].decode(errors="ignore").encode() + b" ..."
+
+
 def _option(code: int, value: bytes) -> bytes:
     return struct.pack("<HH", code, len(value)) + value + bytes(-len(value) % 4)
 
@@ -69,7 +122,7 @@ def _block(kind: int, body: bytes) -> bytes:
 
 
 def _section_header(comment: str) -> bytes:
-    options = (_option(1, comment.encode()) if comment else b"") + _option(4, b"faultbed") + _option(0, b"")
+    options = (_option(_COMMENT, _text(comment)) if comment else b"") + _option(4, b"faultbed") + _option(0, b"")
     return _block(_SHB, struct.pack("<IHHq", 0x1A2B3C4D, 1, 0, -1) + options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import click
 import msgspec
@@ -11,15 +12,19 @@ from rich.text import Text
 
 from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.harness.packets.analysis import Analysis, FlowReport, Nak, analyse
+from faultbed.harness.packets.annotations import comment_of_file, comments_of_frames
+from faultbed.harness.packets.congestion_signals import Answers
 from faultbed.harness.packets.episodes import Episode
 from faultbed.harness.packets.evidence import CAPTURE, Evidence, with_idle_ports
-from faultbed.harness.quantities import format_duration
+from faultbed.harness.quantities import format_duration, parse_duration_ns
 from faultbed.harness.record.rundir import open_run
 from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.packets import capture_file
 from faultbed.testbed.packets.bth import timeout_ns
+from faultbed.testbed.packets.cnp_rule import CnpRule, CnpScope
 from faultbed.testbed.packets.frames import Frames
+from faultbed.testbed.packets.pcapng_writer import write_pcapng
 
 __all__ = ["COMMANDS"]
 
@@ -30,9 +35,36 @@ _MOST_ROWS = 20
 @click.command()
 @click.argument("capture", type=click.Path(path_type=Path))
 @click.option("--explain", "frame", type=click.IntRange(min=1), metavar="FRAME", help="Dissect this frame instead.")
+@click.option(
+    "--annotate",
+    type=click.Path(path_type=Path),
+    metavar="OUT",
+    help="Write a copy (pcapng) with a comment in each frame that shows a finding.",
+)
+@click.option(
+    "--cnp-interval",
+    metavar="TIME",
+    help="Check that a CNP answers marked packets; the receiver's documentation names the interval (50us).",
+)
+@click.option(
+    "--cnp-per",
+    type=click.Choice(get_args(CnpScope)),
+    default="qp",
+    show_default=True,
+    help="What shares that interval.",
+)
 @json_option
 @pass_session
-def packets(session: Session, *, capture: Path, frame: int | None, as_json: bool) -> int:
+def packets(
+    session: Session,
+    *,
+    capture: Path,
+    frame: int | None,
+    annotate: Path | None,
+    cnp_interval: str | None,
+    cnp_per: CnpScope,
+    as_json: bool,
+) -> int:
     """Check RoCEv2 packets against go-back-N: a CAPTURE (pcap or pcapng), or a run directory with one.
 
     For each flow: missing packets, retransmissions with their cause (NAK, RNR, gap in response data, or timer), NAKs,
@@ -42,16 +74,25 @@ def packets(session: Session, *, capture: Path, frame: int | None, as_json: bool
     Mirrors and tunnels (ERSPAN, Everflow, VXLAN, Geneve, GRE) and captures of `tcpdump -i any` and `ibdump --erf` are
     decoded; what is not decoded is named.
 
+    With --cnp-interval, for a capture at the receivers' ports: a packet with congestion experienced (CE) needs a CNP in
+    the interval before it, or in half of it after the packet; a missing one is a broken rule.
+
+    With --annotate: the verdict, doubts and findings are comments in the copy, which Wireshark shows and filters
+    (frame.comment). Frames, times, ports and directions are those of the capture; its own comments are not kept.
+
     With --explain: every header of one frame and whether its ICRC is correct, by scapy. Exits with 1 if it is wrong,
     and with 2 if the frame has none or is truncated.
     """
     path = capture / CAPTURE if capture.is_dir() else capture
     if capture.is_dir() and not path.exists():
         raise UsageError(f"{capture}: this run captured no packets; give its experiment a [capture] with ports")
+    if frame is not None and annotate is not None:
+        raise UsageError("--explain and --annotate: give one of them")
     frames = capture_file.read(path)
     if frame is not None:
         return _explain(session, frames, frame, as_json=as_json)
-    analysis = analyse(frames)
+    analysis = analyse(frames, cnp=None if cnp_interval is None else _cnp_rule(cnp_interval, cnp_per))
+    analysis = msgspec.structs.replace(analysis, doubts=(*analysis.doubts, *_unknown_answers(analysis)))
     gaps: tuple[str, ...] = ()
     if capture.is_dir():
         analysis, account = with_idle_ports(analysis), open_run(capture).read_packets()
@@ -59,13 +100,54 @@ def packets(session: Session, *, capture: Path, frame: int | None, as_json: bool
         unknown = "the run kept no packets.json: the number of frames missing from the capture is unknown"
         doubts = (*gaps, *((unknown,) if account is None else ()), *analysis.doubts)
         analysis = msgspec.structs.replace(analysis, doubts=doubts)
+    written = None if annotate is None else _annotate(analysis, frames, path, annotate)
     if as_json:
         session.json(msgspec.to_builtins(analysis))
     else:
         _show(session, analysis)
-    if analysis.violations and not gaps:
+        if written is not None:
+            session.out.print(written, soft_wrap=True)
+    missing = sum(answers.missing for answers in analysis.cnp or ())
+    if (analysis.violations or missing) and not gaps:
         return ExitCode.FAIL
     return ExitCode.INCONCLUSIVE if analysis.doubts else ExitCode.PASS
+
+
+def _annotate(analysis: Analysis, frames: Frames, source: Path, copy: Path) -> str:
+    if copy.exists():
+        raise UsageError(f"--annotate {copy}: it exists already; name a new file")
+    comments = comments_of_frames(analysis)
+    try:
+        write_pcapng(copy, frames, comment=comment_of_file(analysis, str(source)), comments=comments)
+    except (OSError, ValueError) as error:
+        copy.unlink(missing_ok=True)
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"--annotate {copy}: {reason}; name a file that can be written") from error
+    return f"{copy}: {len(frames):,} frames, {len(comments):,} of them with a comment"
+
+
+def _cnp_rule(interval: str, per: CnpScope) -> CnpRule:
+    try:
+        interval_ns = parse_duration_ns(interval)
+    except ValueError as error:
+        raise UsageError(f"--cnp-interval: {error}; give a time such as 50us") from error
+    if interval_ns <= 0:
+        raise UsageError(f"--cnp-interval: {interval} must be more than 0; give a time such as 50us")
+    return CnpRule(interval_ns=interval_ns, per=per)
+
+
+def _unknown_answers(analysis: Analysis) -> Iterator[str]:
+    """Yield why it is not known whether marked packets were answered."""
+    if analysis.cnp is None:
+        return
+    if not any(answers.marked for answers in analysis.cnp):
+        yield "no marked packet (CE) passed a port of its receiver, so no CNP was owed; capture where packets arrive"
+    for answers in analysis.cnp:
+        if answers.unknown:
+            yield (
+                f"{answers.scope}: whether {answers.unknown:,} of {answers.marked:,} marked packets were answered by a "
+                "CNP is not known: the capture begins or ends there, lacks packets, or its CNPs cannot be told apart"
+            )
 
 
 def _gaps(account: Evidence, frames: int) -> Iterator[str]:
@@ -132,16 +214,32 @@ def _show(session: Session, analysis: Analysis) -> None:
         for violation in flow.violations[:_MOST_ROWS]:
             details = f" frame {violation.frame}, {_name(flow)}, PSN {violation.psn}: {violation.detail}"
             session.out.print(Text.assemble((violation.rule, "red"), details), soft_wrap=True)
+    for answers in analysis.cnp or ():
+        _show_answers(session, answers)
     for note in analysis.notes:
         session.out.print(note, soft_wrap=True)
     for doubt in analysis.doubts:
         session.out.print(Text.assemble(("INCONCLUSIVE", "yellow"), f" {doubt}"), soft_wrap=True)
     ended = "; ".join(_ending(flow, nak) for flow, nak in analysis.fatal_naks[:_MOST_ROWS])
-    if not analysis.violations and not analysis.doubts:
+    missing = any(answers.missing for answers in analysis.cnp or ())
+    if not analysis.violations and not analysis.doubts and not missing:
         ended = f"; {ended}" if ended else ""
         session.out.print(Text.assemble(("no rule of go-back-N is broken", "green"), ended), soft_wrap=True)
     elif ended:
         session.out.print(ended, soft_wrap=True)
+
+
+def _show_answers(session: Session, answers: Answers) -> None:
+    gap = f"{'more than ' if answers.is_gap_open else ''}{format_duration(answers.gap_ns)}"
+    details = f"{answers.marked:,} marked packets, {answers.sent:,} CNPs, longest wait {gap}"
+    if answers.missing:
+        text = Text.assemble(
+            ("cnp-missing", "red"),
+            f" frame {answers.first_missing}, {answers.scope}: {answers.missing:,} CNPs are missing; {details}",
+        )
+        session.out.print(text, soft_wrap=True)
+    else:
+        session.out.print(f"CNPs of {answers.scope}: {details}", soft_wrap=True)
 
 
 def _rows(session: Session, columns: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> None:
