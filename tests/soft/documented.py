@@ -149,8 +149,6 @@ LONG = {
     "faultbed traffic flow --pattern incast --probe": Expected(says="Jain index"),
     "faultbed traffic collective": Expected(says="busbw(GB/s)"),
     "faultbed traffic collective all-reduce --qps-per-peer 4 --spread round-robin": Expected(says="busbw(GB/s)"),
-    "faultbed traffic collective all-to-all --qps-per-peer 4 --spread dqplb": Expected(says="busbw(GB/s)"),
-    "faultbed traffic collective all-to-all --size 64KiB": Expected(says="busbw(GB/s)"),
     (
         "faultbed traffic job --grid tp=2,dp=8 --phase tp:all-reduce:64KiB --rank host1 --rank host3 "
         "--ranks-per-rnic 8 --alone"
@@ -255,7 +253,6 @@ NOT_RUN = {
     f"{_LOSS} --merge runs/shard-*": "needs the runs of several labs; the same tests merge them",
     f"{_LOSS} --on local:2": "two more labs beside that of the session",
     "faultbed campaign --seed 13 --places 2": "as without a seed, at other places, on three racks",
-    "faultbed --lab soft-3rack up": "seven more VMs beside those of the session",
     (
         "faultbed --lab soft-tapered sweep docs/sweeps/collision.toml --over fabric.routing=static-parity,e-ecmp "
         "--metric busbw.mean --metric mmr.rtsw1 --out runs/collision"
@@ -273,23 +270,12 @@ NOT_RUN = {
         "--over workload.algorithm=ring,double-binary-tree,recursive-halving --over workload.size=4KiB,64KiB,512KiB "
         "--metric busbw.mean --metric mmr.rtsw1 --out runs/algorithms"
     ): "seven more VMs beside those of the session",
-    "faultbed --lab soft-tapered up": "seven more VMs beside those of the session",
-    "faultbed --lab soft-zones up": "five more VMs beside those of the session",
-    "faultbed --lab soft-zones traffic flow --pattern in-zone --qps 4": "a lab of zones is not the session's",
     (
         "faultbed --lab soft-zones sweep docs/sweeps/taper.toml --over workload.pattern=in-zone,across-zones "
         "--metric goodput.mean --metric bisection --out runs/taper"
     ): "a lab of zones is not the session's",
-    (
-        "faultbed --lab soft-mini sweep docs/sweeps/loss.toml --over faults[0].set.share=0.001,0.004,0.03 "
-        "--out runs/loss"
-    ): "the sweep of the same file above, with other values",
     "faultbed --lab soft-zones bisection": "a lab of zones is not the session's",
     "faultbed --lab soft-zones bisection --routing pinned --tier zone": "a lab of zones is not the session's",
-    (
-        "faultbed --lab soft-zones bisection --routing pinned --tier zone --permutations 3 --size 32KiB"
-    ): "a lab of zones is not the session's",
-    "faultbed --lab FILE probe --for 20s --rate 5": "labs with long distances are not the session's",
     "faultbed down": _ENDS,
     "faultbed down --purge": _ENDS,
     "faultbed release --force": "ends the session's own reservation; the unit test `test_reservation.py` has its rules",
