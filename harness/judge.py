@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -18,8 +18,6 @@ import msgspec
 from faultbed.harness.analysis.noise import NoiseFloor
 from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.attribution.attribute import attribute
-from faultbed.harness.experiment.experiment_file import Expectation
-from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.ledger.claims import Claim, Reason, Status, Unknown
 from faultbed.harness.ledger.ledger import Entry, Ledger, fold, planned, verdict_of
 from faultbed.harness.ledger.settle import Finding, settle
@@ -27,12 +25,16 @@ from faultbed.harness.parts.fault_claims import why_unproven_as_planned
 from faultbed.harness.parts.part import Planned, Row, View
 from faultbed.harness.parts.registry import PARTS
 from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.record.sealed import Sealed
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from faultbed.traffic.engine.flight_recorder import Flight
 from faultbed.traffic.probes.rtt import Trip
 
-__all__ = ["Judged", "judge", "planned_ledger", "with_checks"]
+__all__ = ["Judged", "judge", "planned_ledger"]
+
+
+_NOTHING_SEALED = Sealed()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,34 +45,34 @@ class Judged:
     verdict: VerdictFile
 
 
-def planned_ledger(plan: Plan, expectations: Sequence[Expectation]) -> Ledger:
+def planned_ledger(before: Planned) -> Ledger:
     """Return the ledger of a run that has not begun: every claim that its plan makes is unknown."""
-    before = Planned(plan=plan, expectations=expectations)
     return planned(claim for part in PARTS for claim in part.claims(before))
 
 
 def judge(
     *,
-    plan: Plan,
-    expectations: Sequence[Expectation],
+    before: Planned,
     run: Measurements,
     observed: Observed,
+    sealed: Sealed = _NOTHING_SEALED,
     floor: NoiseFloor | None = None,
     flights: Sequence[Flight] = (),
     trips: Sequence[Trip] = (),
 ) -> Judged:
     """Judge one run.
 
-    `floor` is how much fault-free runs on this lab differ, where that is known; `trips` are its probes, `flights` the
-    flight recorders of a job that failed.
+    `before` is what was known before it, and `sealed` the evidence of its parts. `floor` is how much fault-free runs on
+    this lab differ, where that is known; `trips` are its probes, `flights` the flight recorders of a job that failed.
     """
     unproven = {fault.plan.id: why_unproven_as_planned(run, fault) for fault in run.faults}
     view = View(
-        planned=Planned(plan=plan, expectations=expectations),
+        planned=before,
         run=run,
         observed=observed,
         floor=floor,
         faults={fault.plan.id: fault for fault in run.faults},
+        sealed=sealed,
     )
     statuses: dict[str, Status] = {}
     entries, checks = [], [_error_check(error) for error in run.errors]
@@ -81,8 +83,8 @@ def judge(
         checks.append(_check(claim, row or Row(finding=Finding(), detail="nothing is known about it"), status))
     ledger = Ledger(entries=tuple(entries), errors=run.errors)
     verdict = VerdictFile(
-        experiment=plan.experiment,
-        seed=plan.seed,
+        experiment=before.plan.experiment,
+        seed=before.plan.seed,
         lab=run.lab,
         verdict=fold(ledger),
         checks=tuple(checks),
@@ -95,22 +97,6 @@ def judge(
         routing=run.routing or msgspec.UNSET,
     )
     return Judged(ledger=ledger, verdict=verdict)
-
-
-def with_checks(ledger: Ledger, checks: Iterable[Check]) -> Ledger:
-    """Return a ledger with the claims of checks that no part makes yet: stop conditions, and that of a control run.
-
-    Without them its fold would differ from the verdict of the run.
-    """
-    entries = [*ledger.entries]
-    for check in checks:
-        claim = Claim(name=check.name, says=check.meaning)
-        finding = Finding(
-            refuted=check.detail if check.verdict is Verdict.FAIL else None,
-            undecided=check.detail if check.verdict is Verdict.INCONCLUSIVE else None,
-        )
-        entries.append(Entry(claim=claim, status=settle(claim, finding, {})))
-    return msgspec.structs.replace(ledger, entries=tuple(entries))
 
 
 def _rows(view: View) -> Iterator[tuple[Claim, Row | None]]:

@@ -167,11 +167,13 @@ def _gap(run: Measurements, flow: BystanderRun, whole: Goodput, base: Baseline |
     if base is not None:
         usual, _ = _longest_silence(silent, whole.bin_of(base.start_ns), whole.bin_of(base.end_ns))
         before = f"; in the fault-free start {usual * step_s:.1f} s"
+    without = [fault.plan.id for fault in run.faults if fault.plan.id not in longest]
     return Observation(
         value=bins * step_s,
         detail=f"{flow.src} to {flow.dst} around {worst}, in bins of {step_s:g} s{before}",
         censored=is_cut,
         interval=confidence.resolution(bins * step_s, (bins + 2) * step_s, of="the bins at both ends of the gap"),
+        unseen=dict.fromkeys(without, "its receipt has no time of arming or firing"),
     )
 
 

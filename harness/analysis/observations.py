@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,8 @@ class Observation:
     `interval` is where the run's own noise, or its resolution, leaves the value; None for a count, a name, or too
     little data. `sampling` is the same for a decision that tolerates the level of the machine; it needs less data.
     `between` are the lowest and highest values that errors of measurement leave open in this run; None: only `value`.
-    `members` are the contrasts of all faults, of which `value` is the worst.
+    `members` are the contrasts of all faults, of which `value` is the worst. `unseen` says of each fault that has no
+    value why: `value` is then the worst of the others.
     """
 
     value: Value | None
@@ -72,6 +73,7 @@ class Observation:
     sampling: Interval | None = None
     between: tuple[float, float] | None = None
     members: tuple[Member, ...] = ()
+    unseen: Mapping[str, str] = field(default_factory=dict)
 
 
 def plain(run: Measurements) -> dict[str, Observation]:
@@ -331,8 +333,10 @@ def recovery_phases(
         ]
         if lengths:
             length_ns, fault_id, detail = max(lengths)
-            others = f"; not seen under {', '.join(endless)}" if endless else ""
-            metrics[f"recovery.{name}"] = Observation(value=length_ns / 1e9, detail=f"{fault_id}: {detail}{others}")
+            unseen = dict.fromkeys(endless, "no end noticed it, as far as the run shows")
+            metrics[f"recovery.{name}"] = Observation(
+                value=length_ns / 1e9, detail=f"{fault_id}: {detail}{_not_seen(unseen)}", unseen=unseen
+            )
             continue
         why = "unknown: no go-back at a captured port" if by_phase else _why_no_impact(base)
         metrics[f"recovery.{name}"] = Observation(value=None, detail=why if run.faults else "no fault in this run")
@@ -500,10 +504,17 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
             metrics["routing.restored"] = Observation(value=None, detail=left[0])
         elif times and not lost:
             value, fault_id, by = max(times)
-            still = [of_fault for of_fault, stages in by_routing.items() if of(stages) is None]
-            others = f"; not seen under {', '.join(still)}" if still else ""
-            metrics[f"routing.{name}"] = Observation(value=value / 1e9, detail=f"{fault_id}: first {by}{others}")
+            reached = {of_fault for of_fault, stages in by_routing.items() if of(stages) is not None}
+            still = [fault.plan.id for fault in run.faults if fault.plan.id not in reached]
+            unseen = dict.fromkeys(still, "no such change of a link or a route was seen under it")
+            metrics[f"routing.{name}"] = Observation(
+                value=value / 1e9, detail=f"{fault_id}: first {by}{_not_seen(unseen)}", unseen=unseen
+            )
     return metrics
+
+
+def _not_seen(unseen: Mapping[str, str]) -> str:
+    return f"; not seen under {', '.join(unseen)}" if unseen else ""
 
 
 def slow_rank(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:

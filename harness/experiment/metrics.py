@@ -45,6 +45,8 @@ class Metric:
         most: highest possible value of a share.
         is_share_lost: it is 1 minus the contrast that is decided.
         has_controls: it is a ratio over fault-free times of the same run, before and after the faults.
+        needs_twin: it compares the run with a fault-free twin.
+        each_fault: it has a value for each fault, of which the worst counts.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Metric:
     most: float | None = None
     is_share_lost: bool = False
     has_controls: bool = False
+    needs_twin: bool = False
+    each_fault: bool = False
 
     @property
     def has_level(self) -> bool:
@@ -114,6 +118,7 @@ _TABLE = (
             unit="s",
             estimand="event",
             about_faults=True,
+            each_fault=True,
             meaning=f"{meaning}; the worst fault counts",
         )
         for name, meaning in _PHASES.items()
@@ -296,6 +301,7 @@ _TABLE = (
         name="jct_ratio",
         unit="ratio",
         about_faults=True,
+        needs_twin=True,
         estimand="setting",
         meaning="Time to finish the first k iterations over the fault-free twin's time for the same k",
     ),
@@ -343,6 +349,7 @@ _TABLE = (
         unit="s",
         estimand="event",
         about_faults=True,
+        each_fault=True,
         meaning="Longest time without data of the bystander that begins between 1 s before a fault's arming and 1 s "
         "after its removal",
     ),
@@ -363,6 +370,7 @@ _TABLE = (
         unit="s",
         estimand="event",
         about_faults=True,
+        each_fault=True,
         meaning="From a fault's first firing to the first link, next hop or route that changed on a switch; the worst "
         "fault counts",
     ),
@@ -371,6 +379,7 @@ _TABLE = (
         unit="s",
         estimand="event",
         about_faults=True,
+        each_fault=True,
         meaning="From a fault's first firing to the first route that a switch moved off a link that it lost; the worst "
         "fault counts",
     ),
@@ -379,6 +388,7 @@ _TABLE = (
         unit="s",
         estimand="event",
         about_faults=True,
+        each_fault=True,
         meaning="From a fault's first firing to the first route that BGP changed where no link was lost; the worst "
         "fault counts",
     ),
@@ -387,6 +397,7 @@ _TABLE = (
         unit="s",
         estimand="event",
         about_faults=True,
+        each_fault=True,
         meaning="From a fault's first firing to the last route that changed before its removal; the worst fault counts",
     ),
     Metric(
@@ -394,6 +405,7 @@ _TABLE = (
         unit="s",
         estimand="event",
         about_faults=True,
+        each_fault=True,
         meaning="From a fault's removal to the last route that changed after it; the worst fault counts",
     ),
     Metric(

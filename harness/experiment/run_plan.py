@@ -105,6 +105,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Not in the file when the experiment chooses no routing scheme: the switches keep BGP's ECMP."""
     bystander: PlannedBystander | msgspec.UnsetType = msgspec.UNSET
     """Not in the file when there is none."""
+    control: bool | msgspec.UnsetType = msgspec.UNSET
+    """Every fault is armed with zero intensity (`run --control`); not in the file when the faults are real."""
+
+    @property
+    def is_control(self) -> bool:
+        """Whether every fault is armed with zero intensity."""
+        return self.control is True
 
 
 def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: str, version: str) -> Plan:

@@ -23,7 +23,8 @@ class Finding:
 
     Attributes:
         conditions: for each condition, why it is not shown. A condition without an entry is unknown.
-        members: for each member, why it has no value. A member without an entry is unknown.
+        members: for each member, why it has no value. A member without an entry is unknown. A member that the claim
+            does not name counts as well: not every member (a restart, say) can be planned.
         refuted: the evidence shows the opposite of the claim, for this reason.
         undecided: the evidence is complete and does not decide, for this reason.
     """
@@ -77,7 +78,7 @@ def _because(status: Status | None) -> str:
 
 def _missing(names: Sequence[str], found: Mapping[str, Why]) -> list[Reason]:
     reasons = []
-    for name in names:
+    for name in dict.fromkeys((*names, *found)):
         if name not in found:
             reasons.append(Reason(code="no-evidence", subject=name, because="nothing is known about it"))
         else:

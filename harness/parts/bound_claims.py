@@ -5,32 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from faultbed.harness.analysis.noise import tolerance_of
+from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.bounds import Bound, bounds_of, check_bound, sampled_bounds
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import PER_FAULT_PREFIXES
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.ledger.statistics.decision import tail_for
-from faultbed.harness.parts import fault_claims, routing_claims
-from faultbed.harness.parts.part import Planned, Row, View
+from faultbed.harness.parts import fault_claims, routing_claims, twin_claims
+from faultbed.harness.parts.part import Part, Planned, Row, View
 from faultbed.harness.verdict import Verdict
 
-__all__ = ["claims", "found", "row"]
+__all__ = ["PART"]
 
 
-def claims(planned: Planned) -> Iterator[Claim]:
-    """Yield a claim for each bound, with the faults and the routing scheme without which it means nothing."""
+def _claims(planned: Planned) -> Iterator[Claim]:
+    """Yield a claim for each bound, with the faults, the scheme and the twin without which it means nothing."""
     for name, (expectation, _) in _bounds(planned).items():
-        depends = (*_faults(expectation, planned), *_scheme(expectation, planned))
-        yield Claim(name=name, says=name, depends=depends)
+        depends = (*_faults(expectation, planned), *_scheme(expectation, planned), *_twin(expectation))
+        yield Claim(name=name, says=name, members=_members(expectation, planned), depends=depends)
 
 
-def found(_view: View) -> Iterator[Claim]:
-    """Yield nothing: bounds are planned."""
-    yield from ()
-
-
-def row(claim: Claim, view: View) -> Row | None:
+def _row(claim: Claim, view: View) -> Row | None:
     """Return the metric's value compared with its bound."""
     _, bound = _bounds(view.planned)[claim.name]
     observation = view.observed.metrics.get(bound.metric.name)
@@ -38,6 +34,7 @@ def row(claim: Claim, view: View) -> Row | None:
     check = check_bound(bound, observation, (), tolerance=tolerance_of(view.run, view.floor), tail=tail)
     return Row(
         finding=Finding(
+            members={name: _why_no_value(name, observation) for name in claim.members},
             refuted=check.detail if check.verdict is Verdict.FAIL else None,
             undecided=check.detail if check.verdict is Verdict.INCONCLUSIVE else None,
         ),
@@ -76,7 +73,26 @@ def _faults(expectation: Expectation, planned: Planned) -> Iterator[str]:
     yield from (f"{fault_claims.PREFIX}{fault_id}" for fault_id in ids)
 
 
+def _members(expectation: Expectation, planned: Planned) -> tuple[str, ...]:
+    """Return the faults of which each needs a value."""
+    return tuple(fault.id for fault in planned.plan.faults) if expectation.metric.each_fault else ()
+
+
+def _why_no_value(fault_id: str, observation: Observation | None) -> tuple[str, ...]:
+    if observation is None or observation.value is None:
+        return ("the metric has no value in this run",)
+    return (observation.unseen[fault_id],) if fault_id in observation.unseen else ()
+
+
+def _twin(expectation: Expectation) -> Iterator[str]:
+    if expectation.metric.needs_twin:
+        yield twin_claims.NAME
+
+
 def _scheme(expectation: Expectation, planned: Planned) -> Iterator[str]:
     """Yield the claim of the routing scheme. A count (of wrong elements, say) is what it is under any routing."""
     if planned.plan.fabric and expectation.metric.unit != "count":
         yield f"{routing_claims.PREFIX}{planned.plan.fabric.routing}"
+
+
+PART = Part(name="bounds", claims=_claims, row=_row)

@@ -7,25 +7,20 @@ from collections.abc import Iterator
 from faultbed.harness.analysis.links import emulation_headroom
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
-from faultbed.harness.parts.part import Planned, Row, View
+from faultbed.harness.parts.part import Part, Row, View
 
-__all__ = ["claims", "found", "row"]
+__all__ = ["PART"]
 
 _HEADROOM = "headroom"
 
 
-def claims(_planned: Planned) -> Iterator[Claim]:
-    """Yield nothing: only a soft lab whose links have rates can be overloaded by a workload (`found`)."""
-    yield from ()
-
-
-def found(view: View) -> Iterator[Claim]:
-    """Yield the claim if the links of the lab have rates."""
+def _found(view: View) -> Iterator[Claim]:
+    """Yield the claim if the links of the lab have rates: only then can a workload overload the emulation."""
     if view.run.offered_bps is not None:
         yield Claim(name="emulation", says=emulation_headroom.MEANING, conditions=(_HEADROOM,))
 
 
-def row(_claim: Claim, view: View) -> Row | None:
+def _row(_claim: Claim, view: View) -> Row | None:
     """Return the offered load beside what the emulation carries."""
     offered_bps, carried_bps = view.run.offered_bps, view.run.carried_bps
     if offered_bps is None:
@@ -41,3 +36,6 @@ def row(_claim: Claim, view: View) -> Row | None:
         unit="Mb/s",
         detail=detail,
     )
+
+
+PART = Part(name="emulation", found=_found, row=_row)

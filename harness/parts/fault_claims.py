@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.parts.exposure import why_not_exposed
-from faultbed.harness.parts.part import Planned, Row, View
+from faultbed.harness.parts.part import Part, Planned, Row, View
 from faultbed.harness.proof import why_unproven_in
 from faultbed.harness.record.measurements import FaultRun, Measurements
 from faultbed.inject.evidence import firing_times
 from faultbed.inject.evidence.receipt import Receipt
 
-__all__ = ["PREFIX", "claims", "found", "row", "why_unproven_as_planned"]
+__all__ = ["PART", "PREFIX", "why_unproven_as_planned"]
 
 PREFIX = "fired."
 _PROVEN, _EXPOSED = "happened as planned", "exposed"
@@ -24,18 +24,18 @@ _SAYS = (
 )
 
 
-def claims(planned: Planned) -> Iterator[Claim]:
+def _claims(planned: Planned) -> Iterator[Claim]:
     """Yield a claim for each planned fault."""
-    yield from _claims(fault.id for fault in planned.plan.faults)
+    yield from _claims_of(fault.id for fault in planned.plan.faults)
 
 
-def found(view: View) -> Iterator[Claim]:
+def _found(view: View) -> Iterator[Claim]:
     """Yield a claim for each recorded fault that the plan does not have."""
     planned = {fault.id for fault in view.planned.plan.faults}
-    yield from _claims(fault_id for fault_id in view.faults if fault_id not in planned)
+    yield from _claims_of(fault_id for fault_id in view.faults if fault_id not in planned)
 
 
-def _claims(fault_ids: Iterable[str]) -> Iterator[Claim]:
+def _claims_of(fault_ids: Iterable[str]) -> Iterator[Claim]:
     for fault_id in fault_ids:
         yield Claim(name=f"{PREFIX}{fault_id}", says=_SAYS, conditions=(_PROVEN, _EXPOSED))
 
@@ -45,7 +45,7 @@ def why_unproven_as_planned(run: Measurements, fault: FaultRun) -> tuple[str, ..
     return (*why_unproven_in(run, fault), *why_not_exposed(run, fault))
 
 
-def row(claim: Claim, view: View) -> Row | None:
+def _row(claim: Claim, view: View) -> Row | None:
     """Return what the receipt of a fault says; nothing if the run has no record of it."""
     fault = view.faults.get(claim.name.removeprefix(PREFIX))
     if fault is None:
@@ -77,3 +77,6 @@ def _on_for(receipt: Receipt | None) -> list[str]:
     on_s, planned_s, off_s = (ns / 1e9 for ns in (on_time.measured_ns, on_time.planned_ns, on_time.tolerance_ns))
     switching = f"switching took {on_time.changing_ns / 1e9:.2f} s"
     return [f"on for {on_s:.2f} s of {planned_s:.2f} s (tolerance {off_s:.2f} s), {switching}"]
+
+
+PART = Part(name="faults", claims=_claims, found=_found, row=_row)

@@ -6,25 +6,20 @@ from collections.abc import Iterator
 
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
-from faultbed.harness.parts.part import Planned, Row, View
+from faultbed.harness.parts.part import Part, Planned, Row, View
 
-__all__ = ["claims", "found", "row"]
+__all__ = ["PART"]
 
 _SAME = "every machine is as before"
 
 
-def claims(_planned: Planned) -> Iterator[Claim]:
+def _claims(_planned: Planned) -> Iterator[Claim]:
     """Yield the claim of the lab."""
     says = "Fingerprint of every node after the run against the one before"
     yield Claim(name="lab_restored", says=says, conditions=(_SAME,))
 
 
-def found(_view: View) -> Iterator[Claim]:
-    """Yield nothing: the lab is planned."""
-    yield from ()
-
-
-def row(_claim: Claim, view: View) -> Row | None:
+def _row(_claim: Claim, view: View) -> Row | None:
     """Return how the lab differs from its state before the run."""
     state, clean = view.run.lab_state, view.run.lab_state == "CLEAN"
     detail = "; ".join(view.run.lab_diff) or "the comparison with the state before the run failed"
@@ -35,3 +30,6 @@ def row(_claim: Claim, view: View) -> Row | None:
         comparison="equals",
         detail="the same as before the run" if clean else detail,
     )
+
+
+PART = Part(name="lab_state", claims=_claims, row=_row)

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from faultbed.harness.analysis.restarts import TimedRestart, why_state_unknown
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
-from faultbed.harness.parts.part import Planned, Row, View
+from faultbed.harness.parts.part import Part, Planned, Row, View
 
-__all__ = ["claims", "found", "row"]
+__all__ = ["PART"]
 
-_PREFIX, _STATE = "restart.", "state"
-_CAUGHT_UP, _KNOWN = "caught up", "the state of every rank is known"
+_RESTARTS, _STATE = "restarts", "state"
+_KNOWN = "the state of every rank is known"
+_RESTARTS_CLAIM = Claim(name=_RESTARTS, says="The job caught up after each restart, or another loss interrupted it")
 _STATE_CLAIM = Claim(
     name=_STATE,
     says="Elements of the final state that differ from those of an uninterrupted job",
@@ -20,40 +21,42 @@ _STATE_CLAIM = Claim(
 )
 
 
-def claims(planned: Planned) -> Iterator[Claim]:
-    """Yield the claim about the final state of a job with restarts."""
+def _claims(planned: Planned) -> Iterator[Claim]:
+    """Yield the claims about the restarts of a job, and about its final state."""
     if planned.plan.workload.get("resilience"):
-        yield _STATE_CLAIM
+        yield from (_RESTARTS_CLAIM, _STATE_CLAIM)
 
 
-def found(view: View) -> Iterator[Claim]:
-    """Yield a claim for each restart, and that of the final state if only the record has one."""
-    for timed in view.observed.restarts:
-        says = "The job caught up after this restart, or another loss interrupted it"
-        yield Claim(name=f"{_PREFIX}{timed.restart.number}", says=says, conditions=(_CAUGHT_UP,))
+def _found(view: View) -> Iterator[Claim]:
+    """Yield the same claims if only the record has restarts."""
     if view.run.resilience is not None and not view.planned.plan.workload.get("resilience"):
-        yield _STATE_CLAIM
+        yield from (_RESTARTS_CLAIM, _STATE_CLAIM)
 
 
-def row(claim: Claim, view: View) -> Row | None:
-    """Return how a restart went, or how many elements of the final state are wrong."""
-    if claim.name == _STATE:
-        return _state(view)
-    timed = next(item for item in view.observed.restarts if claim.name == f"{_PREFIX}{item.restart.number}")
+def _row(claim: Claim, view: View) -> Row | None:
+    """Return how many restarts there were and how each went, or how many elements of the final state are wrong."""
+    return _state(view) if claim.name == _STATE else _restarts(view)
+
+
+def _restarts(view: View) -> Row | None:
+    """Each restart is a member. One that another restart follows was interrupted, which is no defect of it."""
+    if view.run.resilience is None:
+        return None
+    restarts, failed = view.observed.restarts, view.run.failure is not None
+    unfinished = {one.restart.number for one in restarts[-1:] if one.restart.caught_up_ns is None}
     return Row(
-        finding=_caught_up(timed, is_last=timed is view.observed.restarts[-1], failed=view.run.failure is not None),
-        observed=None if timed.restart.caught_up_ns is None else timed.length_ns / 1e9,
-        unit="s",
-        detail=timed.describe(),
+        finding=Finding(
+            members={_name(one): (one.describe(),) if one.restart.number in unfinished else () for one in restarts},
+            refuted=f"the job failed: {restarts[-1].describe()}" if restarts and failed else None,
+        ),
+        observed=len(restarts),
+        unit="count",
+        detail="; ".join(f"{_name(one)}: {one.describe()}" for one in restarts) or "no restart",
     )
 
 
-def _caught_up(timed: TimedRestart, *, is_last: bool, failed: bool) -> Finding:
-    """A restart that another one follows was interrupted, which is no defect of it."""
-    if is_last and failed:
-        return Finding(refuted=f"the job failed: {timed.describe()}")
-    unfinished = is_last and timed.restart.caught_up_ns is None
-    return Finding(conditions={_CAUGHT_UP: (timed.describe(),) if unfinished else ()})
+def _name(timed: TimedRestart) -> str:
+    return f"restart {timed.restart.number}"
 
 
 def _state(view: View) -> Row | None:
@@ -74,3 +77,6 @@ def _state(view: View) -> Row | None:
         unit="count",
         detail=f"{detail}; {why}" if why else detail,
     )
+
+
+PART = Part(name="restarts", claims=_claims, found=_found, row=_row)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
-from faultbed.harness.parts.part import Planned, Row, View
+from faultbed.harness.parts.part import Part, Planned, Row, View
 from faultbed.harness.verdict import RoutingReceipt
 
-__all__ = ["PREFIX", "claims", "found", "row"]
+__all__ = ["PART", "PREFIX"]
 
 PREFIX = "routing."
 _ROUTED = "routed the workload"
@@ -19,18 +19,13 @@ _SAYS = (
 )
 
 
-def claims(planned: Planned) -> Iterator[Claim]:
+def _claims(planned: Planned) -> Iterator[Claim]:
     """Yield the claim of the scheme, if the experiment chose one."""
     if planned.plan.fabric:
         yield Claim(name=f"{PREFIX}{planned.plan.fabric.routing}", says=_SAYS, conditions=(_ROUTED,))
 
 
-def found(_view: View) -> Iterator[Claim]:
-    """Yield nothing: a scheme is planned."""
-    yield from ()
-
-
-def row(claim: Claim, view: View) -> Row | None:
+def _row(claim: Claim, view: View) -> Row | None:
     """Return what the receipt of the scheme says; nothing if there is none, or that of another scheme."""
     receipt = view.run.routing
     if receipt is None or claim.name != f"{PREFIX}{receipt.scheme}":
@@ -54,3 +49,6 @@ def _evidence(receipt: RoutingReceipt) -> Iterator[str]:
         explained = [deviation for deviation in receipt.deviations if deviation.cause == cause]
         if by := sorted({deviation.fault for deviation in explained if deviation.fault}):
             yield f"{words} because of {', '.join(by)}"
+
+
+PART = Part(name="routing", claims=_claims, row=_row)

@@ -6,26 +6,21 @@ from collections.abc import Iterator
 
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
-from faultbed.harness.parts.part import Planned, Row, View
+from faultbed.harness.parts.part import Part, Planned, Row, View
 from faultbed.harness.record.measurements import Measurements
 
-__all__ = ["claims", "found", "row"]
+__all__ = ["PART"]
 
 _MOVED = "moved data"
 _ENDED = "ran to its end"
 
 
-def claims(_planned: Planned) -> Iterator[Claim]:
+def _claims(_planned: Planned) -> Iterator[Claim]:
     """Yield the claim of the workload."""
     yield Claim(name="workload", says="The workload ran to its end and moved data", conditions=(_ENDED, _MOVED))
 
 
-def found(_view: View) -> Iterator[Claim]:
-    """Yield nothing: the workload is planned."""
-    yield from ()
-
-
-def row(_claim: Claim, view: View) -> Row | None:
+def _row(_claim: Claim, view: View) -> Row | None:
     """Return how the workload ended. A job that failed refutes the claim; it is no error of the harness.
 
     A workload that moved no data does not show what the faults do to it, although a bound on errors would hold. Of
@@ -51,3 +46,6 @@ def _why_silent(run: Measurements) -> tuple[str, ...]:
         silent_flow = f"nothing arrived on {silent[0]} from beginning to end ({len(silent)} such flows)"
         return (f"{silent_flow}, so the effect of the faults on it is unknown",)
     return ()
+
+
+PART = Part(name="workload", claims=_claims, row=_row)

@@ -305,10 +305,10 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         counters_before: counters by node. Those of an RNIC are named `rxe0.out_of_seq_request`.
         counters_after: the same counters after the workload.
         twin: series of the fault-free run from the same snapshot.
+        twin_failure: how that run ended with wrong data, after which no fault was tried.
         changes: changes of switches while the workload ran. `telemetry.parquet` has the counters.
         reads: (begin, end) of each time at which the harness itself queried the lab while the workload ran. The
             baseline leaves them out.
-        is_control: every fault was armed with zero intensity (`faultbed.harness.run.control`).
         load: how busy the controller was during the run's workload.
         twin_load: how busy it was during the twin's workload.
         failure: where the workload was when it failed; None: it did not fail, or there was none.
@@ -349,6 +349,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     counters_before: dict[str, dict[str, int]] = {}
     counters_after: dict[str, dict[str, int]] = {}
     twin: tuple[RankSeries, ...] | None = None
+    twin_failure: str | None = None
     summary: Summary = Summary()
     serving: Serving | None = None
     latencies_ns: tuple[tuple[int, ...], ...] = ()
@@ -366,7 +367,6 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     lab_state: LabState
     lab_diff: tuple[str, ...] = ()
     reads: tuple[tuple[int, int], ...] = ()
-    is_control: bool = False
     load: MachineLoad | None = None
     twin_load: MachineLoad | None = None
     failure: str | None = None

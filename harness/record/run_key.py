@@ -75,9 +75,9 @@ def may_publish(run: RunDir) -> bool:
     Raises:
         UsageError: a file of it is missing or damaged, or its files are of two runs.
     """
-    verdict, measured = run.read_verdict(), run.read_measurements()
-    run.refuse_mixed(verdict, run.read_plan(), measured)
-    return verdict.verdict is not Verdict.ERROR and verdict.lab_state == "CLEAN" and not measured.is_control
+    verdict, plan = run.read_verdict(), run.read_plan()
+    run.refuse_mixed(verdict, plan, run.read_measurements())
+    return verdict.verdict is not Verdict.ERROR and verdict.lab_state == "CLEAN" and not plan.is_control
 
 
 def publish(run: RunDir, folder: Path | None = None) -> RunDir:

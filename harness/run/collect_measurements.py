@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from faultbed.harness.experiment.stop import Guard
 from faultbed.harness.packets.evidence import Evidence
+from faultbed.harness.parts.stops.stop_guard import Guard
 from faultbed.harness.record import kernel_log
 from faultbed.harness.record.measurements import (
     FaultRun,
@@ -44,8 +44,8 @@ from faultbed.traffic.probes.results import ProbeTrips
 __all__ = ["RunData", "measurements_of", "windows"]
 
 _COPIED = (
-    "offered_bps", "carried_bps", "began_ns", "t0_ns", "standstills", "twin", "lab_state", "lab_diff", "is_control",
-    "load", "twin_load", "routing",
+    "offered_bps", "carried_bps", "began_ns", "t0_ns", "standstills", "twin", "lab_state", "lab_diff",
+    "twin_failure", "load", "twin_load", "routing",
 )  # fmt: skip
 """Fields that `RunData` and `Measurements` share, under the same name and with the same value."""
 
@@ -90,7 +90,6 @@ class RunData:
     lab_diff: tuple[str, ...] = ()
     errors: list[str] = field(default_factory=list)
     reads: list[tuple[int, int]] = field(default_factory=list)
-    is_control: bool = False
     load: MachineLoad | None = None
     twin_load: MachineLoad | None = None
     offered_bps: float | None = None
@@ -136,7 +135,7 @@ def measurements_of(resolved: ResolvedRun, lab: Lab, data: RunData) -> Measureme
         kernel=tuple(change for change in data.recorded.changes if change.subject == "kernel"),
         watched=data.recorded.machines,
         reads=tuple(sorted(data.reads)),
-        failure=data.twin_failure if result is None or result.outcome != "failed" else result.where or "unknown place",
+        failure=None if result is None or result.outcome != "failed" else result.where or "unknown place",
         errors=tuple(data.errors),
         **{name: getattr(data, name) for name in _COPIED},
         **(kind_of(work).measured(work, result) if result else {}),

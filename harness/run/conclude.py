@@ -15,20 +15,20 @@ from faultbed.harness.analysis import noise
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.bounds import sampled_bounds
 from faultbed.harness.confidence import level_for
-from faultbed.harness.experiment.stop import judged
 from faultbed.harness.packets import evidence
+from faultbed.harness.parts.part import Planned
 from faultbed.harness.record import rundir
 from faultbed.harness.record.rundir import RunDir
+from faultbed.harness.record.sealed import Sealed
 from faultbed.harness.run import ends
 from faultbed.harness.run.collect_measurements import RunData, measurements_of, windows
-from faultbed.harness.run.control import as_control
 from faultbed.harness.run.prepare.resolve import ResolvedRun
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import DirtyLab, FaultbedError, LabError
 from faultbed.testbed.lab import Lab
 
-__all__ = ["Finished", "conclude", "not_recorded"]
+__all__ = ["Finished", "conclude", "not_recorded", "planned_run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,12 @@ class Finished:
     run_dir: RunDir
     verdict: VerdictFile
     report: Path
+
+
+def planned_run(resolved: ResolvedRun) -> Planned:
+    """Return what is known of a run before it begins."""
+    experiment = resolved.experiment
+    return Planned(plan=resolved.plan, expectations=experiment.expectations, stops=experiment.stops)
 
 
 def conclude(
@@ -73,21 +79,17 @@ def conclude(
     level = level_for(sampled_bounds(resolved.experiment.expectations))
     observed = observe(measured, level=level)
     judged_run = judge.judge(
-        plan=resolved.plan,
-        expectations=resolved.experiment.expectations,
+        before=planned_run(resolved),
         run=measured,
         observed=observed,
+        sealed=Sealed().having(data.stops.sealed(t0_ns=data.t0_ns)),
         floor=floor,
         flights=flights,
         trips=data.probed.trips if data.probed else (),
     )
-    verdict = judged(judged_run.verdict, data.stops, t0_ns=data.t0_ns)
-    if data.is_control:
-        verdict = as_control(verdict, observed.metrics.get("jct_ratio"))
-    added = [check for check in verdict.checks if check not in judged_run.verdict.checks]
     started_utc = run_dir.started.astimezone(UTC).isoformat(timespec="seconds")
-    verdict = msgspec.structs.replace(verdict, left_out=resolved.left_out, started_utc=started_utc)
-    run_dir.write_ledger(judge.with_checks(judged_run.ledger, added))
+    verdict = msgspec.structs.replace(judged_run.verdict, left_out=resolved.left_out, started_utc=started_utc)
+    run_dir.write_ledger(judged_run.ledger)
     run_dir.write_verdict(verdict)
     # matplotlib takes a second to import, and most commands draw nothing.
     from faultbed.harness.report import run_page as report  # noqa: PLC0415

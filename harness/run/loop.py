@@ -13,23 +13,27 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from faultbed.harness import judge
 from faultbed.harness.analysis import noise
-from faultbed.harness.experiment.stop import Guard
+from faultbed.harness.parts.stops.stop_guard import Guard
+from faultbed.harness.parts.twin_claims import wants_twin
 from faultbed.harness.record import code, rundir
 from faultbed.harness.record.measurements import RankSeries
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.record.workload_series import series_of
 from faultbed.harness.run import beside_workload, emulation_limit, ends, flight_dump, workload
 from faultbed.harness.run.collect_measurements import RunData
-from faultbed.harness.run.conclude import Finished, conclude, not_recorded
+from faultbed.harness.run.conclude import Finished, conclude, not_recorded, planned_run
 from faultbed.harness.run.faults.drive_faults import drive_all, end_early, prepare_all
 from faultbed.harness.run.faults.live_guard import Live, StopWatcher
 from faultbed.harness.run.online import Online
-from faultbed.harness.run.prepare.bind_to_lab import needs_baseline, wants_twin
+from faultbed.harness.run.prepare.bind_to_lab import needs_baseline
 from faultbed.harness.run.prepare.resolve import ResolvedRun, refusal, resolve, touched
 from faultbed.harness.run.restart_lines import restart_lines
 from faultbed.harness.run.routing import routing_scheme
@@ -78,7 +82,7 @@ def execute(
         guard: called before the lab is changed and while the workload progresses; raises if the lab is not ours.
         mutate: make every fault a no-op; for the tests that prove that such a run is never a PASS.
         control: arm every fault with zero intensity, to measure what the harness itself costs
-            (`faultbed.harness.run.control`).
+            (`faultbed.harness.parts.control_claims`).
         mutate_routing: make the routing scheme a no-op, as `mutate` does with faults.
 
     Raises:
@@ -88,7 +92,8 @@ def execute(
         DirtyLab: the lab is marked DIRTY.
         Forbidden: the lab's owner does not allow one of the faults, or not as many at one time.
     """
-    mutate = "noop" if control else mutate
+    if control:
+        mutate, resolved = "noop", replace(resolved, plan=msgspec.structs.replace(resolved.plan, control=True))
     if reason := refusal(resolved, inventory):
         subject = {"kind": "run", "target": resolved.experiment.name}
         audit_log.append(lab_dir(inventory.name), "forbidden", **subject, detail=str(reason))
@@ -112,7 +117,6 @@ def execute(
         data = RunData(
             stops=Guard(resolved.experiment.stops),
             lease_s=_lease_s(resolved),
-            is_control=control,
             mutate_routing=mutate_routing,
         )
         with Journal(run_dir.journal) as journal:
@@ -144,7 +148,7 @@ def _make_run_dir(resolved: ResolvedRun, inventory: Inventory, out: Path, *, con
     )
     code.digest()  # read and cached now, because the source may be edited during the run
     run_dir.write_plan(resolved.plan)
-    run_dir.write_ledger(judge.planned_ledger(resolved.plan, resolved.experiment.expectations))
+    run_dir.write_ledger(judge.planned_ledger(planned_run(resolved)))
     work = resolved.experiment.workload
     kind_of(work).keep_inputs(work, resolved.experiment.source, run_dir.path)
     return run_dir
@@ -176,7 +180,7 @@ def _run_and_compare(
         _to_known_state(lab, journal, progress)
         work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=data.lease_s, progress=progress)
         _compare_with_emulation(resolved, lab, journal, data, progress)
-        if data.is_control or wants_twin(resolved.experiment):
+        if wants_twin(resolved.experiment.expectations, control=resolved.plan.is_control):
             with _routed(resolved, lab, journal, data, progress, is_twin=True):
                 data.twin, data.twin_load = _run_twin(resolved, lab, journal, progress, on_flights)
             _to_known_state(lab, journal, progress)

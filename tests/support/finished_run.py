@@ -12,6 +12,7 @@ from faultbed.harness import judge
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment import run_plan as plan
 from faultbed.harness.experiment.experiment_file import load
+from faultbed.harness.parts.part import Planned
 from faultbed.harness.record import rundir
 from faultbed.harness.run.prepare.bind_to_lab import fit
 
@@ -58,7 +59,9 @@ def finished(root, run, name="demo"):
     )
     directory.write_plan(planned)
     directory.write_measurements(run)
-    judged = judge.judge(plan=planned, expectations=experiment.expectations, run=run, observed=observe(run))
+    judged = judge.judge(
+        before=Planned(plan=planned, expectations=experiment.expectations), run=run, observed=observe(run)
+    )
     directory.write_ledger(judged.ledger)
     directory.write_verdict(judged.verdict)
     directory.write_environment(rundir.describe_environment(accelerator="tcg"))

@@ -12,7 +12,7 @@ from faultbed.inject.journal import Journal
 def run(lab, journal_path, monkeypatch, with_faults):
     """Execute the run with its journal at a path, and return the data of the run."""
     monkeypatch.setattr(loop, "_with_faults", with_faults)
-    monkeypatch.setattr(loop, "wants_twin", lambda _: False)
+    monkeypatch.setattr(loop, "wants_twin", lambda *_, **__: False)
     monkeypatch.setattr(loop.emulation_limit, "offered_load_bps", lambda *_: None)
     decided = SimpleNamespace(experiment=SimpleNamespace(fabric=None, workload=None, bystander=None))
     result = RunData()

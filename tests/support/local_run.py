@@ -69,7 +69,7 @@ def run(folder: Path) -> int:
     """Run an experiment with one fault, and return its exit code."""
     lab = lab_at(folder)
     loop._to_known_state = lambda *_: None
-    loop.wants_twin = lambda _: False
+    loop.wants_twin = lambda *_, **__: False
     loop.telemetry.start = fake_telemetry
     loop.workload.start = lambda *_: Workload()
     loop.workload.paths_of = lambda *_: {}

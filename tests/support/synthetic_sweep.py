@@ -16,6 +16,7 @@ from faultbed.harness import judge
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment.parameters import parse
+from faultbed.harness.parts.part import Planned
 from faultbed.harness.record import rundir
 from faultbed.harness.run.loop import Finished
 from faultbed.harness.run.sweeps.sweep_points import points_of
@@ -35,8 +36,8 @@ def points(*overs, repeat=1, seed=None, inventory=SOFT):
 
 
 @functools.cache
-def measured(*, fired, lab_state, is_control):
-    run = msgspec.structs.replace(synthetic_run(fired=fired, lab_state=lab_state), is_control=is_control)
+def measured(*, fired, lab_state):
+    run = synthetic_run(fired=fired, lab_state=lab_state)
     return run, observe(run)
 
 
@@ -45,13 +46,14 @@ def written(decided, out, *, fired=True, error=None, lab_state="CLEAN", code=Non
     directory = rundir.create(
         out, experiment=decided.source, name="demo", seed=decided.plan.seed, lab="soft", started=datetime.now(UTC)
     )
-    run, observed = measured(fired=fired, lab_state=lab_state, is_control=is_control)
-    directory.write_plan(decided.plan)
+    run, observed = measured(fired=fired, lab_state=lab_state)
+    plan = msgspec.structs.replace(decided.plan, control=is_control or msgspec.UNSET)
+    directory.write_plan(plan)
     environment = rundir.describe_environment(qemu=None, accelerator=accelerator, guest_kernel=None)
     directory.write_environment(msgspec.structs.replace(environment, code=code or environment.code))
     directory.write_measurements(run)
     expected = decided.experiment.expectations
-    output = judge.judge(plan=decided.plan, expectations=expected, run=run, observed=observed).verdict
+    output = judge.judge(before=Planned(plan=decided.plan, expectations=expected), run=run, observed=observed).verdict
     if error is not None:
         check = Check(name="harness", verdict=Verdict.ERROR, observed=None, bound=None, unit="", detail=error)
         output = msgspec.structs.replace(output, checks=(check, *output.checks), verdict=Verdict.ERROR)

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from faultbed.harness.analysis import timeline
-from faultbed.harness.experiment.stop import Guard
+from faultbed.harness.parts.stops.stop_guard import Guard
 from faultbed.harness.record import kernel_log
 from faultbed.testbed.errors import FaultbedError
 from faultbed.testbed.observe.telemetry import Change

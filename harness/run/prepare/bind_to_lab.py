@@ -27,7 +27,7 @@ from faultbed.testbed.observe.packet_capture import port_named
 from faultbed.testbed.suggestions import hint
 from faultbed.traffic.engine.engine_client import FabricModel
 
-__all__ = ["fit", "hosts_of", "needs_baseline", "refuse_absent", "wants_twin"]
+__all__ = ["fit", "hosts_of", "needs_baseline", "refuse_absent"]
 
 _NEEDS_BASELINE = (
     "recovery.",
@@ -75,11 +75,6 @@ def hosts_of(workload: Workload) -> tuple[str, ...]:
 def needs_baseline(experiment: Experiment) -> bool:
     """Return whether an expectation compares with the run's own fault-free start."""
     return any(expectation.metric.name.startswith(_NEEDS_BASELINE) for expectation in experiment.expectations)
-
-
-def wants_twin(experiment: Experiment) -> bool:
-    """Return whether an expectation compares with a fault-free twin of the run."""
-    return any(expectation.metric.name == "jct_ratio" for expectation in experiment.expectations)
 
 
 def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], places: Mapping[str, str]) -> None:

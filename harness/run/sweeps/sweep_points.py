@@ -12,7 +12,7 @@ from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.experiment.metrics import Metric
 from faultbed.harness.experiment.parameters import Parameter, with_values
 from faultbed.harness.experiment.workload_file import duration_ns
-from faultbed.harness.run.prepare.bind_to_lab import wants_twin
+from faultbed.harness.parts.twin_claims import wants_twin
 from faultbed.harness.run.prepare.resolve import ResolvedRun, refusal, resolve
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.testbed.errors import UsageError
@@ -44,7 +44,11 @@ class Point:
     def workload_s(self) -> float | None:
         """How long the workload of one run takes, a fault-free twin included; None: it ends by iterations."""
         length_ns = duration_ns(self.experiment.workload)
-        return None if length_ns is None else length_ns / 1e9 * (2 if wants_twin(self.experiment) else 1)
+        return (
+            None
+            if length_ns is None
+            else length_ns / 1e9 * (2 if wants_twin(self.experiment.expectations, control=False) else 1)
+        )
 
 
 def points_of(

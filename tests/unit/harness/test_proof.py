@@ -18,6 +18,7 @@ from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import lookup
 from faultbed.harness.judge import judge
+from faultbed.harness.parts.part import Planned
 from faultbed.harness.verdict import Verdict
 from faultbed.inject.evidence.firing_times import (
     OnTime,
@@ -214,7 +215,7 @@ def test_one_shot_kind_is_complete_after_its_hits_and_others_last_for_their_wind
 
 def judged(run, *metrics):
     expectations = [Expectation(metric=lookup(name, ["uplink", "loss", "slow-gpu"]), maximum=9.0) for name in metrics]
-    return judge(plan=plan_of(run), expectations=expectations, run=run, observed=observe(run)).verdict
+    return judge(before=Planned(plan=plan_of(run), expectations=expectations), run=run, observed=observe(run)).verdict
 
 
 def checks_of(verdict):

@@ -13,6 +13,7 @@ from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.judge import judge
+from faultbed.harness.parts.part import Planned
 from faultbed.harness.record import measurements
 from faultbed.harness.record.measurements import BystanderRun, Sample
 from faultbed.harness.report.plots.goodput_plot import goodput_chart
@@ -85,7 +86,9 @@ def test_bystander_that_fell_silent_without_an_error_has_no_known_number_of_erro
     assert (errors.value, errors.censored) == (0, True)
     assert doubt in errors.detail
     expectation = Expectation(metric=METRICS["bystander.qp_errors"], maximum=0)
-    verdict = judge(plan=plan_of(run), expectations=[expectation], run=run, observed=observe(run)).verdict
+    verdict = judge(
+        before=Planned(plan=plan_of(run), expectations=[expectation]), run=run, observed=observe(run)
+    ).verdict
     assert (
         next(check for check in verdict.checks if check.name == "bystander.qp_errors").verdict is Verdict.INCONCLUSIVE
     )
@@ -171,7 +174,7 @@ def test_bystander_that_no_fault_touched_passes_only_if_the_faults_fired(name, b
 
 
 def _verdict_of(name, run, expected):
-    judgement = judge(plan=plan_of(run), expectations=expected, run=run, observed=observe(run)).verdict
+    judgement = judge(before=Planned(plan=plan_of(run), expectations=expected), run=run, observed=observe(run)).verdict
     return next(check.verdict for check in judgement.checks if check.name.startswith(name))
 
 

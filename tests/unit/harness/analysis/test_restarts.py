@@ -20,6 +20,7 @@ from faultbed.harness.analysis.restarts import PHASES, TimedRestart, restart_met
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.experiment.run_plan import Plan
+from faultbed.harness.parts.part import Planned
 from faultbed.harness.record.measurements import Iteration, RankSeries, ResilienceRun, decode, encode
 from faultbed.harness.report import run_page
 from faultbed.harness.report.comparison.compare import compare
@@ -321,7 +322,7 @@ def test_ettr_formula_is_a_row_of_the_predictions():
 
 def verdict_of(run, *expectations):
     plan = _plan_of(run)
-    return judge.judge(plan=plan, expectations=expectations, run=run, observed=observe(run)).verdict
+    return judge.judge(before=Planned(plan=plan, expectations=expectations), run=run, observed=observe(run)).verdict
 
 
 def _plan_of(run):

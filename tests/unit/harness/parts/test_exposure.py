@@ -8,6 +8,7 @@ from synthetic_run import synthetic_run
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.judge import judge
 from faultbed.harness.parts.exposure import why_not_exposed
+from faultbed.harness.parts.part import Planned
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.selectors import choose
@@ -67,7 +68,7 @@ def test_exposed_unknown_target_is_unknown():
 def test_run_with_a_fault_beside_the_workload_is_inconclusive():
     faults = (msgspec.structs.replace(FAULT, plan=msgspec.structs.replace(FAULT.plan, target="rtsw1:ctsw2")),)
     run = msgspec.structs.replace(CROSSING, faults=faults)
-    verdict = judge(plan=plan_of(run), expectations=(), run=run, observed=observe(run)).verdict
+    verdict = judge(before=Planned(plan=plan_of(run), expectations=()), run=run, observed=observe(run)).verdict
     check = next(check for check in verdict.checks if check.name == f"fired.{FAULT.plan.id}")
     assert (verdict.verdict, check.verdict) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE)
     assert "the workload did not use rtsw1:ctsw2" in check.detail

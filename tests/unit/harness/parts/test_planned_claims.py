@@ -11,16 +11,22 @@ from faultbed.harness.experiment import experiment_file, run_plan
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import lookup
 from faultbed.harness.judge import judge, planned_ledger
-from faultbed.harness.ledger.claims import NOT_SETTLED, Broken
+from faultbed.harness.ledger.claims import NOT_SETTLED, Broken, Claim, Holds, Unknown
 from faultbed.harness.ledger.ledger import fold
+from faultbed.harness.ledger.settle import Finding, settle
+from faultbed.harness.parts.part import Planned
+from faultbed.harness.record.measurements import PacketSummary
 from faultbed.harness.verdict import Verdict
+from faultbed.testbed.observe.telemetry import Change, Machine
 
 DEMO_EXPERIMENT = experiment_file.load(DEMO)
+LATER = 50_000_000
+MACHINE = Machine(name="fabric", samples=100, busy_ns=1, clock_error_ns=0)
 PLAN = run_plan.plan(DEMO_EXPERIMENT, inventory_digest="00", version="0")
 
 
 def judged(run, plan, *expectations):
-    return judge(plan=plan, expectations=expectations, run=run, observed=observe(run))
+    return judge(before=Planned(plan=plan, expectations=expectations), run=run, observed=observe(run))
 
 
 def at_most(name, bound):
@@ -28,7 +34,7 @@ def at_most(name, bound):
 
 
 def test_planned_ledger_has_every_row_of_the_demo_before_it_begins():
-    ledger = planned_ledger(PLAN, DEMO_EXPERIMENT.expectations)
+    ledger = planned_ledger(Planned(plan=PLAN, expectations=DEMO_EXPERIMENT.expectations))
     names = [entry.claim.name for entry in ledger.entries]
     assert {"workload", "fired.uplink", "fired.loss", "fired.slow-gpu", "lab_restored", "wrong_elements max 0"} <= {
         *names
@@ -37,6 +43,56 @@ def test_planned_ledger_has_every_row_of_the_demo_before_it_begins():
     assert fold(ledger) is Verdict.INCONCLUSIVE
     (recovery,) = [entry.claim for entry in ledger.entries if entry.claim.name.startswith("recovery.uplink")]
     assert recovery.depends == ("fired.uplink",)
+    (jct_ratio,) = [entry.claim for entry in ledger.entries if entry.claim.name.startswith("jct_ratio")]
+    assert {"twin", "fired.uplink", "fired.loss"} <= {*jct_ratio.depends}
+
+
+def test_bound_on_the_worst_fault_needs_a_value_of_each():
+    """Counter-examples 1 and 2: no route left the dead port under one of two faults, and the bound was a PASS."""
+    run = synthetic_run()
+    fired = {fault.plan.id: fault.receipt.fired.first_ns for fault in run.faults}
+    at_ns = fired["uplink"]
+
+    def backs(*times):
+        return PacketSummary(frames=9, missed=0, broken=0, goings_back=times)
+
+    def moved(*times):
+        return tuple(Change(at_ns=at_ns, node="rtsw1", subject="route 10.0.0.0/31", text="dev x") for at_ns in times)
+
+    one = msgspec.structs.replace(
+        run, packets=backs((at_ns + LATER, at_ns + 2 * LATER)), changes=moved(at_ns + LATER), watched=(MACHINE,)
+    )
+    times = [time_ns + LATER for time_ns in fired.values()]
+    every = msgspec.structs.replace(one, packets=backs(*((at, at + LATER) for at in times)), changes=moved(*times))
+    for name in ("recovery.detect", "recovery.retransmit", "routing.converged"):
+        (status,) = statuses_of(judged(one, plan_of(run), at_most(name, 9.0)), name)
+        assert isinstance(status, Unknown), name
+        assert {reason.subject for reason in status.reasons} == {"loss", "slow-gpu"}
+        (status,) = statuses_of(judged(one, plan_of(run), at_most(name, 0.0)), name)
+        assert isinstance(status, Broken), name
+        (status,) = statuses_of(judged(every, plan_of(run), at_most(name, 9.0)), name)
+        assert isinstance(status, Holds), name
+
+
+def test_restarts_are_members_of_one_claim():
+    """A restart that the plan could not name counts as well."""
+    claim = Claim(name="restarts", says="")
+    assert isinstance(settle(claim, Finding(members={"restart 1": ()}), {}), Holds)
+    unknown = settle(claim, Finding(members={"restart 1": (), "restart 2": ("it did not end",)}), {})
+    assert [reason.subject for reason in unknown.reasons] == ["restart 2"]
+
+
+def test_bound_against_a_twin_that_was_wrong_is_unknown_and_the_twin_is_broken():
+    run = msgspec.structs.replace(synthetic_run(), twin=None, twin_failure="rank 1: 4 elements are wrong")
+    result = judged(run, plan_of(run), at_most("jct_ratio", 9.0))
+    assert result.verdict.verdict is Verdict.FAIL
+    assert isinstance(result.ledger.statuses["twin"], Broken)
+    (status,) = statuses_of(result, "jct_ratio")
+    assert status.reasons[-1].subject == "twin"
+
+
+def statuses_of(result, name):
+    return [status for claim, status in result.ledger.statuses.items() if claim.split(" ")[0] == name]
 
 
 def test_fault_without_any_record_is_unknown():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from faultbed.harness.run.control import CHECK
 
 from faultbed.harness.report.undecided import explain, first_reason
-from faultbed.harness.run.control import CHECK
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.testbed.observe.machine_load import MachineLoad
 

@@ -15,6 +15,7 @@ from faultbed.harness.analysis.links import emulation_headroom
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment import run_plan
 from faultbed.harness.experiment.experiment_file import decode, load
+from faultbed.harness.parts.part import Planned
 from faultbed.harness.run import emulation_limit
 from faultbed.harness.run.emulation_limit import Capacity, capacity_of, link_limit_bps, offered_load_bps
 from faultbed.harness.run.prepare.bind_to_lab import fit
@@ -64,7 +65,9 @@ def judged(**fields):
     experiment = fit(load(house.DEMO), SOFT.topology, "soft")
     run = msgspec.structs.replace(synthetic_run(), **fields)
     plan = run_plan.plan(experiment, inventory_digest="9f" * 32, version="0")
-    return judge.judge(plan=plan, expectations=experiment.expectations, run=run, observed=observe(run)).verdict
+    return judge.judge(
+        before=Planned(plan=plan, expectations=experiment.expectations), run=run, observed=observe(run)
+    ).verdict
 
 
 def test_run_beyond_half_the_emulation_limit_is_inconclusive_with_both_numbers():

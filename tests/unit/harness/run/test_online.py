@@ -22,7 +22,8 @@ from bench.fail_slow import Noise, healthy_times
 from faultbed.harness.analysis.ranks.fail_slow import detect
 from faultbed.harness.analysis.ranks.slow_ranks import slow_ranks
 from faultbed.harness.experiment.experiment_file import decode
-from faultbed.harness.experiment.stop import METRICS, Condition, Guard
+from faultbed.harness.experiment.stop import METRICS, Condition
+from faultbed.harness.parts.stops.stop_guard import Guard
 from faultbed.harness.record.measurements import Iteration, Rank, RankSeries
 from faultbed.harness.run import loop as run_module
 from faultbed.harness.run.collect_measurements import RunData

@@ -16,6 +16,7 @@ from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment import run_plan
 from faultbed.harness.experiment.fabric_file import Fabric
 from faultbed.harness.judge import judge
+from faultbed.harness.parts.part import Planned
 from faultbed.harness.report import run_page as report
 from faultbed.harness.run import loop
 from faultbed.harness.run.collect_measurements import RunData
@@ -84,7 +85,7 @@ def verdict_of(scheme, receipt):
     fabric = run_plan.PlannedFabric(routing=scheme, fidelity=scheme_named(scheme).fidelity)
     plan = run_plan.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=(), fabric=fabric)
     run = replace(synthetic_run(), faults=(), lab_state="CLEAN", lab_diff=(), routing=receipt)
-    return judge(plan=plan, expectations=(), run=run, observed=observe(run)).verdict
+    return judge(before=Planned(plan=plan, expectations=()), run=run, observed=observe(run)).verdict
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -11,15 +11,22 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_run import soft_topology
+from judged_runs import plan_of
+from synthetic_run import soft_topology, synthetic_run
 
+from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment.experiment_file import decode
-from faultbed.harness.experiment.stop import METRICS, Condition, Guard, judged
+from faultbed.harness.experiment.stop import METRICS, Condition
+from faultbed.harness.judge import judge
+from faultbed.harness.ledger.ledger import fold
+from faultbed.harness.parts.part import Planned
+from faultbed.harness.parts.stops.stop_guard import Guard
+from faultbed.harness.record.sealed import Sealed
 from faultbed.harness.run.collect_measurements import RunData
 from faultbed.harness.run.faults import drive_faults
 from faultbed.harness.run.faults.live_guard import Live, StopWatcher
 from faultbed.harness.run.prepare.bind_to_lab import fit
-from faultbed.harness.verdict import Check, Verdict, VerdictFile
+from faultbed.harness.verdict import Verdict
 from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired, Receipt
 from faultbed.inject.fault_plan import FaultSpec, plan
 from faultbed.inject.prepared_fault import PreparedFault
@@ -112,11 +119,15 @@ def test_stop_condition_stops_after_its_holding_time(values):
         assert guard.held.at_ns - guard.held.since_ns == 5 * S
 
 
-def verdict_of(*checks):
-    check = Check(name="a", verdict=Verdict.PASS, observed=1, bound=1, unit="", comparison="equals")
-    return VerdictFile(
-        experiment="x", seed=1, lab="soft", verdict=Verdict.PASS, checks=(check, *checks), faults=(), lab_state="CLEAN"
-    )
+def judged(guard, *, t0_ns=0, sealed=True):
+    """Return the verdict of a synthetic run with these stop conditions, and the checks of the conditions."""
+    run = synthetic_run()
+    evidence = Sealed().having(guard.sealed(t0_ns=t0_ns)) if sealed else Sealed()
+    before = Planned(plan=plan_of(run), expectations=(), stops=guard.conditions)
+    result = judge(before=before, run=run, observed=observe(run), sealed=evidence)
+    assert fold(result.ledger) is result.verdict.verdict
+    names = ("stop.", "healthy_start")
+    return result.verdict.verdict, [check for check in result.verdict.checks if check.name.startswith(names)]
 
 
 def test_stop_condition_evaluated_for_less_than_its_holding_time_is_inconclusive():
@@ -124,7 +135,7 @@ def test_stop_condition_evaluated_for_less_than_its_holding_time_is_inconclusive
     guard = Guard([SLOW])
     for at_s in (100, 101, 102):
         guard.evaluate(at_s * S, {"goodput_ratio": 0.0})
-    (_, slow) = judged(verdict_of(), guard, t0_ns=90 * S).checks
+    _, (slow,) = judged(guard, t0_ns=90 * S)
     assert slow.verdict is Verdict.INCONCLUSIVE
     assert slow.detail == "known for 2.0 s only, but the condition must hold for 5 s"
 
@@ -136,7 +147,7 @@ def test_stop_condition_that_only_unknown_values_kept_from_holding_is_inconclusi
         guard.evaluate((200 + half) * S // 2, {"goodput_ratio": None if half % 4 == 3 else 0.0})
     assert guard.held is None
     assert guard.missing is None
-    (_, slow) = judged(verdict_of(), guard, t0_ns=90 * S).checks
+    _, (slow,) = judged(guard, t0_ns=90 * S)
     assert slow.verdict is Verdict.INCONCLUSIVE
     assert slow.detail == (
         "not refuted from 10.0 s to 15.0 s, and not known all the time in between "
@@ -148,7 +159,7 @@ def test_stop_condition_that_was_better_in_between_did_not_hold():
     guard = Guard([SLOW])
     for half in range(21):
         guard.evaluate((200 + half) * S // 2, {"goodput_ratio": 1.0 if half % 4 == 3 else 0.0})
-    (_, slow) = judged(verdict_of(), guard, t0_ns=90 * S).checks
+    _, (slow,) = judged(guard, t0_ns=90 * S)
     assert slow.verdict is Verdict.PASS
 
 
@@ -164,7 +175,7 @@ def check_of(condition, looks, *, end_s=None, expected_s=None):
         guard.evaluate(int(at_s * S), {condition.metric.name: value})
     if end_s is not None:
         guard.end(int(end_s * S))
-    return judged(verdict_of(), guard, t0_ns=0).checks[-1]
+    return judged(guard)[1][-1]
 
 
 def steady(begin_s, end_s, value):
@@ -271,9 +282,8 @@ def test_stop_condition_that_held_is_reported_with_time_and_value():
     for half in range(192, 204):
         guard.evaluate(half * S // 2, {"qp_errors": 1, "goodput_ratio": 0.9})
     guard.evaluate(102 * S, {"qp_errors": 3, "goodput_ratio": 0.1})
-    output = judged(verdict_of(), guard, t0_ns=90 * S)
-    assert output.verdict is Verdict.FAIL
-    lost, slow = output.checks[1:]
+    verdict, (lost, slow) = judged(guard, t0_ns=90 * S)
+    assert verdict is Verdict.FAIL
     assert (lost.name, lost.observed, lost.bound, lost.verdict) == ("stop.qp_errors", 3, 2, Verdict.FAIL)
     assert "at 12.0 s all faults were cleared" in lost.detail
     assert lost.comparison == "max"
@@ -283,8 +293,27 @@ def test_stop_condition_that_held_is_reported_with_time_and_value():
 def test_stop_condition_without_data_proves_nothing():
     guard = Guard([SLOW])
     guard.evaluate(1 * S, {"goodput_ratio": None})
-    assert judged(verdict_of(), guard, t0_ns=0).verdict is Verdict.INCONCLUSIVE
-    assert judged(verdict_of(), Guard([]), t0_ns=0) == verdict_of()
+    assert judged(guard)[0] is Verdict.INCONCLUSIVE
+    assert judged(Guard([])) == (Verdict.PASS, [])
+
+
+def test_stop_condition_without_its_evidence_is_unknown():
+    guard = Guard([SLOW])
+    for half in range(20, 60):
+        guard.evaluate(half * S // 2, {"goodput_ratio": 1.0})
+    assert judged(guard)[0] is Verdict.PASS
+    verdict, (slow,) = judged(guard, sealed=False)
+    assert (verdict, slow.verdict, slow.detail) == (
+        Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE, "nothing is known about it",
+    )  # fmt: skip
+
+
+def test_stop_condition_that_ends_the_run_as_inconclusive_breaks_nothing():
+    guard = Guard([SLOW])
+    for half in range(20, 32):
+        guard.evaluate(half * S // 2, {"goodput_ratio": 0.1})
+    assert guard.held is not None
+    assert judged(guard)[0] is Verdict.INCONCLUSIVE
 
 
 def test_guard_condition_whose_data_stop_coming_ends_the_run_as_inconclusive():
@@ -296,9 +325,9 @@ def test_guard_condition_whose_data_stop_coming_ends_the_run_as_inconclusive():
     assert guard.missing is None, "no longer than a second yet"
     guard.evaluate(12 * S, {"qp_errors": None})
     assert guard.missing is not None
-    output = judged(verdict_of(), guard, t0_ns=0)
-    assert output.verdict is Verdict.INCONCLUSIVE
-    assert "no data of the metric from 10.5 s on; at 12.0 s all faults were cleared" in output.checks[-1].detail
+    verdict, (lost,) = judged(guard)
+    assert verdict is Verdict.INCONCLUSIVE
+    assert "no data of the metric from 10.5 s on; at 12.0 s all faults were cleared" in lost.detail
 
 
 def test_guard_gap_shorter_than_a_second_does_not_end_the_run():
@@ -409,10 +438,10 @@ def test_watching_unhealthy_start_arms_nothing_and_is_inconclusive():
     fault = Fault()
     drive(fault, watching.stopped)
     assert fault.calls == []
-    output = judged(verdict_of(), guard, t0_ns=0)
-    assert output.verdict is Verdict.INCONCLUSIVE
-    assert output.checks[-1].name == "healthy_start"
-    assert "no fault was armed: the workload makes no progress" in output.checks[-1].detail
+    verdict, (healthy,) = judged(guard)
+    assert verdict is Verdict.INCONCLUSIVE
+    assert healthy.name == "healthy_start"
+    assert "no fault was armed: the workload makes no progress" in healthy.detail
 
 
 def sample(start_ns, *sizes):

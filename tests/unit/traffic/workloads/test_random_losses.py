@@ -20,6 +20,7 @@ from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.experiment.run_plan import Plan
+from faultbed.harness.parts.part import Planned
 from faultbed.harness.record.measurements import Measurements
 from faultbed.harness.record.workload_series import ranks_of, resilience_of, series_of
 from faultbed.harness.verdict import Verdict
@@ -136,7 +137,7 @@ def verdict_of(lab, result):
     )
     expectation = Expectation(metric=METRICS["state_errors"], equals=0)
     plan = Plan(faultbed="0", experiment="losses", seed=1, inventory="x", workload=run.workload, faults=())
-    return judge.judge(plan=plan, expectations=[expectation], run=run, observed=observe(run)).verdict
+    return judge.judge(before=Planned(plan=plan, expectations=[expectation]), run=run, observed=observe(run)).verdict
 
 
 def state_without_a_loss(lab):

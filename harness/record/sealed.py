@@ -1,0 +1,39 @@
+"""Evidence of a run: what each part sealed at the end of each pass, in `evidence/<pass>/<part>.json`.
+
+A pass is one workload from its start to the release of everything that was beside it: the fault-free `twin`, or the
+`measured` pass with the faults. Claims are settled from these files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar, get_args
+
+import msgspec
+
+__all__ = ["PHASES", "Kind", "Phase", "Sealed"]
+
+Phase = Literal["twin", "measured"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+Kind = type[msgspec.Struct]
+"""The type of a part's evidence, which also identifies the part."""
+
+E = TypeVar("E", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The evidence of all parts of a run, by pass and type."""
+
+    evidence: Mapping[tuple[Phase, Kind], msgspec.Struct] = field(default_factory=dict)
+
+    def of(self, kind: type[E], phase: Phase = "measured") -> E | None:
+        """Return what a part has sealed in a pass; None: nothing is known about it."""
+        found = self.evidence.get((phase, kind))
+        return found if isinstance(found, kind) else None
+
+    def having(self, *sealed: msgspec.Struct, phase: Phase = "measured") -> Sealed:
+        """Return this evidence with more of one pass. Evidence of a part that was there before is replaced."""
+        return Sealed({**self.evidence, **{(phase, type(one)): one for one in sealed}})
