@@ -11,30 +11,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from faultbed.harness.analysis.noise import NoiseFloor
-from faultbed.harness.analysis.observe import Observed
+from faultbed.harness.analysis.observe import Observed, observe
 from faultbed.harness.attribution.attribute import attribute
+from faultbed.harness.confidence import LEVEL
 from faultbed.harness.ledger.claims import Claim, Reason, Status, Unknown
 from faultbed.harness.ledger.ledger import Entry, Ledger, fold, planned, verdict_of
+from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.ledger.settle import Finding, settle
 from faultbed.harness.parts.fault_claims import why_unproven_as_planned
 from faultbed.harness.parts.part import Planned, Row, View
 from faultbed.harness.parts.registry import PARTS
-from faultbed.harness.record.measurements import FaultRun, Measurements
-from faultbed.harness.record.sealed import Sealed
+from faultbed.harness.record.measurements import FaultRun, Measurements, PacketSummary
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from faultbed.traffic.engine.flight_recorder import Flight
 from faultbed.traffic.probes.rtt import Trip
 
-__all__ = ["Judged", "judge", "planned_ledger"]
+__all__ = ["KINDS", "Judged", "judge", "observed_of", "planned_ledger"]
 
 
 _NOTHING_SEALED = Sealed()
+KINDS = {part.name: part.evidence for part in PARTS if part.evidence is not None}
+"""The types of the evidence that parts seal, by the names of their files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,17 @@ class Judged:
 def planned_ledger(before: Planned) -> Ledger:
     """Return the ledger of a run that has not begun: every claim that its plan makes is unknown."""
     return planned(claim for part in PARTS for claim in part.claims(before))
+
+
+def observed_of(run: Measurements, sealed: Sealed, *, level: float = LEVEL) -> Observed:
+    """Compute every metric of one run: those of its workload, and those of its parts.
+
+    Noisy metrics have intervals of this `level`.
+    """
+    beside = {name: goodput for part in PARTS for name, goodput in part.beside(run, sealed)}
+    observed = observe(run, level=level, packets=sealed.of(PacketSummary), beside=beside)
+    of_parts = {name: metric for part in PARTS for name, metric in part.metrics(run, sealed, level).items()}
+    return replace(observed, metrics={**observed.metrics, **of_parts})
 
 
 def judge(

@@ -25,7 +25,7 @@ from faultbed.harness.confidence import Interval
 from faultbed.harness.ledger.statistics.contrasts import Member
 from faultbed.harness.quantities import format_bytes, format_duration
 from faultbed.harness.record import kernel_log
-from faultbed.harness.record.measurements import Measurements, RankSeries, Serving, counter_deltas
+from faultbed.harness.record.measurements import Measurements, PacketSummary, RankSeries, Serving, counter_deltas
 from faultbed.testbed.observe import counters, machine_load
 from faultbed.testbed.observe.telemetry import CHANGES_LOST
 from faultbed.traffic.engine.latency_split import PARTS
@@ -539,9 +539,8 @@ def slow_rank(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[s
     }
 
 
-def notifications(run: Measurements) -> dict[str, Observation]:
+def notifications(packets: PacketSummary | None) -> dict[str, Observation]:
     """Return how the receivers of marked packets answered them by CNPs, at captured ports."""
-    packets = run.packets
     if packets is None or packets.cnp is None:
         nothing = Observation(value=None, detail="[capture] names no interval between CNPs (cnp_interval)")
         return {"cnp.missing": nothing, "cnp.gap": nothing}
@@ -571,9 +570,8 @@ def notifications(run: Measurements) -> dict[str, Observation]:
     }
 
 
-def captured_packets(run: Measurements) -> dict[str, Observation]:
+def captured_packets(packets: PacketSummary | None) -> dict[str, Observation]:
     """Return how many frames the capture missed, and the go-back-N rules that its packets broke."""
-    packets = run.packets
     if packets is None:
         nothing = Observation(value=None, detail="this run captured no packets")
         return {"capture.missed": nothing, "capture.broken_rules": nothing}

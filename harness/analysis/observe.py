@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from faultbed.harness.analysis import intervals, observations, resolutions, timeline
 from faultbed.harness.analysis.effects.fault_windows import fired_windows, first_disturbance
 from faultbed.harness.analysis.effects.goodput_effects import GoodputEffects, goodput_effects
 from faultbed.harness.analysis.ettr import Ettr, ettr
-from faultbed.harness.analysis.isolation import isolation
 from faultbed.harness.analysis.links.link_metrics import link_metrics
 from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.analysis.phases import Phase, phases
@@ -20,7 +20,7 @@ from faultbed.harness.analysis.routing import Routing, routing
 from faultbed.harness.confidence import LEVEL
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.ledger.statistics.contrasts import Member
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.measurements import Measurements, PacketSummary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,8 @@ class Observed:
     """Everything that the judge and the report know about a run beyond its raw data.
 
     `firing` is the uncertainty of each fault's firing time. `pace` is the pace of the machine under a soft lab in each
-    bin of `goodput`; None if it is unknown or not needed.
+    bin of `goodput`; None if it is unknown or not needed. `beside` is the goodput of what sent beside the workload, by
+    name; None of one without samples.
     """
 
     metrics: Mapping[str, Observation]
@@ -49,21 +50,32 @@ class Observed:
     training: Ettr | None = None
     restarts: tuple[TimedRestart, ...] = ()
     pace: NDArray[np.float64] | None = None
+    beside: Mapping[str, timeline.Goodput | None] = field(default_factory=dict)
 
 
-def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
-    """Compute every metric of one run. Noisy metrics have intervals of this `level`."""
+def observe(
+    run: Measurements,
+    *,
+    level: float = LEVEL,
+    packets: PacketSummary | None = None,
+    beside: Mapping[str, timeline.Goodput | None] = MappingProxyType({}),
+) -> Observed:
+    """Compute every metric of the workload of one run. `faultbed.harness.judge.observed_of` adds those of the parts.
+
+    Noisy metrics have intervals of this `level`. `packets` is what the run captured, and `beside` the goodput of what
+    else sent over the same links.
+    """
     fired = fired_windows(run.faults)
     first_ns = first_disturbance(run, fired)
     effects = goodput_effects(run, fired, first_fault_ns=first_ns, level=level)
     total, base, impacts = effects.total, effects.baseline, effects.impacts
     firing = resolutions.firings(run.faults)
     early_ns = {fault_id: timing.early_ns for fault_id, timing in firing.items()}
-    by_phase = phases(run, impacts, early_ns)
+    by_phase = phases(run, impacts, early_ns, goings_back=() if packets is None else packets.goings_back)
     by_routing = routing(run.changes, fired, early_ns)
     job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin, timeline.job_start_ns(run))
     training = ettr(run, base, impacts.values(), first_fault_ns=first_ns, settled_ns=_settled_ns(run, fired, impacts))
-    metrics = _metrics(run, fired, effects, by_phase, by_routing, job_time, training)
+    metrics = _metrics(run, fired, effects, by_phase, by_routing, job_time, training, packets=packets, beside=beside)
     interval_of = intervals.intervals_of(run, total, impacts, training, level=level)
     rough = intervals.intervals_of(run, total, impacts, training, level=level, is_rough=True)
     members = intervals.contrasts_of(run, total, base, impacts, level=level)
@@ -89,7 +101,6 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
                 for name, observation in metrics.items()
             },
             **{name: _contrast(name, metrics[name], of_metric, level) for name, of_metric in members.items()},
-            **isolation(run, first_fault_ns=first_ns, level=level),
         },
         goodput=total,
         per_rank=effects.per_rank,
@@ -102,6 +113,7 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         training=training,
         restarts=restarts,
         pace=effects.pace,
+        beside=beside,
     )
 
 
@@ -142,6 +154,9 @@ def _metrics(
     by_routing: Mapping[str, Routing],
     job_time: timeline.JobTime | None,
     training: Ettr | None,
+    *,
+    packets: PacketSummary | None,
+    beside: Collection[str],
 ) -> dict[str, Observation]:
     """Return every metric by name, without intervals."""
     total, base, impacts = effects.total, effects.baseline, effects.impacts
@@ -159,7 +174,7 @@ def _metrics(
         **observations.routing_stages(run, by_routing),
         **observations.slow_rank(run, fired),
         **observations.rnic_counters(run),
-        **observations.captured_packets(run),
-        **observations.notifications(run),
-        **link_metrics(run),
+        **observations.captured_packets(packets),
+        **observations.notifications(packets),
+        **link_metrics(run, beside),
     }

@@ -50,16 +50,30 @@ class Phase:
 
 
 def phases(
-    run: Measurements, impacts: Mapping[str, Impact], early_ns: Mapping[str, int] | None = None
+    run: Measurements,
+    impacts: Mapping[str, Impact],
+    early_ns: Mapping[str, int] | None = None,
+    *,
+    goings_back: Sequence[tuple[int, int]] = (),
 ) -> dict[str, tuple[Phase, ...]]:
     """Return the phases of each fault that has an impact, in the order of `NAMES`.
 
-    `early_ns` is by how much a fault may have fired before its observed firing.
+    `early_ns` is by how much a fault may have fired before its observed firing. `goings_back` are times of captured
+    packets: when the NAK passed or the timer expired, and when the lost packet passed again.
     """
     begins = {fault_id: impact.fired_ns - (early_ns or {}).get(fault_id, 0) for fault_id, impact in impacts.items()}
     return {
         fault_id: tuple(
-            _phases_of_fault(run, impact, begins[fault_id], _until(impact, begins.values(), begins[fault_id]))
+            _phases_of_fault(
+                impact,
+                _marks_in(
+                    run,
+                    goings_back,
+                    impact.fired_ns,
+                    begins[fault_id],
+                    _until(impact, begins.values(), begins[fault_id]),
+                ),
+            )
         )
         for fault_id, impact in impacts.items()
     }
@@ -89,10 +103,11 @@ class _Marks:
         return self.errors_ns[0] if self.errors_ns else self.fired_ns
 
 
-def _marks_in(run: Measurements, fired_ns: int, begin_ns: int, until_ns: int) -> _Marks:
+def _marks_in(
+    run: Measurements, goings_back: Sequence[tuple[int, int]], fired_ns: int, begin_ns: int, until_ns: int
+) -> _Marks:
     """Return the marks of a fault: those at `begin_ns` or later and before `until_ns`."""
     errors_ns = sorted(lost_qp.time_ns for lost_qp in run.qps_lost if begin_ns <= lost_qp.time_ns < until_ns)
-    goings_back = () if run.packets is None else run.packets.goings_back
     return _Marks(
         fired_ns=fired_ns,
         errors_ns=tuple(errors_ns),
@@ -101,8 +116,7 @@ def _marks_in(run: Measurements, fired_ns: int, begin_ns: int, until_ns: int) ->
     )
 
 
-def _phases_of_fault(run: Measurements, impact: Impact, begin_ns: int, until_ns: int) -> list[Phase]:
-    marks = _marks_in(run, impact.fired_ns, begin_ns, until_ns)
+def _phases_of_fault(impact: Impact, marks: _Marks) -> list[Phase]:
     before_hold = [*_detect(marks), *_retransmit(marks), _qp_error(marks), *_rebuild_and_first_data(marks)]
     return [*before_hold, *_hold(impact, before_hold)]
 

@@ -13,12 +13,16 @@ moving one fault does not change the draws of the others.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from faultbed.harness.experiment.experiment_file import Experiment, Exposed, Fault, Scalar
+from faultbed.harness.experiment.experiment_file import Expectation, Experiment, Exposed, Fault, Scalar
+from faultbed.harness.experiment.metrics import Of, lookup
+from faultbed.harness.experiment.stop import METRICS, Condition
 from faultbed.harness.json_text import json_text
+from faultbed.harness.verdict import Verdict
 from faultbed.inject.fault_plan import FaultSpec
 from faultbed.inject.kinds.kind import Fidelity
 from faultbed.testbed.packets.cnp_rule import CnpRule
@@ -85,6 +89,25 @@ class PlannedFabric(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] = {}
 
 
+class PlannedExpectation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A bound of the experiment on a metric of this lab: selectors of hosts are resolved."""
+
+    metric: str
+    minimum: float | int | None = None
+    maximum: float | int | None = None
+    equals: Scalar | None = None
+    of: Of | None = None
+
+
+class PlannedStop(msgspec.Struct, frozen=True, kw_only=True):
+    """A stop condition: the run is ended as `verdict` if `metric` is beyond `bound` for `for_ns`."""
+
+    metric: str
+    bound: float | int
+    for_ns: int
+    verdict: Verdict
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`plan.json`. `inventory` is the inventory's digest, `faultbed` the version that planned."""
 
@@ -105,6 +128,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Not in the file when the experiment chooses no routing scheme: the switches keep BGP's ECMP."""
     bystander: PlannedBystander | msgspec.UnsetType = msgspec.UNSET
     """Not in the file when there is none."""
+    expect: tuple[PlannedExpectation, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Not in the file when there are none."""
+    stop: tuple[PlannedStop, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Not in the file when there are none."""
     control: bool | msgspec.UnsetType = msgspec.UNSET
     """Every fault is armed with zero intensity (`run --control`); not in the file when the faults are real."""
 
@@ -112,6 +139,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def is_control(self) -> bool:
         """Whether every fault is armed with zero intensity."""
         return self.control is True
+
+    @property
+    def expectations(self) -> tuple[Expectation, ...]:
+        """The bounds as the decoder returns them.
+
+        Raises:
+            ValueError: the plan bounds a metric that does not exist.
+        """
+        return tuple(_expectation(planned, [fault.id for fault in self.faults]) for planned in self.expect or ())
+
+    @property
+    def stops(self) -> tuple[Condition, ...]:
+        """The stop conditions as the decoder returns them.
+
+        Raises:
+            ValueError: the plan bounds a live value that does not exist.
+        """
+        return tuple(_condition(planned) for planned in self.stop or ())
 
 
 def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: str, version: str) -> Plan:
@@ -136,9 +181,47 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
         else PlannedFabric(
             routing=fabric.routing, fidelity=SCHEMES[fabric.routing].fidelity, parameters=fabric.parameters
         ),
+        expect=tuple(
+            PlannedExpectation(
+                metric=bound.metric.name,
+                minimum=bound.minimum,
+                maximum=bound.maximum,
+                equals=bound.equals,
+                of=bound.of,
+            )
+            for bound in experiment.expectations
+        )
+        or msgspec.UNSET,
+        stop=tuple(
+            PlannedStop(
+                metric=condition.metric.name,
+                bound=condition.bound,
+                for_ns=condition.for_ns,
+                verdict=condition.verdict,
+            )
+            for condition in experiment.stops
+        )
+        or msgspec.UNSET,
         bystander=msgspec.UNSET
         if (flow := experiment.bystander) is None
         else PlannedBystander(**{name: getattr(flow, name) for name in PlannedBystander.__struct_fields__}),
+    )
+
+
+def _expectation(planned: PlannedExpectation, fault_ids: Sequence[str]) -> Expectation:
+    metric = lookup(planned.metric, fault_ids)
+    if metric is None:
+        raise ValueError(f"expect: no metric {planned.metric}")
+    return Expectation(
+        metric=metric, minimum=planned.minimum, maximum=planned.maximum, equals=planned.equals, of=planned.of
+    )
+
+
+def _condition(planned: PlannedStop) -> Condition:
+    if planned.metric not in METRICS:
+        raise ValueError(f"stop: no metric {planned.metric}")
+    return Condition(
+        metric=METRICS[planned.metric], bound=planned.bound, for_ns=planned.for_ns, verdict=planned.verdict
     )
 
 
@@ -152,8 +235,11 @@ def decode(content: bytes) -> Plan:
 
     Raises:
         msgspec.ValidationError: not a plan of schema 1.
+        ValueError: the plan bounds a metric or a live value that does not exist.
     """
-    return msgspec.json.decode(content, type=Plan)
+    decided = msgspec.json.decode(content, type=Plan)
+    _ = decided.expectations, decided.stops
+    return decided
 
 
 def _draw(seed: int, fault_id: str, purpose: str, choices: int) -> int:

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from faultbed.harness.analysis.noise import NoiseFloor
+from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.analysis.observe import Observed
+from faultbed.harness.analysis.timeline import Goodput
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.experiment.stop import Condition
 from faultbed.harness.ledger.claims import Claim
+from faultbed.harness.ledger.sealed import Kind, Sealed
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.ledger.statistics.decision import Estimand, Reason, Rule, Sign
+from faultbed.harness.parts.passes import Active, Pass
 from faultbed.harness.record.measurements import FaultRun, Measurements
-from faultbed.harness.record.sealed import Kind, Sealed
 
-__all__ = ["Part", "Planned", "Row", "View"]
+__all__ = ["Part", "Planned", "Row", "View", "planned_by"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What is known before a run, from `plan.json` and `experiment.toml`: claims are made from nothing else."""
+    """What is known before a run: claims are made from nothing else."""
 
     plan: Plan
     expectations: Sequence[Expectation]
     stops: Sequence[Condition] = ()
+
+
+def planned_by(plan: Plan) -> Planned:
+    """Return what `plan.json` says about a run.
+
+    Raises:
+        ValueError: the plan bounds a metric that does not exist.
+    """
+    return Planned(plan=plan, expectations=plan.expectations, stops=plan.stops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +88,22 @@ def _nothing(_known: Planned | View) -> Iterable[Claim]:
     return ()
 
 
+def _no_row(_claim: Claim, _view: View) -> None:
+    return None
+
+
+def _not_there(_run: Pass) -> AbstractContextManager[Active | None]:
+    return contextlib.nullcontext()
+
+
+def _no_metrics(_run: Measurements, _sealed: Sealed, _level: float) -> Mapping[str, Observation]:
+    return {}
+
+
+def _nothing_beside(_run: Measurements, _sealed: Sealed) -> Iterable[tuple[str, Goodput | None]]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """A part of an experiment.
@@ -84,10 +114,17 @@ class Part:
         claims: yields what a run with this plan has to show.
         found: yields claims about what was not planned (a restart, a wrong element). Evidence removes no claim.
         evidence: the type of what the part seals in each pass that it takes part in.
+        around: starts the part beside the workload of a pass, and releases it at the end of its `with` block; None if
+            the experiment does not have the part.
+        metrics: returns the metrics of the part with intervals of a level.
+        beside: yields names and goodput of what the part sent beside the workload, on the same links.
     """
 
     name: str
-    row: Callable[[Claim, View], Row | None]
+    row: Callable[[Claim, View], Row | None] = _no_row
     claims: Callable[[Planned], Iterable[Claim]] = _nothing
     found: Callable[[View], Iterable[Claim]] = _nothing
     evidence: Kind | None = None
+    around: Callable[[Pass], AbstractContextManager[Active | None]] = _not_there
+    metrics: Callable[[Measurements, Sealed, float], Mapping[str, Observation]] = _no_metrics
+    beside: Callable[[Measurements, Sealed], Iterable[tuple[str, Goodput | None]]] = _nothing_beside

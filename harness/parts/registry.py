@@ -1,4 +1,4 @@
-"""The parts of an experiment, in the order in which their rows are read. Only this module imports them."""
+"""The parts of an experiment, in the order of their start and of their rows. Only this module imports them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from faultbed.harness.parts import (
     twin_claims,
     workload_claims,
 )
+from faultbed.harness.parts.bystander import bystander_part
+from faultbed.harness.parts.capture import capture_part
 from faultbed.harness.parts.part import Part
+from faultbed.harness.parts.probes import probes_part
 from faultbed.harness.parts.stops import stop_claims
 
 __all__ = ["PARTS"]
@@ -22,6 +25,9 @@ __all__ = ["PARTS"]
 PARTS: tuple[Part, ...] = tuple(
     module.PART
     for module in (
+        capture_part,
+        probes_part,
+        bystander_part,
         control_claims,
         workload_claims,
         data_claims,

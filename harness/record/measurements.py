@@ -30,7 +30,6 @@ from faultbed.traffic.engine.run_results import QpError, Standstill
 from faultbed.traffic.workloads.elastic.elastic_results import RankState, Restart
 
 __all__ = [
-    "BystanderRun",
     "Connection",
     "Deltas",
     "Environment",
@@ -50,6 +49,7 @@ __all__ = [
     "counter_deltas",
     "decode",
     "encode",
+    "refuse_samples",
 ]
 
 _Name = TypeVar("_Name", int, str)
@@ -201,20 +201,6 @@ class RebuildMark(msgspec.Struct, frozen=True, kw_only=True):
     recovered_ns: int | None
 
 
-class BystanderRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The flow beside the workload that no fault should affect.
-
-    `qp_errors` are the controller times (ns) at which its queue pairs failed. `failure` says where the flow failed;
-    None: it did not.
-    """
-
-    src: str
-    dst: str
-    samples: tuple[Sample, ...]
-    qp_errors: tuple[int, ...] = ()
-    failure: str | None = None
-
-
 class ReaderRun(msgspec.Struct, frozen=True, kw_only=True):
     """What a host beside the job read from the job's storage.
 
@@ -273,10 +259,12 @@ class ResilienceRun(msgspec.Struct, frozen=True, kw_only=True):
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """`environment.json`: what the run ran on. Never environment variables, never anything secret.
 
-    `code` is the digest of our own sources (`faultbed.harness.record.code`); None: the run is older than that.
+    `started_utc` is when the run began (ISO 8601). `code` is the digest of our own sources
+    (`faultbed.harness.record.code`); None: the run is older than that.
     `routing` is the routing scheme that the experiment chose; None: it chose none.
     """
 
+    started_utc: str = ""
     faultbed: str
     git: str | None
     code: str | None = None
@@ -359,8 +347,6 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     unchecked_flows: tuple[str, ...] = ()
     resilience: ResilienceRun | None = None
     readers: tuple[ReaderRun, ...] = ()
-    packets: PacketSummary | None = None
-    bystander: BystanderRun | None = None
     changes: tuple[NetworkChange, ...] = ()
     kernel: tuple[NetworkChange, ...] = ()
     watched: tuple[Machine, ...] = ()
@@ -427,7 +413,7 @@ def decode(content: bytes) -> Measurements:
 def _refuse_contradictions(run: Measurements) -> None:
     """Reject a file that violates what its readers rely on, because it was edited or assembled."""
     _refuse_loose_links(run.topology)
-    if (run.series or run.bystander) and run.end_ns - run.t0_ns > _LONGEST_NS:
+    if run.series and run.end_ns - run.t0_ns > _LONGEST_NS:
         raise ValueError(f"end_ns: {run.end_ns} is more than a month after t0_ns ({run.t0_ns}): no run lasts so long")
     _refuse_byte_counts(run)
     if run.sample_ns <= 0:
@@ -442,8 +428,6 @@ def _refuse_contradictions(run: Measurements) -> None:
         _refuse_restarts(run.resilience)
     if run.serving is not None:
         _refuse_serving(run.serving)
-    if run.bystander is not None:
-        _refuse_samples("bystander", run.bystander.samples, run.sample_ns)
     _refuse_readers(run.readers)
 
 
@@ -518,10 +502,10 @@ def _refuse_series(name: str, several: Sequence[RankSeries], run: Measurements) 
                 f"{min(starts)[1]} begins: no run lasts so long"
             )
         restarts = len(run.resilience.restarts) if run.resilience is not None else 0
-        _refuse_samples(f"{name}: rank {series.rank}", series.samples, run.sample_ns, restarts=restarts)
+        refuse_samples(f"{name}: rank {series.rank}", series.samples, run.sample_ns, restarts=restarts)
 
 
-def _refuse_samples(place: str, samples: Sequence[Sample], sample_ns: int, *, restarts: int = 0) -> None:
+def refuse_samples(place: str, samples: Sequence[Sample], sample_ns: int, *, restarts: int = 0) -> None:
     """Raise ValueError if two samples overlap in time: their bytes would count twice.
 
     A rank that restarts on another host continues with that host's clock. Two of its samples may overlap there.

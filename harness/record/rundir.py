@@ -3,6 +3,7 @@
 experiment.toml     the file as it was given
 trace/              the trace, if the experiment replays one (faultbed.harness.experiment.replayed)
 plan.json           what the seed decided
+evidence/<pass>/<part>.json  what each part sealed at the end of a pass (faultbed.harness.ledger.sealed)
 ledger.json         every claim of the plan with its status; on disk, unknown, before the lab is touched
 journal.jsonl       what was done to the lab
 measurements.json   what was measured
@@ -31,7 +32,7 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -46,6 +47,7 @@ from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.json_text import json_text
 from faultbed.harness.ledger import ledger as ledger_file
 from faultbed.harness.ledger.ledger import Ledger
+from faultbed.harness.ledger.sealed import PHASES, Kind, Phase, Sealed
 from faultbed.harness.packets import evidence
 from faultbed.harness.packets.evidence import Evidence
 from faultbed.harness.record import code
@@ -137,6 +139,23 @@ class RunDir:
         """Write `ledger.json`: before the lab is touched, and again when the run is judged."""
         self._write("ledger.json", ledger_file.encode(ledger))
 
+    def write_evidence(self, name: str, phase: Phase, evidence: msgspec.Struct) -> None:
+        """Write what the part `name` sealed in a pass."""
+        folder = self.path / "evidence" / phase
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write(f"evidence/{phase}/{name}.json", json_text(evidence))
+
+    def read_evidence(self, kinds: Mapping[str, Kind]) -> Sealed:
+        """Read the evidence of all parts, by the types of `kinds`; of a file that does not exist nothing is known."""
+        return Sealed(
+            {
+                (phase, kind): self._decoded(name, msgspec.json.Decoder(kind).decode)
+                for part, kind in kinds.items()
+                for phase in PHASES
+                if (self.path / (name := f"evidence/{phase}/{part}.json")).exists()
+            }
+        )
+
     def write_measurements(self, measured: Measurements) -> None:
         """Write `measurements.json` and `samples.parquet`."""
         self._write("measurements.json", measurements_file.encode(measured))
@@ -173,6 +192,10 @@ class RunDir:
     def write_noise_floor(self, content: bytes) -> None:
         """Write `noise-floor.json`: a floor that is measured again later must not change what the verdict rests on."""
         self._write("noise-floor.json", content)
+
+    def read_noise_floor(self, decode: Callable[[bytes], T]) -> T | None:
+        """Read `noise-floor.json` by `decode`; None: the judge of this run knew none."""
+        return self._decoded("noise-floor.json", decode) if (self.path / "noise-floor.json").exists() else None
 
     def write_packets(self, packets: Evidence) -> None:
         """Write `packets.json`."""
@@ -422,6 +445,7 @@ def repro_script(*, seed: int, lab: str, without: Sequence[str] = (), control: b
 
 def describe_environment(
     *,
+    started_utc: str = "",
     qemu: str | None = None,
     accelerator: str | None = None,
     guest_kernel: str | None = None,
@@ -430,6 +454,7 @@ def describe_environment(
 ) -> Environment:
     """Return the versions and settings of this controller, without environment variables, host or user name."""
     return Environment(
+        started_utc=started_utc,
         faultbed=faultbed.__version__,
         git=_commit(),
         code=code.digest(),

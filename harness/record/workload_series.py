@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from faultbed.harness.record.measurements import (
-    BystanderRun,
     Connection,
     Iteration,
     Rank,
@@ -28,7 +27,6 @@ from faultbed.traffic.workloads.ranks_result import RanksResult
 
 __all__ = [
     "Result",
-    "bystander_of",
     "checked_of",
     "connections_of",
     "latencies_of",
@@ -39,6 +37,7 @@ __all__ = [
     "serving_of",
     "silent_of",
     "summary_of",
+    "summed",
     "unchecked_of",
 ]
 
@@ -63,7 +62,7 @@ def series_of(result: Result) -> tuple[RankSeries, ...]:
     return tuple(
         RankSeries(
             rank=index,
-            samples=_summed(result.samples_of(index)),
+            samples=summed(result.samples_of(index)),
             iterations=tuple(_iteration(item) for item in result.iterations[index]),
             stored_ns=_stored(result, index),
         )
@@ -153,18 +152,6 @@ def _ends_of(flow: FlowResult) -> str:
     return f"{flow.spec.src} > {flow.spec.dst}"
 
 
-def bystander_of(result: FlowsResult) -> BystanderRun:
-    """Return the samples and the failures of the bystander."""
-    (flow,) = result.flows
-    return BystanderRun(
-        src=flow.spec.src,
-        dst=flow.spec.dst,
-        samples=_summed(flow.samples),
-        qp_errors=tuple(error.time_ns for error in flow.qp_errors),
-        failure=None if result.outcome != "failed" else result.where or "an unknown place",
-    )
-
-
 def readers_of(result: JobResult) -> tuple[ReaderRun, ...]:
     """Return what the readers beside a job read."""
     return tuple(ReaderRun(host=item.host, reads_ns=item.reads, failure=item.failure) for item in result.readers)
@@ -184,7 +171,7 @@ def resilience_of(result: ElasticResult) -> ResilienceRun:
     )
 
 
-def _summed(samples: Iterable[TrafficSample]) -> tuple[Sample, ...]:
+def summed(samples: Iterable[TrafficSample]) -> tuple[Sample, ...]:
     """Return one sample for each bin: several flows of an RNIC share its bins, and so do the ends of a restart."""
     size_of: dict[int, int] = {}
     for item in samples:

@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 import faultbed
-from faultbed.harness.analysis.observe import observe
+from faultbed.harness import judge
 from faultbed.harness.conditions import unmet
 from faultbed.harness.confidence import LEVEL, student
 from faultbed.harness.record.copies import digest_of
@@ -240,7 +240,7 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
     except UsageError as error:  # a run of another version, or an incomplete copy
         index.execute("INSERT INTO left_out VALUES (?, ?, ?)", (path.name, changed_ns, str(error)))
         return
-    observed = observe(measured)
+    observed = judge.observed_of(measured, run.read_evidence(judge.KINDS))
     made_by = [environment.accelerator, environment.cpu_count]
     series = _digest([msgspec.structs.replace(plan, faultbed=""), made_by])
     index.execute(

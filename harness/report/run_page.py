@@ -16,9 +16,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from faultbed.harness import judge
 from faultbed.harness.analysis import probe_lines
 from faultbed.harness.analysis.links import expected_load, link_load
-from faultbed.harness.analysis.observe import Observed, observe
+from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.analysis.prediction import predictions
 from faultbed.harness.analysis.ranks.slow_ranks import slow_ranks
 from faultbed.harness.analysis.timeline import Impact
@@ -133,7 +134,8 @@ def render_html(run: RunDir) -> str:
     verdict, measured = run.read_verdict(), run.read_measurements()
     plan = run.read_plan()
     run.refuse_mixed(verdict, plan, measured)
-    observed, flights, packets = observe(measured), run.read_flights(), run.read_packets()
+    observed = judge.observed_of(measured, run.read_evidence(judge.KINDS))
+    flights, packets = run.read_flights(), run.read_packets()
     recorded, environment = run.read_telemetry(), run.read_environment()
     probed = run.read_probes()
     findings = attribute(measured, flights, probed.trips)
@@ -166,7 +168,7 @@ def render_html(run: RunDir) -> str:
             faults=faults,
             fabric=Markup(fabric_svg(measured.topology, marks, measured.connections)),  # noqa: S704 - escaped
             goodput=page.markup(goodput_plot.goodput_chart(measured, observed, bands)),
-            **_loads(measured),
+            **_loads(measured, observed),
             **_over_time(measured, recorded, bands),
             **_probes(measured, probed, bands),
             **_moments(measured, faults, marks, recorded.changes if recorded else measured.changes),
@@ -283,9 +285,9 @@ def _probes(run: Measurements, probe_trips: ProbeTrips, bands: Sequence[Band]) -
     }
 
 
-def _loads(run: Measurements) -> dict[str, Any]:
+def _loads(run: Measurements, observed: Observed) -> dict[str, Any]:
     """Return the data of the table of links."""
-    expected = expected_load.expected_loads(run)
+    expected = expected_load.expected_loads(run, observed.beside)
     loads = expected_load.with_expected(link_load.link_loads(run), expected)
     return {
         "load_expected": expected,

@@ -7,20 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from faultbed.harness.packets.evidence import Evidence
+from faultbed.harness.ledger.sealed import Phase
+from faultbed.harness.parts.passes import Active
 from faultbed.harness.parts.stops.stop_guard import Guard
 from faultbed.harness.record import kernel_log
 from faultbed.harness.record.measurements import (
     FaultRun,
     Measurements,
-    PacketSummary,
     Paths,
     RankSeries,
     RebuildMark,
 )
 from faultbed.harness.record.workload_series import (
     Result,
-    bystander_of,
     connections_of,
     ranks_of,
     series_of,
@@ -35,11 +34,8 @@ from faultbed.inject.injector import TTL_S, Injector, Mutation
 from faultbed.inject.own_reads import recorded
 from faultbed.testbed.lab import Lab
 from faultbed.testbed.observe.machine_load import MachineLoad
-from faultbed.testbed.observe.packet_capture import Captured
 from faultbed.testbed.observe.telemetry import Recorded
 from faultbed.traffic.engine.run_results import Standstill
-from faultbed.traffic.flows.flow_run import FlowsResult
-from faultbed.traffic.probes.results import ProbeTrips
 
 __all__ = ["RunData", "measurements_of", "windows"]
 
@@ -61,6 +57,7 @@ class RunData:
         counted_s: time in seconds between the counter readings `before` and `after`.
         planned: the faults, with the targets that were chosen when they were armed; empty: none was.
         paths_of_faults: paths of all connections by which a fault's target was chosen, by the fault's name.
+        active: the parts that ran beside the workload, by pass and name.
         twin_not_routed: reasons to believe that the routing scheme did not route the fault-free twin.
     """
 
@@ -79,10 +76,6 @@ class RunData:
     paths: Paths = field(default_factory=dict)
     planned: tuple[PlannedFault, ...] = ()
     paths_of_faults: dict[str, Paths] = field(default_factory=dict)
-    captured: Captured | None = None
-    packets: Evidence | None = None
-    probed: ProbeTrips | None = None
-    bystander: FlowsResult | None = None
     recorded: Recorded = field(default_factory=Recorded)
     lease_s: float = TTL_S
     injector: Injector | None = None
@@ -97,6 +90,7 @@ class RunData:
     routing: RoutingReceipt | None = None
     twin_not_routed: tuple[str, ...] = ()
     mutate_routing: Mutation | None = None
+    active: dict[tuple[Phase, str], Active] = field(default_factory=dict)
 
     def reading(self) -> AbstractContextManager[None]:
         """Record the time in which the harness itself reads from the lab while the workload runs."""
@@ -129,8 +123,6 @@ def measurements_of(resolved: ResolvedRun, lab: Lab, data: RunData) -> Measureme
         faults=tuple(_fault_runs(resolved, data)),
         counters_before={node: dict(values) for node, values in data.before.items()},
         counters_after={node: dict(values) for node, values in data.after.items()},
-        packets=_packets(data.packets),
-        bystander=None if data.bystander is None else bystander_of(data.bystander),
         changes=tuple(change for change in data.recorded.changes if change.node in lab.topology.switch_by_name),
         kernel=tuple(change for change in data.recorded.changes if change.subject == "kernel"),
         watched=data.recorded.machines,
@@ -150,28 +142,6 @@ def windows(data: RunData) -> dict[str, tuple[int, int]]:
         if start is not None and end is not None:
             windows[fault_id] = (start, max(start, end))
     return windows
-
-
-def _packets(evidence_of_run: Evidence | None) -> PacketSummary | None:
-    if evidence_of_run is None:
-        return None
-    backs = sorted(
-        (
-            (episode.signal_ns or episode.resent_ns) - evidence_of_run.epoch_offset_ns,
-            episode.resent_ns - evidence_of_run.epoch_offset_ns,
-        )
-        for flow in evidence_of_run.analysis.flows
-        for episode in flow.episodes
-    )
-    return PacketSummary(
-        frames=evidence_of_run.analysis.frames,
-        missed=evidence_of_run.missed,
-        extra=evidence_of_run.extra,
-        broken=evidence_of_run.analysis.violations,
-        goings_back=tuple(backs),
-        doubts=evidence_of_run.analysis.doubts,
-        cnp=evidence_of_run.analysis.cnp,
-    )
 
 
 def _fault_runs(resolved: ResolvedRun, data: RunData) -> Iterator[FaultRun]:

@@ -8,27 +8,20 @@ from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 
-import msgspec
-
-from faultbed.harness import judge
 from faultbed.harness.analysis import noise
-from faultbed.harness.analysis.observe import observe
-from faultbed.harness.bounds import sampled_bounds
-from faultbed.harness.confidence import level_for
-from faultbed.harness.packets import evidence
-from faultbed.harness.parts.part import Planned
+from faultbed.harness.parts.passes import Ended
 from faultbed.harness.record import rundir
 from faultbed.harness.record.rundir import RunDir
-from faultbed.harness.record.sealed import Sealed
 from faultbed.harness.run import ends
 from faultbed.harness.run.collect_measurements import RunData, measurements_of, windows
+from faultbed.harness.run.judge_run import judge_run
 from faultbed.harness.run.prepare.resolve import ResolvedRun
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import DirtyLab, FaultbedError, LabError
 from faultbed.testbed.lab import Lab
 
-__all__ = ["Finished", "conclude", "not_recorded", "planned_run"]
+__all__ = ["Finished", "conclude", "not_recorded"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,35 +33,29 @@ class Finished:
     report: Path
 
 
-def planned_run(resolved: ResolvedRun) -> Planned:
-    """Return what is known of a run before it begins."""
-    experiment = resolved.experiment
-    return Planned(plan=resolved.plan, expectations=experiment.expectations, stops=experiment.stops)
-
-
 def conclude(
     resolved: ResolvedRun, lab: Lab, run_dir: RunDir, data: RunData, floor: noise.NoiseFloor | None
 ) -> Finished:
-    """Judge a run by its data, and write measurements, verdict and report to the run directory.
+    """Write everything that a run recorded, judge it from these files, and write its verdict and report.
 
     Raises:
         OSError: the run directory cannot be written.
     """
     backend = backend_of(lab.kind)
     data.errors += backend.health(lab.inventory_model)
-    if data.captured is not None:
-        data.packets = evidence.keep(data.captured, run_dir.path, windows(data), resolved.plan.cnp or None)
-        run_dir.write_packets(data.packets)
+    for (phase, name), active in data.active.items():
+        ended = Ended(phase=phase, run_dir=run_dir, t0_ns=data.t0_ns, windows=windows(data))
+        if (sealed := active.sealed(ended)) is not None:
+            run_dir.write_evidence(name, phase, sealed)
     if flights := getattr(data.result, "flights", ()):  # flows have none
         run_dir.write_flights(flights)
     measured = measurements_of(resolved, lab, data)
     run_dir.write_measurements(measured)
     run_dir.write_telemetry(data.recorded, t0_ns=data.t0_ns)
-    if data.probed is not None:
-        run_dir.write_probes(data.probed, t0_ns=data.t0_ns)
     run_dir.write_environment(
         rundir.describe_environment(
             **dataclasses.asdict(backend.environment()),
+            started_utc=run_dir.started.astimezone(UTC).isoformat(timespec="seconds"),
             accelerator=lab.accelerator,
             left_out=resolved.left_out,
             routing=resolved.experiment.fabric.routing if resolved.experiment.fabric else None,
@@ -76,25 +63,14 @@ def conclude(
     )
     if floor is not None:
         run_dir.write_noise_floor(noise.encode(floor))
-    level = level_for(sampled_bounds(resolved.experiment.expectations))
-    observed = observe(measured, level=level)
-    judged_run = judge.judge(
-        before=planned_run(resolved),
-        run=measured,
-        observed=observed,
-        sealed=Sealed().having(data.stops.sealed(t0_ns=data.t0_ns)),
-        floor=floor,
-        flights=flights,
-        trips=data.probed.trips if data.probed else (),
-    )
-    started_utc = run_dir.started.astimezone(UTC).isoformat(timespec="seconds")
-    verdict = msgspec.structs.replace(judged_run.verdict, left_out=resolved.left_out, started_utc=started_utc)
-    run_dir.write_ledger(judged_run.ledger)
-    run_dir.write_verdict(verdict)
+    run_dir.write_evidence("stops", "measured", data.stops.sealed(t0_ns=data.t0_ns))
+    judged = judge_run(run_dir)
+    run_dir.write_ledger(judged.ledger)
+    run_dir.write_verdict(judged.verdict)
     # matplotlib takes a second to import, and most commands draw nothing.
     from faultbed.harness.report import run_page as report  # noqa: PLC0415
 
-    return Finished(run_dir=run_dir, verdict=verdict, report=report.render(run_dir.path))
+    return Finished(run_dir=run_dir, verdict=judged.verdict, report=report.render(run_dir.path))
 
 
 def not_recorded(resolved: ResolvedRun, lab: Lab, run_dir: RunDir, data: RunData, error: Exception) -> FaultbedError:

@@ -12,7 +12,7 @@ import functools
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,15 +21,18 @@ import msgspec
 
 from faultbed.harness import judge
 from faultbed.harness.analysis import noise
+from faultbed.harness.parts.part import planned_by
+from faultbed.harness.parts.passes import Active, Pass
+from faultbed.harness.parts.registry import PARTS
 from faultbed.harness.parts.stops.stop_guard import Guard
 from faultbed.harness.parts.twin_claims import wants_twin
 from faultbed.harness.record import code, rundir
 from faultbed.harness.record.measurements import RankSeries
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.record.workload_series import series_of
-from faultbed.harness.run import beside_workload, emulation_limit, ends, flight_dump, workload
+from faultbed.harness.run import emulation_limit, ends, flight_dump, workload
 from faultbed.harness.run.collect_measurements import RunData
-from faultbed.harness.run.conclude import Finished, conclude, not_recorded, planned_run
+from faultbed.harness.run.conclude import Finished, conclude, not_recorded
 from faultbed.harness.run.faults.drive_faults import drive_all, end_early, prepare_all
 from faultbed.harness.run.faults.live_guard import Live, StopWatcher
 from faultbed.harness.run.online import Online
@@ -51,6 +54,7 @@ from faultbed.testbed.lab import Lab, open_lab
 from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.observe import counters, telemetry
 from faultbed.testbed.observe.machine_load import MachineLoad
+from faultbed.testbed.observe.telemetry import Change
 from faultbed.testbed.tenancy import audit_log, dirty, interventions
 from faultbed.testbed.tenancy.dirty import Work
 from faultbed.testbed.tenancy.reservation import covered
@@ -148,7 +152,7 @@ def _make_run_dir(resolved: ResolvedRun, inventory: Inventory, out: Path, *, con
     )
     code.digest()  # read and cached now, because the source may be edited during the run
     run_dir.write_plan(resolved.plan)
-    run_dir.write_ledger(judge.planned_ledger(planned_run(resolved)))
+    run_dir.write_ledger(judge.planned_ledger(planned_by(resolved.plan)))
     work = resolved.experiment.workload
     kind_of(work).keep_inputs(work, resolved.experiment.source, run_dir.path)
     return run_dir
@@ -182,7 +186,7 @@ def _run_and_compare(
         _compare_with_emulation(resolved, lab, journal, data, progress)
         if wants_twin(resolved.experiment.expectations, control=resolved.plan.is_control):
             with _routed(resolved, lab, journal, data, progress, is_twin=True):
-                data.twin, data.twin_load = _run_twin(resolved, lab, journal, progress, on_flights)
+                data.twin, data.twin_load = _run_twin(resolved, lab, journal, data, progress, on_flights)
             _to_known_state(lab, journal, progress)
         with _routed(resolved, lab, journal, data, progress):
             _with_faults(resolved, lab, journal, data, progress, mutate, on_flights)
@@ -290,24 +294,44 @@ class _TwinWrong(LabError):
     """The fault-free twin ended with wrong data: a result of the workload, and no error of the harness."""
 
 
+def _enter_parts(run: Pass, taps: contextlib.ExitStack, data: RunData) -> list[Active]:
+    """Start every part that the experiment has, in the order of the registry. `taps` releases them."""
+    entered = {part.name: taps.enter_context(part.around(run)) for part in PARTS}
+    active = {name: one for name, one in entered.items() if one is not None}
+    data.active |= {(run.phase, name): one for name, one in active.items()}
+    return [*active.values()]
+
+
+def _to_each(active: Sequence[Active], *others: Callable[[Change], None]) -> Callable[[Change], None]:
+    """Return a callback that hands each change of a machine to every part, and to others."""
+
+    def forward(change: Change) -> None:
+        for handle in (*others, *(part.on_change for part in active)):
+            handle(change)
+
+    return forward
+
+
 def _run_twin(
-    resolved: ResolvedRun, lab: Lab, journal: Journal, progress: Progress, on_flights: OnEvent
+    resolved: ResolvedRun, lab: Lab, journal: Journal, data: RunData, progress: Progress, on_flights: OnEvent
 ) -> tuple[tuple[RankSeries, ...], MachineLoad]:
     """Run the same workload without faults. Return its series, and how busy the controller was meanwhile."""
     progress("fault-free twin: the same workload from the same snapshot")
-    # As in the run itself: otherwise their ratio would include the cost of capture, probes, bystander and telemetry.
+    # With the same parts as the run itself: otherwise their ratio would include the cost of these parts.
     with (
         journal.doing("twin", workload=resolved.plan.workload),
         workload.engines_started_ahead(resolved.experiment, lab),
-        beside_workload.capturing(resolved.experiment, lab),
-        beside_workload.probing(resolved.experiment, lab),
-        beside_workload.bystander(resolved.experiment, lab),
-        telemetry.start(lab),
+        contextlib.ExitStack() as taps,
     ):
+        run = Pass(phase="twin", experiment=resolved.experiment, lab=lab, progress=lambda _text: None)
+        active = _enter_parts(run, taps, data)
+        taps.enter_context(telemetry.start(lab, on_change=_to_each(active)))
         running = workload.start(resolved.experiment, lab, on_flights)
         load = MachineLoad.watch()
         result = running.wait(workload.patience_s(resolved.experiment, running))
         busy = load()
+        for part in reversed(active):
+            part.end()
     if result.outcome == "failed" and getattr(result, "wrong_elements", 0):
         raise _TwinWrong(f"the fault-free twin: {result.where}")
     if result.outcome == "failed":
@@ -339,15 +363,12 @@ def _with_faults(
     data.injector = Injector(lab, journal, mutate=mutate)
     with data.injector as injector, contextlib.ExitStack() as taps:
         taps.enter_context(workload.engines_started_ahead(resolved.experiment, lab))
-        capturing = taps.enter_context(beside_workload.capturing(resolved.experiment, lab, progress))
         if resolved.faults:
             progress(f"preparing {len(resolved.faults)} faults on their targets")
         ready = prepare_all(injector, resolved.faults)
-        probing = taps.enter_context(beside_workload.probing(resolved.experiment, lab, progress))
-        bystander = taps.enter_context(beside_workload.bystander(resolved.experiment, lab, progress))
-        following = taps.enter_context(
-            telemetry.start(lab, on_change=beside_workload.forward_changes(live.on_change, probing))
-        )
+        run = Pass(phase="measured", experiment=resolved.experiment, lab=lab, progress=progress)
+        active = _enter_parts(run, taps, data)
+        following = taps.enter_context(telemetry.start(lab, on_change=_to_each(active, live.on_change)))
         live.heard_ns, live.without_log = following.heard_ns, following.without_log
         # Counted from here, because the start of all these is not part of the run: a holder takes ten seconds on an
         # emulated host.
@@ -379,13 +400,7 @@ def _with_faults(
         # Standstills before t0 do not count: while connections are made, an engine sometimes waits for its kernel.
         data.standstills = tuple(standstill for standstill in running.standstills if standstill.end_ns > data.t0_ns)
         data.recorded = following.stop()
-        if bystander is not None:
-            data.bystander = beside_workload.stop_bystander(bystander)
-        if probing is not None:
-            probing.stop()
-            data.probed = probing.collected()
-        if capturing is not None:
-            progress("fetching the captured packets")
-            data.captured = capturing.stop()
+        for part in reversed(active):
+            part.end()
         data.after = counters.read(lab)
         data.counted_s = time.monotonic() - counted_from_s

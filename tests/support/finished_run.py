@@ -9,11 +9,10 @@ from house import DEMO
 from synthetic_run import soft_topology
 
 from faultbed.harness import judge
-from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment import run_plan as plan
 from faultbed.harness.experiment.experiment_file import load
-from faultbed.harness.parts.part import Planned
 from faultbed.harness.record import rundir
+from faultbed.harness.run.judge_run import judge_run
 from faultbed.harness.run.prepare.bind_to_lab import fit
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}
@@ -45,10 +44,13 @@ class Page(HTMLParser):
             self.text.append(data)
 
 
-def finished(root, run, name="demo"):
-    """Return a run directory as the run loop writes it, with synthetic measurements."""
+def finished(root, run, name="demo", *, planned=None, sealed=()):
+    """Return a run directory as the run loop writes it, with synthetic measurements.
+
+    `planned` is the plan of the run (default: that of the demo), `sealed` the evidence of its parts.
+    """
     experiment = fit(load(DEMO), soft_topology(), "soft")
-    planned = plan.plan(experiment, inventory_digest="9f" * 32, version="0.1.0")
+    planned = planned or plan.plan(experiment, inventory_digest="9f" * 32, version="0.1.0")
     directory = rundir.create(
         root,
         experiment=DEMO.read_bytes(),
@@ -59,12 +61,14 @@ def finished(root, run, name="demo"):
     )
     directory.write_plan(planned)
     directory.write_measurements(run)
-    judged = judge.judge(
-        before=Planned(plan=planned, expectations=experiment.expectations), run=run, observed=observe(run)
-    )
+    started_utc = "2026-11-21T00:00:00+00:00"
+    directory.write_environment(rundir.describe_environment(accelerator="tcg", started_utc=started_utc))
+    for evidence in sealed:
+        names = {kind: part for part, kind in judge.KINDS.items()}
+        directory.write_evidence(names[type(evidence)], "measured", evidence)
+    judged = judge_run(directory)
     directory.write_ledger(judged.ledger)
     directory.write_verdict(judged.verdict)
-    directory.write_environment(rundir.describe_environment(accelerator="tcg"))
     return directory
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from faultbed.harness.analysis import timeline
@@ -47,9 +47,9 @@ class ExpectedLoad:
     why: str = ""
 
 
-def expected_loads(run: Measurements) -> ExpectedLoad:
+def expected_loads(run: Measurements, beside: Collection[str] = ()) -> ExpectedLoad:
     """Return the expected load of a collective whose operations were all counted."""
-    if why := _unpredictable(run):
+    if why := _unpredictable(run, beside):
         return _unknown(why)
     operations = timeline.finished_iterations(run.series)
     if not operations:
@@ -118,14 +118,14 @@ def _unknown(why: str) -> ExpectedLoad:
     return ExpectedLoad(bytes_by_direction={}, why=why)
 
 
-def _unpredictable(run: Measurements) -> str:
+def _unpredictable(run: Measurements, beside: Collection[str]) -> str:
     """Return why the bytes of links cannot be predicted for a run; empty if they can."""
     if "collective" not in run.workload:
         return "only a collective's bytes follow from its schedule"
     if (spread := run.workload.get("spread")) in OUT_OF_ORDER and int(run.workload.get("qps_per_peer") or 1) > 1:
         return f"{spread} chooses the queue pair of each segment while the job runs"
-    if run.bystander is not None:
-        return "the bystander's bytes are on the links too"
+    for name in beside:
+        return f"the bytes of {name} are on the links too"
     if run.rebuilds or run.qp_errors:
         return "queue pairs failed or were rebuilt, and may have taken other paths afterwards"
     return ""

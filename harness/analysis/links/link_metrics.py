@@ -15,7 +15,7 @@ Definitions: IETF BMWG drafts on AI fabrics (draft-calabria-bmwg-ai-fabric-train
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from faultbed.harness.analysis.links.expected_load import carried, expected_loads, worst_difference
 from faultbed.harness.analysis.links.link_load import Direction, LinkLoad, jain, link_loads
@@ -58,14 +58,14 @@ def capacity_bytes(run: Measurements) -> Mapping[str, float]:
     }
 
 
-def link_metrics(run: Measurements) -> dict[str, Observation]:
-    """Return all metrics of links."""
+def link_metrics(run: Measurements, beside: Collection[str] = ()) -> dict[str, Observation]:
+    """Return all metrics of links. `beside` names what else than the workload sent over them."""
     tiers = _by_tier(run)
     loads = [load for of_tier in tiers.values() for load in of_tier]
     capacity = capacity_bytes(run)
     by_place: dict[str, list[LinkLoad]] = {str(tier): of_tier for tier, of_tier in tiers.items()}
     metrics = {
-        "link_bytes.error": _error(run, loads),
+        "link_bytes.error": _error(run, loads, beside),
         "jfi": _spread("jfi", tiers["rtsw"]),
         "bisection": uplink_use(run),
     }
@@ -85,8 +85,8 @@ def _by_tier(run: Measurements) -> dict[SwitchRole, list[LinkLoad]]:
     return {tier: [load for load in loads if roles[load.up.src] == tier] for tier in _TIERS}
 
 
-def _error(run: Measurements, loads: Sequence[LinkLoad]) -> Observation:
-    expected = expected_loads(run)
+def _error(run: Measurements, loads: Sequence[LinkLoad], beside: Collection[str]) -> Observation:
+    expected = expected_loads(run, beside)
     if not expected.bytes_by_direction:
         return Observation(value=None, detail=expected.why)
     directions = [

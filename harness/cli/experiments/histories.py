@@ -10,6 +10,7 @@ import click
 import msgspec
 from rich.text import Text
 
+from faultbed.harness import judge
 from faultbed.harness.analysis import noise as noise_module
 from faultbed.harness.analysis.noise import Conditions, NoiseFloor
 from faultbed.harness.cli.context import Session, json_option, pass_session, styled
@@ -137,7 +138,8 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
         lab_dir(measured.lab),
         {"A": noise_module.conditions_in(run_a, measured), "B": noise_module.conditions_in(run_b, measured_b)},
     )
-    rows = compare(measured, measured_b, floor=floor)
+    sealed = run_a.read_evidence(judge.KINDS), run_b.read_evidence(judge.KINDS)
+    rows = compare(measured, measured_b, sealed=sealed, floor=floor)
     page, why_not = _page(run_a, run_b, rows, html)
     if as_json:
         document = {"a": first, "b": second, "differ": apart, "metrics": [asdict(row) for row in rows]}

@@ -9,7 +9,8 @@ import click
 import msgspec
 from rich.text import Text
 
-from faultbed.harness.analysis.observe import observe
+from faultbed.harness import judge
+from faultbed.harness import verdict as verdict_file
 from faultbed.harness.bounds import TWIN_RATIO, bounds_of, sampled_bounds
 from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from faultbed.harness.cli.experiments.histories import PAIR, show_comparison
@@ -28,9 +29,11 @@ from faultbed.harness.ledger.statistics.decision import TAIL, tail_for
 from faultbed.harness.ledger.statistics.unpaired_runs import WORTH
 from faultbed.harness.record import rundir
 from faultbed.harness.record.run_key import publish
+from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.report import summary, undecided
 from faultbed.harness.report.judged_by import judged_by
 from faultbed.harness.run import loop as run_module
+from faultbed.harness.run.judge_run import judge_run
 from faultbed.harness.run.loop import Finished, ResolvedRun
 from faultbed.harness.run.prepare import exclusions
 from faultbed.harness.run.prepare.preflight import ALL_CHECKS
@@ -39,7 +42,7 @@ from faultbed.harness.run.repeats.trials import trial_of
 from faultbed.harness.run.sweeps.finished_runs import find_finished_runs, join
 from faultbed.harness.run.sweeps.shards import Shard, shard_of
 from faultbed.harness.run.sweeps.sweep_points import Point
-from faultbed.harness.verdict import Check, ExcludedHost, Verdict, exit_code, worst
+from faultbed.harness.verdict import Check, ExcludedHost, Verdict, VerdictFile, exit_code, worst
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import ConfigError, Unsupported, UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
@@ -371,21 +374,35 @@ def _execute_all(
 @click.argument("run_dirs", nargs=-1, required=True, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--compare", is_flag=True, help="Compare the second of two runs with the first, with intervals.")
 @click.option(
+    "--judge",
+    "judge_again",
+    is_flag=True,
+    help="Judge the run again, from plan.json and what it recorded, and write its ledger and verdict.",
+)
+@click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Path of the comparison page. Default: compare-with-<A>.html in B's directory.",
 )
 @json_option
 @pass_session
-def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, html: Path | None, as_json: bool) -> None:
+def report(
+    session: Session,
+    *,
+    run_dirs: tuple[Path, ...],
+    compare: bool,
+    judge_again: bool,
+    html: Path | None,
+    as_json: bool,
+) -> None:
     """Render the report of a finished run again from its directory, and print its verdict.
 
     With --compare, RUN_DIRS are two runs, A and B, of one experiment with one seed. The differences of B are printed,
     and drawn on one page (an HTML file that works offline).
     """
     if compare:
-        if len(run_dirs) != PAIR:
-            raise click.UsageError("--compare takes two run directories, A and B")
+        if len(run_dirs) != PAIR or judge_again:
+            raise click.UsageError("--compare takes two run directories, A and B, and no --judge")
         show_comparison(session, *run_dirs, html=html, as_json=as_json)
         return
     if html is not None:
@@ -395,7 +412,7 @@ def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, html:
     if len(run_dirs) != 1:
         raise click.UsageError("one run directory, or two with --compare")
     directory = rundir.open_run(run_dirs[0])
-    verdict = directory.read_verdict()
+    verdict = _judged_again(session, directory) if judge_again else directory.read_verdict()
     # matplotlib takes a second to import, and most commands draw nothing.
     from faultbed.harness.report import run_page as report_module  # noqa: PLC0415
 
@@ -404,6 +421,21 @@ def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, html:
         Finished(run_dir=directory, verdict=verdict, report=report_module.render(directory.path)),
         as_json=as_json,
     )
+
+
+def _judged_again(session: Session, directory: RunDir) -> VerdictFile:
+    """Judge a run from its files, write its ledger and verdict, and return the verdict."""
+    judged, before = judge_run(directory), directory.path / "verdict.json"
+    content = verdict_file.encode(judged.verdict)
+    is_same = before.exists() and before.read_bytes() == content
+    try:
+        directory.write_ledger(judged.ledger)
+        directory.write_verdict(judged.verdict)
+    except OSError as error:
+        raise UsageError(f"{directory.path}: {error.strerror or error}; copy the run to a writable folder") from error
+    again = "the same verdict.json" if is_same else "verdict.json is another one now"
+    session.err.print(f"judged again: {again}", soft_wrap=True)
+    return judged.verdict
 
 
 def _open_checks(pooled_file: pooled.PooledFile) -> str:
@@ -565,10 +597,11 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
             session.out.print(line, soft_wrap=True)
         session.out.print(f"lab {verdict.lab_state}; report {finished.report}", soft_wrap=True)
         return
+    observed = judge.observed_of(measured, finished.run_dir.read_evidence(judge.KINDS))
     session.out.print(
         Text.assemble(
             (str(verdict.verdict), f"bold {COLOURS[verdict.verdict]}"),
-            f"  {summary.sentence(verdict, measured, observe(measured))}",
+            f"  {summary.sentence(verdict, measured, observed)}",
         ),
         soft_wrap=True,
     )

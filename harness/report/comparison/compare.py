@@ -19,18 +19,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from faultbed.harness import confidence
+from faultbed.harness import confidence, judge
 from faultbed.harness.analysis import timeline
 from faultbed.harness.analysis.ettr import work_share
 from faultbed.harness.analysis.intervals import disturbed, iteration_times
 from faultbed.harness.analysis.links import emulation_headroom
 from faultbed.harness.analysis.noise import NoiseFloor
 from faultbed.harness.analysis.observations import Observation
-from faultbed.harness.analysis.observe import Observed, observe
+from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.analysis.timeline import finished_iterations
 from faultbed.harness.confidence import Interval
 from faultbed.harness.experiment.metrics import METRICS, lookup
 from faultbed.harness.experiment.run_plan import Plan
+from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.proof import why_unproven_in
 from faultbed.harness.record.measurements import Measurements
 from faultbed.harness.report.comparison.differences import of_plans, words
@@ -85,9 +86,18 @@ def differences(first: Plan, second: Plan) -> tuple[str, ...]:
     return words(of_plans(first, second))
 
 
-def compare(run_a: Measurements, run_b: Measurements, *, floor: NoiseFloor | None = None) -> tuple[Row, ...]:
-    """Compare B with A, job time first. A run with a doubt, as in `_doubts`, is neither better nor worse."""
-    observed_a, observed_b = observe(run_a), observe(run_b)
+def compare(
+    run_a: Measurements,
+    run_b: Measurements,
+    *,
+    sealed: tuple[Sealed, Sealed] = (Sealed(), Sealed()),
+    floor: NoiseFloor | None = None,
+) -> tuple[Row, ...]:
+    """Compare B with A, job time first. A run with a doubt, as in `_doubts`, is neither better nor worse.
+
+    `sealed` is the evidence of the parts of both runs.
+    """
+    observed_a, observed_b = judge.observed_of(run_a, sealed[0]), judge.observed_of(run_b, sealed[1])
     rows = [_job_time(run_a, run_b, observed_a, observed_b, floor)]
     for name, left in observed_a.metrics.items():
         right = observed_b.metrics.get(name)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from faultbed.harness import judge
 from faultbed.harness.analysis.links import link_load
 from faultbed.harness.analysis.links.link_load import Fan, Layer, LinkLoad
-from faultbed.harness.analysis.observe import observe
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.report import page, summary
 from faultbed.harness.report.comparison import compare_plots, compared_runs, differences, forest
@@ -108,7 +108,7 @@ def _side(letter: str, run: RunDir) -> Side:
         letter=letter,
         name=run.path.resolve().name,
         run=measured,
-        observed=observe(measured),
+        observed=judge.observed_of(measured, run.read_evidence(judge.KINDS)),
         verdict=run.read_verdict(),
         plan=run.read_plan(),
         experiment=run.read_experiment().decode(errors="replace"),

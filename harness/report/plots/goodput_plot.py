@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from faultbed.harness.analysis import timeline
-from faultbed.harness.analysis.isolation import bystander_goodput
 from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.quantities import format_duration
 from faultbed.harness.record.measurements import Measurements, RankSeries
@@ -57,7 +56,7 @@ _MAX_ROWS = 16
 
 @mpl.rc_context(STYLE)
 def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) -> Chart | None:
-    """Draw total goodput (bins, rolling mean, healthy level), and a row for each rank and for the bystander.
+    """Draw total goodput (bins, rolling mean, healthy level), and a row for each rank and each other flow.
 
     None without samples.
     """
@@ -67,10 +66,9 @@ def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) 
     ranks = list(observed.per_rank.items())[:_MAX_ROWS]
     highest = max((float(rolled(rank_goodput, observed).max(initial=0)) for _, rank_goodput in ranks), default=0) or 1.0
     rows = [(names.get(rank, f"rank {rank}"), rank_goodput, highest) for rank, rank_goodput in ranks]
-    if run.bystander is not None and (beside := bystander_goodput(run)) is not None:
-        # A row of its own scale: it is another flow, and is often paced.
-        name = f"bystander {run.bystander.src} to {run.bystander.dst}"
-        rows.append((name, beside, float(rolled(beside, observed).max(initial=0)) or 1.0))
+    for name, beside in observed.beside.items():
+        if beside is not None:  # a row of its own scale: it is another flow, and is often paced
+            rows.append((name, beside, float(rolled(beside, observed).max(initial=0)) or 1.0))
 
     def draw(width: float, *, narrow: bool) -> str:
         total_height, row_height = (2.1, 0.36) if narrow else (2.5, 0.42)

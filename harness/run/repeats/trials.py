@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from faultbed.harness.analysis.observe import observe
+from faultbed.harness import judge
 from faultbed.harness.bounds import sampled_bounds
 from faultbed.harness.confidence import level_for
 from faultbed.harness.experiment.experiment_file import Expectation
@@ -17,5 +17,7 @@ __all__ = ["trial_of"]
 
 def trial_of(run: RunDir, verdict: VerdictFile, expectations: Sequence[Expectation]) -> Trial:
     """Return a run with its observations, whose intervals share the risk of all bounds of the experiment."""
-    observed = observe(run.read_measurements(), level=level_for(sampled_bounds(expectations)))
+    observed = judge.observed_of(
+        run.read_measurements(), run.read_evidence(judge.KINDS), level=level_for(sampled_bounds(expectations))
+    )
     return Trial(run_dir=str(run.path), verdict=verdict, metrics=observed.metrics)

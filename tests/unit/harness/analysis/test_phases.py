@@ -25,8 +25,13 @@ def fired(run):
     return {fault_id: impact.fired_ns for fault_id, impact in observe(run).impacts.items()}
 
 
-def lengths(run, fault_id):
-    return {one.name: one.length_ns for one in observe(run).phases[fault_id]}
+def lengths(run, fault_id, packets=None):
+    return {one.name: one.length_ns for one in observe(run, packets=packets).phases[fault_id]}
+
+
+def with_backs(*backs):
+    """Return a capture with these retransmissions."""
+    return PacketSummary(frames=9, missed=0, broken=0, goings_back=backs)
 
 
 def test_phases_without_dead_queue_pairs_have_zero_error_and_rebuild(run):
@@ -53,17 +58,16 @@ def test_phases_detect_and_retransmit_come_from_packets(run, fired):
     """A NAK comes 5 ms after the firing, the packet 2 ms later; an earlier go-back is not this fault's."""
     at = fired["loss"]
     backs = ((at - 50 * MS, at - 40 * MS), (at + 5 * MS, at + 7 * MS), (at + 9 * MS, at + 90 * MS))
-    captured = msgspec.structs.replace(run, packets=PacketSummary(frames=9, missed=0, broken=0, goings_back=backs))
-    phases = lengths(captured, "loss")
+    phases = lengths(run, "loss", with_backs(*backs))
     assert (phases["detect"], phases["retransmit"]) == (5 * MS, 2 * MS)
-    assert observe(captured).metrics["recovery.detect"].value == pytest.approx(0.005)
+    assert observe(run, packets=with_backs(*backs)).metrics["recovery.detect"].value == pytest.approx(0.005)
 
 
 def test_phases_detail_names_the_faults_under_which_the_phase_was_not_seen(run, fired):
     """The worst fault is the worst of those that showed the phase, which the number alone does not say."""
-    captured = with_backs(run, (fired["loss"] + 5 * MS, fired["loss"] + 7 * MS))
-    assert "; not seen under uplink" in observe(captured).metrics["recovery.detect"].detail
-    assert "not seen" not in observe(captured).metrics["recovery.qp_error"].detail
+    captured = observe(run, packets=with_backs((fired["loss"] + 5 * MS, fired["loss"] + 7 * MS)))
+    assert "; not seen under uplink" in captured.metrics["recovery.detect"].detail
+    assert "not seen" not in captured.metrics["recovery.qp_error"].detail
 
 
 def test_phases_rebuild_without_end_has_no_length(run, fired):
@@ -81,10 +85,6 @@ def test_phases_assign_each_mark_to_one_fault(run, fired):
     assert lengths(hurt, "loss")["qp_error"] == MS
 
 
-def with_backs(run, *backs):
-    return msgspec.structs.replace(run, packets=PacketSummary(frames=9, missed=0, broken=0, goings_back=backs))
-
-
 def test_phases_assign_a_nak_before_the_observed_firing_to_its_fault(run, fired):
     """The hop's counter is read every 20 ms; a NAK takes three.
 
@@ -92,15 +92,15 @@ def test_phases_assign_a_nak_before_the_observed_firing_to_its_fault(run, fired)
     """
     at = fired["loss"]
     backs = ((at - 3 * MS, at + 4 * MS), (at + 80 * MS, at + 90 * MS))
-    assert lengths(with_backs(run, *backs), "loss")["detect"] == 80 * MS
+    assert lengths(run, "loss", with_backs(*backs))["detect"] == 80 * MS
 
-    bounded = fired_between(with_backs(run, *backs), "loss", 20 * MS, 2 * MS)
+    bounded = observe(fired_between(run, "loss", 20 * MS, 2 * MS), packets=with_backs(*backs))
 
-    one = observe(bounded).metrics["recovery.detect"]
+    one = bounded.metrics["recovery.detect"]
     assert (one.value, one.interval.low) == (0, 0)
     assert one.interval.high == pytest.approx((20 * MS + run.clock_error_ns) / 1e9)
-    assert lengths(bounded, "loss")["retransmit"] == 7 * MS
-    assert observe(bounded).metrics["recovery.retransmit"].interval is None
+    assert {one.name: one.length_ns for one in bounded.phases["loss"]}["retransmit"] == 7 * MS
+    assert bounded.metrics["recovery.retransmit"].interval is None
 
 
 def test_phases_interval_is_as_wide_as_the_uncertainty_of_the_firing(run, fired):

@@ -21,8 +21,8 @@ from faultbed.harness.experiment import run_plan as plans
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
 from faultbed.harness.packets import evidence
+from faultbed.harness.parts.capture.capture_part import summary_of
 from faultbed.harness.record.measurements import PacketSummary
-from faultbed.harness.run.collect_measurements import _packets
 from faultbed.harness.run.prepare.bind_to_lab import fit
 from faultbed.testbed.errors import ConfigError, LabError, UsageError
 from faultbed.testbed.node.capture import write_whole
@@ -200,11 +200,11 @@ def test_capture_section_with_an_unknown_port_is_rejected_with_its_path(ports, c
 def test_capture_with_missed_frames_has_no_count_of_broken_rules():
     """A hole in the capture could look like a broken rule: no value, so the check is INCONCLUSIVE."""
     run = synthetic_run(seconds=12.0)
-    good = msgspec.structs.replace(run, packets=PacketSummary(frames=10, missed=0, broken=2))
-    assert observe(good).metrics["capture.broken_rules"].value == 2
-    holed = msgspec.structs.replace(run, packets=PacketSummary(frames=10, missed=1, broken=2))
-    assert observe(holed).metrics["capture.broken_rules"].value is None
-    assert observe(holed).metrics["capture.missed"].value == 1
+    good = PacketSummary(frames=10, missed=0, broken=2)
+    assert observe(run, packets=good).metrics["capture.broken_rules"].value == 2
+    holed = PacketSummary(frames=10, missed=1, broken=2)
+    assert observe(run, packets=holed).metrics["capture.broken_rules"].value is None
+    assert observe(run, packets=holed).metrics["capture.missed"].value == 1
     assert observe(run).metrics["capture.missed"].value is None
 
 
@@ -235,7 +235,7 @@ def test_capture_that_is_not_whole_proves_nothing_and_says_both(tmp_path, missed
     proof = replace(one.proofs[0], captured=count, counted=count + missed - extra, missing=missed, extra=extra)
     result = evidence.keep(replace(one, proofs=(proof,)), tmp_path, {})
     assert (result.missed, result.extra) == (missed, extra)
-    metrics = observe(msgspec.structs.replace(synthetic_run(seconds=12.0), packets=_packets(result))).metrics
+    metrics = observe(synthetic_run(seconds=12.0), packets=summary_of(result)).metrics
     (expectation,) = decide('["host4:rxe0"]').expectations
     verdicts = {}
     for name in ("capture.missed", "capture.broken_rules"):
@@ -314,8 +314,7 @@ def test_capture_of_an_idle_port_has_no_count_of_broken_rules(tmp_path):
     )
     result = evidence.keep(idle, tmp_path, {})
     assert result.analysis.doubts == ("no request of a reliable connection passed rtsw1:ctsw1: nothing to check there",)
-    run = msgspec.structs.replace(synthetic_run(seconds=12.0), packets=_packets(result))
-    broken_rules = observe(run).metrics["capture.broken_rules"]
+    broken_rules = observe(synthetic_run(seconds=12.0), packets=summary_of(result)).metrics["capture.broken_rules"]
     assert broken_rules.value is None
     assert "rtsw1:ctsw1" in broken_rules.detail
 
@@ -350,11 +349,10 @@ def test_packets_command_on_a_run_whose_capture_lost_its_end_proves_nothing(tmp_
 def test_broken_rules_of_a_doubtful_capture_fail_or_are_inconclusive(broken, bound, verdict):
     """In a doubtful capture a violation counts, but the absence of violations proves nothing."""
     summary = PacketSummary(frames=10, missed=0, broken=broken, doubts=("the capture has no frames",))
-    run = msgspec.structs.replace(synthetic_run(seconds=12.0), packets=summary)
     (expectation,) = decide('["host4:rxe0"]').expectations
     (check,) = bounds.check_expectation(
         replace(expectation, maximum=float(bound)),
-        observe(run).metrics["capture.broken_rules"],
+        observe(synthetic_run(seconds=12.0), packets=summary).metrics["capture.broken_rules"],
         (),
         tolerance=DECLARED["rack"],
     )

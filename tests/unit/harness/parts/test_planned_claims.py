@@ -25,8 +25,8 @@ MACHINE = Machine(name="fabric", samples=100, busy_ns=1, clock_error_ns=0)
 PLAN = run_plan.plan(DEMO_EXPERIMENT, inventory_digest="00", version="0")
 
 
-def judged(run, plan, *expectations):
-    return judge(before=Planned(plan=plan, expectations=expectations), run=run, observed=observe(run))
+def judged(run, plan, *expectations, packets=None):
+    return judge(before=Planned(plan=plan, expectations=expectations), run=run, observed=observe(run, packets=packets))
 
 
 def at_most(name, bound):
@@ -59,18 +59,18 @@ def test_bound_on_the_worst_fault_needs_a_value_of_each():
     def moved(*times):
         return tuple(Change(at_ns=at_ns, node="rtsw1", subject="route 10.0.0.0/31", text="dev x") for at_ns in times)
 
-    one = msgspec.structs.replace(
-        run, packets=backs((at_ns + LATER, at_ns + 2 * LATER)), changes=moved(at_ns + LATER), watched=(MACHINE,)
-    )
+    one = msgspec.structs.replace(run, changes=moved(at_ns + LATER), watched=(MACHINE,))
+    packets = backs((at_ns + LATER, at_ns + 2 * LATER))
     times = [time_ns + LATER for time_ns in fired.values()]
-    every = msgspec.structs.replace(one, packets=backs(*((at, at + LATER) for at in times)), changes=moved(*times))
+    every = msgspec.structs.replace(one, changes=moved(*times))
+    all_packets = backs(*((at, at + LATER) for at in times))
     for name in ("recovery.detect", "recovery.retransmit", "routing.converged"):
-        (status,) = statuses_of(judged(one, plan_of(run), at_most(name, 9.0)), name)
+        (status,) = statuses_of(judged(one, plan_of(run), at_most(name, 9.0), packets=packets), name)
         assert isinstance(status, Unknown), name
         assert {reason.subject for reason in status.reasons} == {"loss", "slow-gpu"}
-        (status,) = statuses_of(judged(one, plan_of(run), at_most(name, 0.0)), name)
+        (status,) = statuses_of(judged(one, plan_of(run), at_most(name, 0.0), packets=packets), name)
         assert isinstance(status, Broken), name
-        (status,) = statuses_of(judged(every, plan_of(run), at_most(name, 9.0)), name)
+        (status,) = statuses_of(judged(every, plan_of(run), at_most(name, 9.0), packets=all_packets), name)
         assert isinstance(status, Holds), name
 
 

@@ -19,9 +19,13 @@ from probe_echoes import echo
 
 from faultbed.harness.experiment import run_plan
 from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.parts.bystander import bystander_part
+from faultbed.harness.parts.capture import capture_part
+from faultbed.harness.parts.passes import Active
+from faultbed.harness.parts.probes import probes_part
 from faultbed.harness.report.comparison.differences import of_plans
 from faultbed.harness.run import loop
-from faultbed.harness.run.beside_workload import forward_changes
+from faultbed.harness.run.collect_measurements import RunData
 from faultbed.testbed.errors import ConfigError, LabError
 from faultbed.testbed.inventory.lab_inventory import load
 from faultbed.testbed.observe.telemetry import Change
@@ -191,12 +195,11 @@ def test_probe_section_with_invalid_values_is_rejected_with_its_path(text, messa
 
 def test_path_tracker_queries_after_route_changes_but_not_after_log_lines():
     heard, asked_again = [], []
-    reported = forward_changes(heard.append, SimpleNamespace(report_change=lambda: asked_again.append(1)))
+    probes = probes_part.Probes(SimpleNamespace(report_change=lambda: asked_again.append(1)))
+    reported = loop._to_each([Active(), probes], heard.append)
     for subject in ("route 10.0.0.0/24", "kernel", "link ctsw1"):
         reported(Change(at_ns=1, node="rtsw1", subject=subject, text=None))
     assert (len(heard), len(asked_again)) == (3, 2)
-    forward_changes(heard.append, None)(Change(at_ns=1, node="rtsw1", subject="link ctsw1", text=None))
-    assert len(heard) == 4
 
 
 def test_run_with_probes_is_planned_with_all_hosts_of_a_rack():
@@ -230,15 +233,15 @@ def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkey
     @contextlib.contextmanager
     def going_on(name):
         beside.append(name)
-        yield SimpleNamespace(name=name)
+        yield SimpleNamespace(name=name, stop=lambda: ended.append(name), wait=lambda _: None, collected=lambda: None)
         beside.remove(name)
 
-    during = []
-    monkeypatch.setattr(loop.beside_workload.packet_capture, "start", lambda _lab, ports: going_on(f"capture {ports}"))
-    monkeypatch.setattr(loop.beside_workload.prober, "start", lambda _lab, _probe: going_on("probes"))
-    monkeypatch.setattr(loop.beside_workload.prober, "pairs", lambda _topology: [])
-    monkeypatch.setattr(loop.beside_workload.flow_run, "start_all", lambda _lab, _flows: going_on("bystander"))
-    monkeypatch.setattr(loop.telemetry, "start", lambda _lab: going_on("watchers"))
+    during, ended, data = [], [], RunData()
+    monkeypatch.setattr(capture_part.packet_capture, "start", lambda _lab, ports: going_on(f"capture {ports}"))
+    monkeypatch.setattr(probes_part.prober, "start", lambda _lab, _probe: going_on("probes"))
+    monkeypatch.setattr(probes_part.prober, "pairs", lambda _topology: [])
+    monkeypatch.setattr(bystander_part.flow_run, "start_all", lambda _lab, _flows: going_on("bystander"))
+    monkeypatch.setattr(loop.telemetry, "start", lambda _lab, **_: going_on("watchers"))
     monkeypatch.setattr(loop.workload, "engines_started_ahead", lambda _experiment, _lab: going_on("engines"))
     result = SimpleNamespace(outcome="completed")
     running = SimpleNamespace(wait=lambda _patience: during.extend(beside) or result)
@@ -251,24 +254,25 @@ def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkey
     resolved = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload="collective"))
     journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
     lab = SimpleNamespace(topology=None)
-    loop._run_twin(resolved, lab, journal, lambda _text: None, lambda _event: None)
+    loop._run_twin(resolved, lab, journal, data, lambda _text: None, lambda _event: None)
     assert sorted(during) == ["bystander", "capture ('rtsw1:ctsw1',)", "engines", "probes", "watchers"]
     assert beside == []
+    assert [name.partition(" ")[0] for name in ended] == ["bystander", "probes", "capture"]
+    assert [*data.active] == [("twin", "capture"), ("twin", "probes"), ("twin", "bystander")]
 
 
 def twin_that_ends_with(monkeypatch, result):
     """Run a twin whose workload has this result."""
     running = SimpleNamespace(wait=lambda _patience: result)
-    for name in ("capturing", "probing", "bystander"):
-        monkeypatch.setattr(loop.beside_workload, name, lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(loop.telemetry, "start", lambda _lab: contextlib.nullcontext())
+    monkeypatch.setattr(loop, "PARTS", ())
+    monkeypatch.setattr(loop.telemetry, "start", lambda _lab, **_: contextlib.nullcontext())
     monkeypatch.setattr(loop.workload, "engines_started_ahead", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(loop.workload, "start", lambda *_: running)
     monkeypatch.setattr(loop.workload, "patience_s", lambda *_: 1.0)
     monkeypatch.setattr(loop, "series_of", lambda _result: ())
     resolved = SimpleNamespace(experiment=None, plan=SimpleNamespace(workload="job"))
     journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
-    loop._run_twin(resolved, None, journal, lambda _text: None, lambda _event: None)
+    loop._run_twin(resolved, None, journal, RunData(), lambda _text: None, lambda _event: None)
 
 
 def test_twin_that_was_restarted_is_not_fault_free(monkeypatch):

@@ -19,9 +19,9 @@ from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.experiment.stop import METRICS, Condition
 from faultbed.harness.judge import judge
 from faultbed.harness.ledger.ledger import fold
+from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.parts.part import Planned
 from faultbed.harness.parts.stops.stop_guard import Guard
-from faultbed.harness.record.sealed import Sealed
 from faultbed.harness.run.collect_measurements import RunData
 from faultbed.harness.run.faults import drive_faults
 from faultbed.harness.run.faults.live_guard import Live, StopWatcher

@@ -19,11 +19,13 @@ import numpy as np
 
 from faultbed.harness import confidence
 from faultbed.harness.analysis import intervals, timeline
-from faultbed.harness.analysis.effects.fault_windows import acting_windows
+from faultbed.harness.analysis.effects.fault_windows import acting_windows, fired_windows, first_disturbance
 from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.analysis.timeline import Baseline, Goodput
+from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.ledger.statistics.contrasts import Member
-from faultbed.harness.record.measurements import BystanderRun, Measurements
+from faultbed.harness.parts.bystander.bystander_evidence import BystanderEvidence
+from faultbed.harness.record.measurements import Measurements
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,25 +37,25 @@ _MARGIN_NS = 1_000_000_000
 _RATIO, _GAP, _ERRORS = "bystander.goodput_ratio", "bystander.gap", "bystander.qp_errors"
 
 
-def bystander_goodput(run: Measurements) -> Goodput | None:
-    """Return the goodput of the bystander while the workload ran; None: no bystander, or no samples of it."""
-    if run.bystander is None or not run.bystander.samples:
+def bystander_goodput(run: Measurements, flow: BystanderEvidence) -> Goodput | None:
+    """Return the goodput of the bystander while the workload ran; None: no samples of it."""
+    if not flow.samples:
         return None
-    return timeline.goodput(run.bystander.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns)
+    return timeline.goodput(flow.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns)
 
 
-def isolation(run: Measurements, *, first_fault_ns: int, level: float) -> dict[str, Observation]:
+def isolation(run: Measurements, sealed: Sealed, level: float) -> dict[str, Observation]:
     """Return the metrics of the bystander, with their intervals.
 
     Args:
         run: the run.
-        first_fault_ns: end of the fault-free start.
+        sealed: the evidence of its parts.
         level: confidence level of the interval of `bystander.goodput_ratio`.
     """
-    flow = run.bystander
+    flow = sealed.of(BystanderEvidence)
     if flow is None:
         return dict.fromkeys((_RATIO, _GAP, _ERRORS), Observation(value=None, detail="this run has no bystander"))
-    whole = bystander_goodput(run)
+    whole, first_fault_ns = bystander_goodput(run, flow), first_disturbance(run, fired_windows(run.faults))
     is_dead = whole is None or not whole.bytes.any() or flow.failure is not None
     receipts = [fault.receipt for fault in run.faults if fault.receipt is not None]
     error_ns = run.clock_error_ns + max((receipt.armed.clock_error_ns or 0 for receipt in receipts), default=0)
@@ -66,7 +68,7 @@ def isolation(run: Measurements, *, first_fault_ns: int, level: float) -> dict[s
     return {_RATIO: _goodput_ratio(run, whole, base, level), _GAP: _gap(run, flow, whole, base), _ERRORS: errors}
 
 
-def _why_errors_unknown(run: Measurements, flow: BystanderRun, whole: Goodput | None, first_fault_ns: int) -> str:
+def _why_errors_unknown(run: Measurements, flow: BystanderEvidence, whole: Goodput | None, first_fault_ns: int) -> str:
     """Return why more queue pairs may have failed than the engine reported; empty: no reason."""
     if flow.failure is not None:
         return flow.failure
@@ -83,7 +85,7 @@ def _why_errors_unknown(run: Measurements, flow: BystanderRun, whole: Goodput | 
     return "it carried nothing at the end" if ending > max(usual, _MARGIN_NS // whole.step_ns) else ""
 
 
-def _errors(flow: BystanderRun, first_fault_ns: int, *, error_ns: int, doubt: str) -> Observation:
+def _errors(flow: BystanderEvidence, first_fault_ns: int, *, error_ns: int, doubt: str) -> Observation:
     """Return the number of errors after the fault-free start.
 
     An error within the clocks' error of its end may be before or after it, so the number gets a range.
@@ -150,7 +152,7 @@ def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, lev
     )
 
 
-def _gap(run: Measurements, flow: BystanderRun, whole: Goodput, base: Baseline | None) -> Observation:
+def _gap(run: Measurements, flow: BystanderEvidence, whole: Goodput, base: Baseline | None) -> Observation:
     silent = whole.bytes == 0
     longest = {
         name: _longest_silence(

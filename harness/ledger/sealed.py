@@ -12,12 +12,15 @@ from typing import Literal, TypeVar, get_args
 
 import msgspec
 
-__all__ = ["PHASES", "Kind", "Phase", "Sealed"]
+__all__ = ["PHASES", "Evidence", "Kind", "Phase", "Sealed"]
 
 Phase = Literal["twin", "measured"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-Kind = type[msgspec.Struct]
+Evidence = msgspec.Struct
+"""What a part knows of a pass; a frozen struct of its own type."""
+
+Kind = type[Evidence]
 """The type of a part's evidence, which also identifies the part."""
 
 E = TypeVar("E", bound=msgspec.Struct)

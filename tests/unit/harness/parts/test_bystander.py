@@ -9,13 +9,13 @@ from synthetic_run import MS, T0, S, synthetic_run
 
 from faultbed.harness.analysis.effects.fault_windows import acting_windows
 from faultbed.harness.analysis.links.expected_load import expected_loads
-from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
-from faultbed.harness.judge import judge
+from faultbed.harness.judge import judge, observed_of
+from faultbed.harness.ledger.sealed import Sealed
+from faultbed.harness.parts.bystander.bystander_evidence import BystanderEvidence
 from faultbed.harness.parts.part import Planned
-from faultbed.harness.record import measurements
-from faultbed.harness.record.measurements import BystanderRun, Sample
+from faultbed.harness.record.measurements import Sample
 from faultbed.harness.report.plots.goodput_plot import goodput_chart
 from faultbed.harness.verdict import Verdict
 
@@ -30,8 +30,7 @@ def with_bystander(rate_at, **words):
     samples = tuple(
         Sample(t_ns=t_ns, bytes=round(rate_at(t_ns) * draw.gauss(1, 0.03))) for t_ns in range(T0, RUN.end_ns, 100 * MS)
     )
-    flow = BystanderRun(src="host2:rxe1", dst="host4:rxe1", samples=samples, **words)
-    return msgspec.structs.replace(RUN, bystander=flow)
+    return BystanderEvidence(src="host2:rxe1", dst="host4:rxe1", samples=samples, **words)
 
 
 def steady(_t_ns):
@@ -42,8 +41,13 @@ def during(window, share):
     return lambda t_ns: 50_000 * (share if window.start_ns <= t_ns < window.cleared_ns else 1)
 
 
-def metrics_of(run):
-    return {name: observe(run).metrics[name] for name in NAMES}
+def seen(flow, run=RUN):
+    """Return everything that is known of a run with this bystander."""
+    return observed_of(run, Sealed() if flow is None else Sealed().having(flow))
+
+
+def metrics_of(flow, run=RUN):
+    return {name: seen(flow, run).metrics[name] for name in NAMES}
 
 
 def test_bystander_that_no_fault_touches_has_a_ratio_of_one():
@@ -66,8 +70,8 @@ def test_slowed_bystander_has_its_ratio_and_the_responsible_fault():
 
 def test_bystander_silent_while_a_fault_is_removed_has_a_gap():
     end_ns = FIRST.cleared_ns
-    run = with_bystander(lambda t_ns: 0 if end_ns <= t_ns < end_ns + 600 * MS else 50_000)
-    gap = metrics_of(run)["bystander.gap"]
+    flow = with_bystander(lambda t_ns: 0 if end_ns <= t_ns < end_ns + 600 * MS else 50_000)
+    gap = metrics_of(flow)["bystander.gap"]
     assert gap.interval.low - 0.1 <= 0.6 <= gap.interval.high
     assert gap.detail.endswith("in the fault-free start 0.0 s")
 
@@ -81,17 +85,12 @@ def test_bystander_silent_while_a_fault_is_removed_has_a_gap():
 )
 def test_bystander_that_fell_silent_without_an_error_has_no_known_number_of_errors(rate_at, doubt):
     """A queue pair without data does not fail, and one that retries has not failed yet: 0 errors prove nothing."""
-    run = with_bystander(rate_at)
-    errors = metrics_of(run)["bystander.qp_errors"]
+    flow = with_bystander(rate_at)
+    errors = metrics_of(flow)["bystander.qp_errors"]
     assert (errors.value, errors.censored) == (0, True)
     assert doubt in errors.detail
     expectation = Expectation(metric=METRICS["bystander.qp_errors"], maximum=0)
-    verdict = judge(
-        before=Planned(plan=plan_of(run), expectations=[expectation]), run=run, observed=observe(run)
-    ).verdict
-    assert (
-        next(check for check in verdict.checks if check.name == "bystander.qp_errors").verdict is Verdict.INCONCLUSIVE
-    )
+    assert _verdict_of("bystander.qp_errors", flow, [expectation]) is Verdict.INCONCLUSIVE
 
 
 def test_bystander_with_a_message_every_second_has_a_known_number_of_errors():
@@ -107,8 +106,8 @@ def test_bystander_gap_that_the_end_of_data_cuts_is_censored_although_an_earlier
     run = msgspec.structs.replace(RUN, end_ns=end_ns)
     flow = with_bystander(
         lambda t_ns: 0 if last.start_ns <= t_ns < last.start_ns + 600 * MS or t_ns >= end_ns - 400 * MS else 50_000
-    ).bystander
-    gap = metrics_of(msgspec.structs.replace(run, bystander=flow))["bystander.gap"]
+    )
+    gap = metrics_of(flow, run)["bystander.gap"]
     assert gap.value == pytest.approx(0.6, abs=0.11)
     assert gap.censored
 
@@ -119,9 +118,9 @@ def test_bystander_that_failed_or_carried_nothing_decides_nothing():
     assert "host4:rxe1 is gone" in failed["bystander.gap"].detail
     assert failed["bystander.qp_errors"].value == 1
     assert "1 more failed before the first fault" in failed["bystander.qp_errors"].detail
-    silent = msgspec.structs.replace(RUN, bystander=BystanderRun(src="a:r", dst="b:r", samples=()))
+    silent = BystanderEvidence(src="a:r", dst="b:r", samples=())
     assert metrics_of(silent)["bystander.gap"].value is None
-    assert {one.value for one in metrics_of(RUN).values()} == {None}
+    assert {one.value for one in metrics_of(None).values()} == {None}
 
 
 @pytest.mark.parametrize(
@@ -129,11 +128,10 @@ def test_bystander_that_failed_or_carried_nothing_decides_nothing():
 )
 def test_bystander_without_data_does_not_pass_a_bound_on_errors(words):
     """A queue pair that carries nothing does not fail."""
-    run = with_bystander(steady)
-    run = msgspec.structs.replace(run, bystander=msgspec.structs.replace(run.bystander, **words))
+    flow = msgspec.structs.replace(with_bystander(steady), **words)
     expected = (Expectation(metric=METRICS["bystander.qp_errors"], maximum=0),)
-    assert _verdict_of("bystander.qp_errors", run, expected) is Verdict.INCONCLUSIVE
-    lost = msgspec.structs.replace(run, bystander=msgspec.structs.replace(run.bystander, qp_errors=(RUN.end_ns,)))
+    assert _verdict_of("bystander.qp_errors", flow, expected) is Verdict.INCONCLUSIVE
+    lost = msgspec.structs.replace(flow, qp_errors=(RUN.end_ns,))
     assert _verdict_of("bystander.qp_errors", lost, expected) is Verdict.FAIL
 
 
@@ -144,21 +142,20 @@ def test_bystander_gap_that_lasts_beyond_a_faults_removal_counts_whole(until_s, 
     last = max(acting_windows(RUN).values(), key=lambda one: one.cleared_ns)
     begin_ns = last.cleared_ns + S // 2
     end_ns = RUN.end_ns if until_s is None else last.cleared_ns + round(until_s * S)
-    run = with_bystander(lambda t_ns: 0 if begin_ns <= t_ns < end_ns else 50_000)
-    assert _verdict_of("bystander.gap", run, (Expectation(metric=METRICS["bystander.gap"], maximum=1.0),)) is expected
+    flow = with_bystander(lambda t_ns: 0 if begin_ns <= t_ns < end_ns else 50_000)
+    assert _verdict_of("bystander.gap", flow, (Expectation(metric=METRICS["bystander.gap"], maximum=1.0),)) is expected
 
 
 def test_bystander_gap_that_the_end_of_the_data_cuts_short_is_at_least_that_long():
     last = max(acting_windows(RUN).values(), key=lambda one: one.cleared_ns)
     run = msgspec.structs.replace(RUN, end_ns=last.cleared_ns + S)
-    flow = with_bystander(lambda t_ns: 0 if t_ns >= last.cleared_ns + S // 2 else 50_000).bystander
-    gap = metrics_of(msgspec.structs.replace(run, bystander=flow))["bystander.gap"]
+    flow = with_bystander(lambda t_ns: 0 if t_ns >= last.cleared_ns + S // 2 else 50_000)
+    gap = metrics_of(flow, run)["bystander.gap"]
     assert (gap.value, gap.censored) == (pytest.approx(0.5, abs=0.11), True)
 
 
 def test_bystander_without_faults_has_no_ratio():
-    run = msgspec.structs.replace(with_bystander(steady), faults=())
-    metrics = metrics_of(run)
+    metrics = metrics_of(with_bystander(steady), msgspec.structs.replace(RUN, faults=()))
     assert metrics["bystander.goodput_ratio"].value is None
     assert metrics["bystander.gap"].value is None
 
@@ -167,28 +164,28 @@ def test_bystander_without_faults_has_no_ratio():
     ("name", "bound"), [("bystander.goodput_ratio", {"minimum": 0.5}), ("bystander.gap", {"maximum": 1.0})]
 )
 def test_bystander_that_no_fault_touched_passes_only_if_the_faults_fired(name, bound):
-    run, expected = with_bystander(steady), (Expectation(metric=METRICS[name], **bound),)
-    unfired = msgspec.structs.replace(synthetic_run(fired=False), bystander=run.bystander)
-    assert _verdict_of(name, run, expected) is Verdict.PASS
-    assert _verdict_of(name, unfired, expected) is Verdict.INCONCLUSIVE
+    flow, expected = with_bystander(steady), (Expectation(metric=METRICS[name], **bound),)
+    assert _verdict_of(name, flow, expected) is Verdict.PASS
+    assert _verdict_of(name, flow, expected, synthetic_run(fired=False)) is Verdict.INCONCLUSIVE
+    assert _verdict_of(name, None, expected) is Verdict.INCONCLUSIVE
 
 
-def _verdict_of(name, run, expected):
-    judgement = judge(before=Planned(plan=plan_of(run), expectations=expected), run=run, observed=observe(run)).verdict
+def _verdict_of(name, flow, expected, run=RUN):
+    before = Planned(plan=plan_of(run), expectations=expected)
+    judgement = judge(before=before, run=run, observed=seen(flow, run)).verdict
     return next(check.verdict for check in judgement.checks if check.name.startswith(name))
 
 
 @pytest.mark.usefixtures("drawn_anew")
 def test_bystander_has_a_row_in_the_goodput_chart():
-    run = with_bystander(steady)
-    assert "bystander host2:rxe1 to host4:rxe1" in goodput_chart(run, observe(run), []).wide
-    assert "bystander" not in goodput_chart(RUN, observe(RUN), []).wide
+    assert "bystander host2:rxe1 to host4:rxe1" in goodput_chart(RUN, seen(with_bystander(steady)), []).wide
+    assert "bystander" not in goodput_chart(RUN, seen(None), []).wide
 
 
 def test_bystander_makes_bytes_of_links_unpredictable_and_round_trips():
-    run = with_bystander(steady)
-    assert "bystander" in expected_loads(run).why
-    assert measurements.decode(measurements.encode(run)) == run
+    flow = with_bystander(steady, qp_errors=(T0 + S,), failure="host4:rxe1 is gone")
+    assert "bystander" in expected_loads(RUN, seen(flow).beside).why
+    assert msgspec.json.decode(msgspec.json.encode(flow), type=BystanderEvidence) == flow
 
 
 @pytest.mark.parametrize(
@@ -203,10 +200,10 @@ def test_bystander_makes_bytes_of_links_unpredictable_and_round_trips():
 def test_qp_error_of_the_bystander_within_the_clocks_error_of_the_arming_decides_nothing(apart_ms, error_ms, verdict):
     """An error of 20 ms in a clock decides whether this QP error is before or during the fault, so it decides
     nothing."""
-    run = with_bystander(steady, qp_errors=(FIRST.start_ns + apart_ms * MS,))
-    receipts = [fault.receipt for fault in run.faults]
+    flow = with_bystander(steady, qp_errors=(FIRST.start_ns + apart_ms * MS,))
+    receipts = [fault.receipt for fault in RUN.faults]
     own_ns = max(receipt.armed.clock_error_ns or 0 for receipt in receipts if receipt is not None)
     assert own_ns < 10 * MS
-    run = msgspec.structs.replace(run, clock_error_ns=error_ms * MS)
+    run = msgspec.structs.replace(RUN, clock_error_ns=error_ms * MS)
     expected = (Expectation(metric=METRICS["bystander.qp_errors"], maximum=0),)
-    assert _verdict_of("bystander.qp_errors", run, expected) is verdict
+    assert _verdict_of("bystander.qp_errors", flow, expected, run) is verdict

@@ -1,0 +1,1 @@
+"""The bystander: a flow beside the workload that no fault should affect."""

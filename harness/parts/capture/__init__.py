@@ -1,0 +1,1 @@
+"""Capture of the packets that pass the switch ports of the experiment."""
