@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
-from faultbed.harness.parts.part import Part, Row, View
+from faultbed.harness.parts.part import Part, Planned, Row, View
 
 __all__ = ["PART"]
 
@@ -14,14 +14,24 @@ _BYTES, _ELEMENTS = "wrong_bytes", "wrong_elements"
 _COMPARED = "bytes of every flow were compared"
 
 
+_BYTES_CLAIM = Claim(
+    name=_BYTES, says="No byte of the flows' messages differs from those that were sent", conditions=(_COMPARED,)
+)
+
+
+def _claims(planned: Planned) -> Iterator[Claim]:
+    """Yield a claim about bytes if the flows are to compare them."""
+    if planned.plan.workload.get("check") is True:
+        yield _BYTES_CLAIM
+
+
 def _found(view: View) -> Iterator[Claim]:
-    """Yield a claim about bytes if a flow was to compare them, and one about elements if some were wrong.
+    """Yield a claim about bytes if a flow compared them, and one about elements if some were wrong.
 
     An expectation may say how many elements may be wrong.
     """
     if view.run.checked_bytes is not None:
-        says = "No byte of the flows' messages differs from those that were sent"
-        yield Claim(name=_BYTES, says=says, conditions=(_COMPARED,))
+        yield _BYTES_CLAIM
     named = {expectation.metric.name for expectation in view.planned.expectations}
     if _ELEMENTS not in named and _wrong(view):
         yield Claim(name=_ELEMENTS, says="No element of a result is wrong; the experiment has no bound for them")
@@ -31,6 +41,8 @@ def _row(claim: Claim, view: View) -> Row | None:
     """Return how many bytes or elements were wrong."""
     run = view.run
     if claim.name == _BYTES:
+        if run.checked_bytes is None:
+            return None
         unchecked = f", but none of {run.unchecked_flows[0]}" if run.unchecked_flows else ""
         detail = f"{run.checked_bytes or 0:,} bytes compared{unchecked}"
         finding = Finding(
@@ -49,4 +61,4 @@ def _wrong(view: View) -> int:
     return int(observation.value or 0) if observation is not None and not isinstance(observation.value, str) else 0
 
 
-PART = Part(name="data", found=_found, row=_row)
+PART = Part(name="data", claims=_claims, found=_found, row=_row)

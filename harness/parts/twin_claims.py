@@ -44,7 +44,11 @@ def _row(_claim: Claim, view: View) -> Row | None:
     if run.twin is None:
         return None
     wrong = sum(step.wrong for rank in run.twin for step in rank.iterations)
-    silent = () if any(rank.samples or rank.iterations for rank in run.twin) else ("it has no record of any rank",)
+    recorded = {rank.rank for rank in run.twin if rank.samples or rank.iterations}
+    missing = sorted({rank.rank for rank in run.ranks} - recorded)
+    silent = tuple(f"it has no record of rank {rank}" for rank in missing)
+    if not recorded:
+        silent = ("it has no record of any rank",)
     return Row(
         finding=Finding(
             conditions={_ENDED: silent}, refuted=f"{wrong} elements were wrong without any fault" if wrong else None
@@ -53,7 +57,7 @@ def _row(_claim: Claim, view: View) -> Row | None:
         bound=0,
         comparison="equals",
         unit="count",
-        detail="; ".join(silent) or "no fault was there to cause wrong elements",
+        detail="; ".join(silent[:1]) or "no fault was there to cause wrong elements",
     )
 
 

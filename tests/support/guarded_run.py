@@ -14,7 +14,10 @@ def run(lab, journal_path, monkeypatch, with_faults):
     monkeypatch.setattr(loop, "_with_faults", with_faults)
     monkeypatch.setattr(loop, "wants_twin", lambda *_, **__: False)
     monkeypatch.setattr(loop.emulation_limit, "offered_load_bps", lambda *_: None)
-    decided = SimpleNamespace(experiment=SimpleNamespace(fabric=None, workload=None, bystander=None))
+    decided = SimpleNamespace(
+        experiment=SimpleNamespace(fabric=None, workload=None, bystander=None, expectations=()),
+        plan=SimpleNamespace(is_control=False),
+    )
     result = RunData()
     with Journal(journal_path) as journal:
         loop._run_and_compare(decided, lab, journal, result, lambda _: None, None, None)

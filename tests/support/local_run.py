@@ -83,8 +83,11 @@ def run(folder: Path) -> int:
         at_ns=int(FAULT_AT_S * 1e9), duration_ns=int(FAULT_S * 1e9),
     )  # fmt: skip
     decided = SimpleNamespace(
-        experiment=SimpleNamespace(capture=(), probe=None, fabric=None, workload=SimpleNamespace(ranks=())),
-        plan=SimpleNamespace(workload="nothing", faults=(planned_fault,)), faults=(replace(planned, at_s=FAULT_AT_S),),
+        experiment=SimpleNamespace(
+            capture=(), probe=None, fabric=None, bystander=None, expectations=(), workload=SimpleNamespace(ranks=())
+        ),
+        plan=SimpleNamespace(workload="nothing", faults=(planned_fault,), is_control=False),
+        faults=(replace(planned, at_s=FAULT_AT_S),),
     )  # fmt: skip
     result = RunData(lease_s=longest_lease_s([planned]))
     with Here(folder).progress() as progress, Journal(folder / "run" / "journal.jsonl") as journal:

@@ -28,11 +28,15 @@ from faultbed.traffic.workloads.elastic.elastic_results import RankState, Restar
 
 BASE = synthetic_run()
 EVERY_METRIC = tuple(
-    PlannedExpectation(metric=name, equals="host2")
-    if metric.unit == "host"
-    else PlannedExpectation(metric=name, maximum=1e9)
+    expectation
     for name, metric in METRICS.items()
+    for expectation in (
+        [PlannedExpectation(metric=name, equals="host2")]
+        if metric.unit == "host"
+        else [PlannedExpectation(metric=name, maximum=limit) for limit in (1e9, -1.0)]
+    )
 )
+"""A bound that every value keeps, and one that every value breaks."""
 LOST = Condition(metric=LIVE["qp_errors"], bound=2)
 TARGETS = {
     "link.down": "rtsw1:ctsw1",
@@ -124,7 +128,7 @@ def with_fault(kind, target):
 
 
 def flows(**fields):
-    workload = {"flow": "send", "transport": "rc", "size_bytes": 4096, "qps": 1}
+    workload = {"flow": "send", "transport": "rc", "size_bytes": 4096, "qps": 1, "check": "checked_bytes" in fields}
     series = tuple(changed(rank, iterations=()) for rank in BASE.series)
     return changed(BASE, workload=workload, series=series, twin=None, silent_flows=(), faults=BASE.faults[:2], **fields)
 

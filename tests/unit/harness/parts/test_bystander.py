@@ -207,3 +207,11 @@ def test_qp_error_of_the_bystander_within_the_clocks_error_of_the_arming_decides
     run = msgspec.structs.replace(RUN, clock_error_ns=error_ms * MS)
     expected = (Expectation(metric=METRICS["bystander.qp_errors"], maximum=0),)
     assert _verdict_of("bystander.qp_errors", flow, expected, run) is verdict
+
+
+def test_bystander_evidence_with_a_sample_twice_is_refused():
+    """Its bytes would count twice."""
+    flow = with_bystander(steady)
+    content = msgspec.json.encode(flow).replace(b"]],", b"],[%d,1]]," % flow.samples[-1].t_ns, 1)
+    with pytest.raises(msgspec.ValidationError, match="bystander: the sample at .* appears twice"):
+        msgspec.json.decode(content, type=BystanderEvidence)

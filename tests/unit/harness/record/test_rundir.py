@@ -231,10 +231,6 @@ def again(samples, *, later_ns=0):
     samples += [[t_ns + later_ns, size] for t_ns, size in samples]
 
 
-def add_bystander(run, samples):
-    run["bystander"] = {"src": "host1:rxe1", "dst": "host2:rxe1", "samples": samples}
-
-
 def add_serving(run, tpot_ns, attained):
     run["serving"] = {"ttft_ns": [9], "tpot_ns": tpot_ns, "slo_attainment": attained}
 
@@ -286,7 +282,6 @@ def test_probes_recorded_twice_are_refused(whole):
             "series: rank 1: .* covers the time of another",
         ),
         (lambda run: run["series"][2]["samples"][3].__setitem__(1, -5), "series: rank 2: .* less than 0 bytes"),
-        (lambda run: add_bystander(run, [[0, 1], [0, 1]]), "bystander: the sample at 0 ns appears twice"),
         (lambda run: run.update(t0_ns=run["t0_ns"] + 10**13, end_ns=run["end_ns"] + 10**13), "they are of another run"),
         (
             lambda run: run["series"][1]["iterations"][4].update(start_ns=2**63),

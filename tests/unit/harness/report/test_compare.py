@@ -221,7 +221,9 @@ def test_history_marks_the_values_that_are_lower_bounds(tmp_path, monkeypatch):
     finished(tmp_path, synthetic_run())
     seen = observe(synthetic_run())
     never = replace(seen.metrics["recovery.total"], value=30.0, censored=True)
-    monkeypatch.setattr(history, "observe", lambda _: replace(seen, metrics={**seen.metrics, "recovery.total": never}))
+    monkeypatch.setattr(
+        history.judge, "observed_of", lambda *_: replace(seen, metrics={**seen.metrics, "recovery.total": never})
+    )
     (only,) = history.read(history.update(tmp_path)).past
     assert (only.metrics["recovery.total"], only.at_least) == (30.0, {"recovery.total"})
     text = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path)], standalone_mode=False).output
@@ -376,9 +378,9 @@ def test_history_index_of_another_version_is_rebuilt(tmp_path):
 def test_history_skips_values_that_are_not_numbers(tmp_path, monkeypatch):
     """SQLite stores NaN as NULL, which compares with nothing."""
     finished(tmp_path, synthetic_run())
-    observations = history.observe(synthetic_run())
+    observations = observe(synthetic_run())
     odd = {name: replace(one, value=math.nan) for name, one in observations.metrics.items()}
-    monkeypatch.setattr(history, "observe", lambda _: replace(observations, metrics=odd))
+    monkeypatch.setattr(history.judge, "observed_of", lambda *_: replace(observations, metrics=odd))
     (only,) = history.read(history.update(tmp_path)).past
     assert only.metrics == {}
 
