@@ -213,5 +213,5 @@ def test_bystander_evidence_with_a_sample_twice_is_refused():
     """Its bytes would count twice."""
     flow = with_bystander(steady)
     content = msgspec.json.encode(flow).replace(b"]],", b"],[%d,1]]," % flow.samples[-1].t_ns, 1)
-    with pytest.raises(msgspec.ValidationError, match="bystander: the sample at .* appears twice"):
+    with pytest.raises(msgspec.ValidationError, match=r"bystander: the sample at .* appears twice"):
         msgspec.json.decode(content, type=BystanderEvidence)

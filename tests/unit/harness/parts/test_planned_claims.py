@@ -43,8 +43,13 @@ def test_planned_ledger_has_every_row_of_the_demo_before_it_begins():
     assert fold(ledger) is Verdict.INCONCLUSIVE
     (recovery,) = [entry.claim for entry in ledger.entries if entry.claim.name.startswith("recovery.uplink")]
     assert recovery.depends == ("fired.uplink",)
-    (jct_ratio,) = [entry.claim for entry in ledger.entries if entry.claim.name.startswith("jct_ratio")]
-    assert {"twin", "fired.uplink", "fired.loss"} <= {*jct_ratio.depends}
+
+
+def test_bound_against_the_twin_depends_on_it_and_on_every_fault():
+    ledger = planned_ledger(Planned(plan=PLAN, expectations=[at_most("jct_ratio", 2.0)]))
+    claims = {entry.claim.name: entry.claim for entry in ledger.entries}
+    assert {"twin", "fired.uplink", "fired.loss"} <= {*claims["jct_ratio max 2.0"].depends}
+    assert "twin" in claims
 
 
 def test_bound_on_the_worst_fault_needs_a_value_of_each():

@@ -249,7 +249,10 @@ def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkey
     monkeypatch.setattr(loop.workload, "patience_s", lambda *_: 1.0)
     monkeypatch.setattr(loop, "series_of", lambda _result: ())
     experiment = SimpleNamespace(
-        capture=("rtsw1:ctsw1",), probe=object(), bystander=SimpleNamespace(src="host2:rxe0", dst="host4:rxe0")
+        capture=("rtsw1:ctsw1",),
+        probe=object(),
+        bystander=SimpleNamespace(src="host2:rxe0", dst="host4:rxe0"),
+        cnp=None,
     )
     resolved = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload="collective"))
     journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
