@@ -1,6 +1,7 @@
-"""Numbers of fault parameters with their units, as people write them: `20%`, `5ms`, `100Mbit/s`.
+"""Numbers of fault parameters with their units, as people write them: `20%`, `5ms`, `100Mb/s`.
 
-A bare number is in the parameter's own unit, which `faultbed faults KIND` prints.
+The units are those of all quantities (`faultbed.testbed.units`). A bare number is in the parameter's own unit, which
+`faultbed faults KIND` prints.
 """
 
 from __future__ import annotations
@@ -9,16 +10,11 @@ import re
 from decimal import Decimal
 
 from faultbed.inject.kinds.kind import Param
+from faultbed.testbed.units import RATE, SIZE, TIME
 
 __all__ = ["example", "in_unit"]
 
 _NUMBER_AND_UNIT = re.compile(r"(?P<number>[+-]?[0-9]*\.?[0-9]+)\s*(?P<unit>[^\s0-9].*)")
-_SCALES = (
-    {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9},
-    {"bit/s": 1, "kbit/s": 10**3, "Mbit/s": 10**6, "Gbit/s": 10**9},
-    {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
-)
-"""Units that measure the same, with their sizes."""
 
 
 def in_unit(text: str, param: Param) -> float:
@@ -39,9 +35,10 @@ def in_unit(text: str, param: Param) -> float:
         return float(number)
     if unit == "%" and _is_share(param):
         return float(number / 100)
-    for scale in _SCALES:
-        if unit in scale and param.unit in scale:
-            return float(number * scale[unit] / scale[param.unit])
+    for quantity in (TIME, SIZE, RATE):
+        size, own = quantity.size_of(unit), quantity.size_of(param.unit)
+        if size is not None and own is not None:
+            return float(number * size / own)
     return float(text)  # raises: the unit does not fit, or the number has an exponent and no unit
 
 

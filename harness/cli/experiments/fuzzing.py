@@ -18,13 +18,13 @@ from faultbed.harness.fuzz import on_lab
 from faultbed.harness.fuzz.case import Case, describe, duration_s
 from faultbed.harness.fuzz.kinds import kinds_named
 from faultbed.harness.fuzz.outcome import Failure, Outcome
-from faultbed.harness.quantities import parse_duration_ns
 from faultbed.harness.verdict import ExitCode, Verdict
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.extras import extra
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.tenancy.lab_lease import hold
+from faultbed.testbed.units import parse_duration_ns
 
 if TYPE_CHECKING:  # hypothesis takes half a second to import, and no other command needs it
     from faultbed.harness.fuzz.search import Search

@@ -24,7 +24,6 @@ from faultbed.harness.attribution.offenders import (
 )
 from faultbed.harness.cli.context import Session, json_option, pass_session, styled
 from faultbed.harness.cli.options.numbers import FiniteRange
-from faultbed.harness.quantities import parse_duration_ns
 from faultbed.harness.record.copies import digest_of
 from faultbed.harness.record.measurements import Measurements
 from faultbed.harness.record.rundir import RunDir, find_run_folders, open_run
@@ -33,6 +32,7 @@ from faultbed.testbed.errors import UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.suggestions import first_of
+from faultbed.testbed.units import parse_duration_ns
 
 __all__ = ["COMMANDS", "drained_hosts"]
 

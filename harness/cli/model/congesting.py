@@ -15,9 +15,10 @@ from faultbed.harness.cli.options.numbers import FiniteRange
 from faultbed.harness.cli.options.parsed import parsed
 from faultbed.harness.model.dcqcn import WINDOW_S, Outcome, Settings, simulate
 from faultbed.harness.model.qos_check import findings
-from faultbed.harness.quantities import format_bytes, format_duration, parse_duration_ns, parse_size_bytes
+from faultbed.harness.quantities import format_bytes, format_duration
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.units import parse_duration_ns, parse_size_bytes
 
 __all__ = ["COMMANDS"]
 

@@ -24,8 +24,9 @@ from faultbed.harness.model.training_step import (
     calibrated_micro_batch_s,
     step_time,
 )
-from faultbed.harness.quantities import format_duration, format_rate, parse_duration_ns
+from faultbed.harness.quantities import format_duration, format_rate
 from faultbed.testbed.errors import UsageError
+from faultbed.testbed.units import parse_duration_ns
 
 __all__ = ["PresetOptions", "preset_options", "show_preset"]
 

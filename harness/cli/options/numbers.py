@@ -8,8 +8,8 @@ import click
 
 from faultbed.harness.cli.options.parsed import parsed
 from faultbed.harness.experiment.experiment_file import MOST_SEED
-from faultbed.harness.quantities import parse_duration_ns
 from faultbed.testbed.finite import what_is_wrong
+from faultbed.testbed.units import parse_duration_ns
 
 __all__ = ["SEED", "FiniteRange", "parse_duration"]
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from faultbed.harness.quantities import parse_duration_ns, parse_size_bytes
 from faultbed.harness.record.sweep_file import SweepFile, SweptPoint, SweptValue
 from faultbed.harness.report.plots.charts import (
     COMM,
@@ -26,6 +25,7 @@ from faultbed.harness.report.plots.charts import (
     svg,
 )
 from faultbed.harness.report.sweeps.sweep_text import is_shown, state
+from faultbed.testbed.units import parse_duration_ns, parse_size_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

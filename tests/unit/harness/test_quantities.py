@@ -6,13 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faultbed.harness.quantities import (
-    format_bytes,
-    format_duration,
-    format_rate,
-    parse_duration_ns,
-    parse_size_bytes,
-)
+from faultbed.harness.quantities import format_bytes, format_duration, format_rate
+from faultbed.testbed.units import RATE, SIZE, TIME, parse_duration_ns, parse_rate_bps, parse_share, parse_size_bytes
 
 
 @pytest.mark.parametrize(
@@ -61,3 +56,33 @@ def test_quantity_formats_are_short_and_have_a_unit():
     assert format_duration(12_340_000_000) == "12.3 s"
     assert format_bytes(1536) == "1.5 KiB"
     assert format_rate(150_000_000 / 8) == "150 Mb/s"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("400Gb/s", 400e9), ("20Mb/s", 20e6), ("100Mbit/s", 1e8), ("1.5kb/s", 1500.0), ("8 b/s", 8.0)],
+)
+def test_rates_are_read_exactly(text, expected):
+    assert parse_rate_bps(text) == expected
+
+
+@pytest.mark.parametrize("text", ["20", "20Mb", "20MB/s", "-1Mb/s", "1e3Mb/s", "", "nan Mb/s", "20%"])
+def test_rate_without_a_valid_unit_is_rejected(text):
+    with pytest.raises(ValueError, match='such as "400Gb/s"'):
+        parse_rate_bps(text)
+
+
+def test_shares_are_percentages_or_numbers():
+    assert (parse_share("20%"), parse_share("0.2"), parse_share("0.5 %")) == (0.2, 0.2, 0.005)
+    with pytest.raises(ValueError, match='such as "20%"'):
+        parse_share("20ms")
+
+
+@given(st.sampled_from([TIME, SIZE, RATE]), st.integers(min_value=0, max_value=10**18))
+def test_quantity_that_is_formatted_is_read_back_exactly(quantity, value):
+    assert quantity.parse_whole(quantity.format(value)) == value
+
+
+def test_quantity_is_formatted_in_its_shortest_spelling():
+    assert (SIZE.format(65536), SIZE.format(10**9), TIME.format(250_000_000)) == ("64KiB", "1GB", "250ms")
+    assert (TIME.format(0), SIZE.format(1), RATE.format(20_000_000)) == ("0s", "1B", "20Mb/s")
