@@ -6,62 +6,47 @@ blast radius (`faultbed.harness.analysis.isolation`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated
 
-import msgspec
-
-from faultbed.harness.quantities import parse_size_bytes
-from faultbed.harness.strict import Section, fail, one_of, positive
-from faultbed.testbed.errors import UsageError
+from faultbed.harness.experiment.declare.field_types import Choice, Count, Rate, Selector, Size
+from faultbed.harness.experiment.declare.section import Section, Table
+from faultbed.harness.experiment.rank_fields import QueuePair, same_fields
 from faultbed.traffic.engine.task_specs import QpParams
-from faultbed.traffic.flows.flow_run import ATOMIC_BYTES, VERBS, FlowSpec, check
+from faultbed.traffic.flows.flow_spec import ATOMIC_BYTES, MAX_QPS, VERBS, FlowSpec, check
 
-__all__ = ["KEYS", "BystanderFile", "bystander_of"]
+__all__ = ["Bystander"]
 
 _LONGEST_S = 24 * 3600.0
 """Longer than any run. A run stops its bystander at its end."""
 
 
-class BystanderFile(Section, frozen=True, kw_only=True):
-    """The section as written. `rate` is payload in Mb/s, 0 for an unpaced flow; `depth` 0 chooses it by size."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bystander(Section):
+    """A flow beside the workload. `src` and `dst` may be selectors."""
 
-    src: str
-    dst: str
-    flow: str = "write"
-    size: str = "64KiB"
-    qps: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    depth: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 4
-    rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    qp: dict[str, int] = msgspec.field(default_factory=dict)
+    src: Annotated[str, Selector("RNIC that sends.")]
+    dst: Annotated[str, Selector("RNIC at the other end.")]
+    flow: Annotated[str, Choice("The verb.", among=VERBS)] = "write"
+    size_bytes: Annotated[int, Size("Message size; an atomic has 8 bytes.", key="size", above=0)] = 65536
+    qps: Annotated[int, Count("Queue pairs.", least=1, most=MAX_QPS)] = 1
+    depth: Annotated[int, Count("Messages outstanding on each queue pair; 0 chooses by size.", least=0, most=4096)] = 4
+    rate_bps: Annotated[float, Rate("Payload rate; a bare number is in Mb/s; 0: no limit.", key="rate", least=0)] = 0.0
+    qp: Annotated[QpParams, Table("Parameters of the queue pairs.", section=QueuePair)] = field(
+        default_factory=QpParams
+    )
 
+    def decoded(self, source: str) -> FlowSpec:  # noqa: ARG002
+        """Return the flow as traffic takes it.
 
-KEYS = BystanderFile.__struct_fields__
-
-
-def bystander_of(section: BystanderFile | None, source: str) -> FlowSpec | None:
-    """Read the section; None: there is none. `src` and `dst` may still be selectors.
-
-    Raises:
-        ConfigError: a value is invalid; the message begins with its path in the file.
-    """
-    if section is None:
-        return None
-    one_of(section.flow, VERBS, source, "bystander.flow")
-    try:
+        Raises:
+            UsageError: its values contradict each other.
+        """
         spec = FlowSpec(
-            src=section.src,
-            dst=section.dst,
-            verb=section.flow,
-            message_bytes=ATOMIC_BYTES
-            if section.flow == "atomic"
-            else positive(parse_size_bytes, section.size, source, "bystander.size"),
-            qps=section.qps,
-            depth=section.depth,
-            rate_bps=section.rate * 1e6,
+            **same_fields(FlowSpec, self),
+            verb=self.flow,
+            message_bytes=ATOMIC_BYTES if self.flow == "atomic" else self.size_bytes,
             duration_s=_LONGEST_S,
-            qp=QpParams.of(section.qp),
         )
         check(spec)
-    except UsageError as error:
-        raise fail(source, "bystander", str(error)) from error
-    return spec
+        return spec

@@ -1,64 +1,86 @@
-"""The experiment file as frozen types. An error names the path of the invalid value.
+"""The experiment file as frozen types. An error names the file, the line and the path of the invalid value.
 
-    tests/experiments/demo.toml: faults[1].target: no link "rtsw9:host1" ...; did you mean rtsw1:host1:rxe0?
+    tests/experiments/demo.toml:31: faults[1].for: "3" is not a duration; write a number and one of ns, us, ms, ...
+
+Every section is declared once (`faultbed.harness.experiment.declare`): `ExperimentFile` below and the sections that it
+names. `docs/experiment-file.md` has the table of all keys, `faultbed schema` the JSON Schema.
 
 `load` needs no lab. `faultbed.harness.run.prepare.bind_to_lab` then compares the experiment with a lab's topology.
-
-    [[faults]]     `kind`; `target` (a name, or a list from which the seed chooses); `at` (a time after the workload's
-                   start, or a range `["6s", "9s"]` from which the seed draws); `for`; optionally `id` (default: the
-                   kind, numbered if it repeats); `exposed` (`none`: the fault must act on nothing that the
-                   workload uses); `set = { ... }`, parameters that the injector gets unchanged
-    [[stop]]       `metric` (`METRICS` of `harness/experiment/stop.py`); its bound (`min` or `max`); optionally `for`
-                   (how long the value must be beyond the bound) and `verdict` (`FAIL` or `INCONCLUSIVE`). Such
-                   a value clears all faults at once and ends the run
-    [[expect]]     `metric` (`harness/experiment/metrics.py`); its bound (`min`, `max` or `equals`); optionally `of`:
-                   `run` (what happened in this run) or `setting` (what runs of this experiment do in general)
-    [capture]      `ports`: switch ports whose packets are kept and checked (`rtsw2:host4:rxe0`, or `host4:rxe0` for the
-                   port that faces it, or `rtsw1:ctsw1`)
-    [fabric]       `routing`: the scheme (`testbed/routing/schemes.py`) that the switches apply while the workload runs;
-                   its parameter, if it has one (`faultbed.harness.experiment.fabric_file`)
-    [bystander]    a flow beside the workload that no fault should affect (`faultbed.harness.experiment.bystander_file`)
-    [probe]        datagrams over every path of the fabric while the workload runs (`traffic/probes/prober.py`). `rate`:
-                   datagrams a second on each queue pair; `qps`: queue pairs between two RNICs. It may be empty
 """
 
 from __future__ import annotations
 
-import re
 import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-import msgspec
-
-from faultbed.harness.experiment.bystander_file import KEYS as BYSTANDER_KEYS
-from faultbed.harness.experiment.bystander_file import BystanderFile, bystander_of
-from faultbed.harness.experiment.fabric_file import KEYS as FABRIC_KEYS
-from faultbed.harness.experiment.fabric_file import Fabric, FabricFile, fabric_of
+from faultbed.harness.experiment.bystander_file import Bystander
+from faultbed.harness.experiment.declare.field_types import (
+    Choice,
+    Count,
+    Duration,
+    Number,
+    Parsed,
+    Scalar,
+    Selector,
+    Several,
+    Text,
+)
+from faultbed.harness.experiment.declare.section import (
+    AnyScalar,
+    Named,
+    Problem,
+    Section,
+    Table,
+    Tables,
+    Wrong,
+    deeper,
+    fields_of,
+    read_fields,
+)
+from faultbed.harness.experiment.declare.toml_lines import line_of, located
+from faultbed.harness.experiment.fabric_file import Fabric, FabricSection
 from faultbed.harness.experiment.metrics import METRICS, Metric, Of, lookup, nearest
 from faultbed.harness.experiment.needs import Need, parse_need
 from faultbed.harness.experiment.stop import METRICS as STOP_METRICS
 from faultbed.harness.experiment.stop import Condition
 from faultbed.harness.experiment.stop import Metric as StopMetric
-from faultbed.harness.experiment.workload_file import Workload, workload_of
-from faultbed.harness.quantities import parse_duration_ns
-from faultbed.harness.strict import Section, convert, fail, one_of, positive, read
+from faultbed.harness.experiment.workload_file import WORKLOAD, Workload
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.errors import ConfigError
 from faultbed.testbed.model.lab_kind import LabKind
 from faultbed.testbed.packets.cnp_rule import CnpRule, CnpScope
+from faultbed.testbed.suggestions import hint
 from faultbed.testbed.text_files import decoded, read_text
-from faultbed.traffic.flows.flow_run import FlowSpec
+from faultbed.testbed.units import parse_duration_ns, parse_rate_bps, parse_share
+from faultbed.traffic.flows.flow_spec import FlowSpec
 from faultbed.traffic.probes.prober import ProbeSpec
 
-__all__ = ["MOST_SEED", "SECTION_KEYS", "Expectation", "Experiment", "Exposed", "Fault", "Scalar", "decode", "load"]
+__all__ = [
+    "FAULT_KEYS",
+    "MOST_SEED",
+    "Expectation",
+    "Experiment",
+    "ExperimentFile",
+    "Exposed",
+    "Fault",
+    "Scalar",
+    "decode",
+    "decode_table",
+    "load",
+    "table_of",
+]
 
-Scalar = str | int | float | bool
+T = TypeVar("T")
 Exposed = Literal["workload", "none"]
 """On what a fault must act: on something that the workload uses, or on nothing that it uses."""
 
 MOST_SEED = 2**63 - 1
+_MOST_PROBLEMS = 40
+"""Problems of a file that an error lists."""
+_LABS: tuple[str, ...] = get_args(LabKind)
 _PROBED_S = 24 * 3600.0
 """Duration of probes, longer than any run: the run stops them when its workload has ended."""
 
@@ -97,6 +119,7 @@ class Experiment:
 
     Attributes:
         source: where it was read from, for messages.
+        text: the file, in which `at` finds lines.
         capture: switch ports whose packets are kept.
         cnp: how receivers answer marked packets, by the documentation of their RNICs; None: not checked.
         lab_kind: the kind of lab that its names and bounds are for; None: both kinds.
@@ -119,79 +142,194 @@ class Experiment:
     probe: ProbeSpec | None = None
     fabric: Fabric | None = None
     bystander: FlowSpec | None = None
+    text: str = field(default="", compare=False, repr=False)
 
-
-class _LabFile(Section, frozen=True, kw_only=True):
-    kind: LabKind | None = None
-    needs: tuple[str, ...] = ()
-
-
-class _FaultFile(Section, frozen=True, kw_only=True):
-    kind: str
-    target: str | tuple[str, ...]
-    at: str | tuple[str, str]
-    duration: str = msgspec.field(name="for")
-    id: str | None = None
-    exposed: Exposed = "workload"
-    parameters: dict[str, Scalar] = msgspec.field(name="set", default_factory=dict)
-
-
-class _CaptureFile(Section, frozen=True, kw_only=True):
-    ports: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    cnp_interval: str | None = None
-    cnp_per: CnpScope = "qp"
-
-
-class _ProbeFile(Section, frozen=True, kw_only=True):
-    rate: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 0.5
-    qps: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
-
-
-class _ExpectFile(Section, frozen=True, kw_only=True):
-    metric: str
-    min: str | int | float | None = None
-    max: str | int | float | None = None
-    equals: Scalar | None = None
-    of: Of | None = None
-
-
-class _StopFile(Section, frozen=True, kw_only=True):
-    metric: str
-    min: str | int | float | None = None
-    max: str | int | float | None = None
-    duration: str = msgspec.field(name="for", default="0s")
-    verdict: Literal["FAIL", "INCONCLUSIVE"] = "FAIL"
-
-
-class _ExperimentFile(Section, frozen=True, kw_only=True):
-    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}\Z")]
-    workload: dict[str, Any]
-    seed: Annotated[int, msgspec.Meta(ge=0, le=MOST_SEED)] = 1
-    lab: _LabFile = msgspec.field(default_factory=_LabFile)
-    fabric: FabricFile | None = None
-    capture: _CaptureFile | None = None
-    probe: _ProbeFile | None = None
-    bystander: BystanderFile | None = None
-    faults: tuple[_FaultFile, ...] = ()
-    stop: tuple[_StopFile, ...] = ()
-    expect: tuple[_ExpectFile, ...] = ()
+    def at(self, path: str) -> str:
+        """Return where a value of the file is, as messages begin: `demo.toml:12: faults[1].target`."""
+        return located(self.source, self.text, path)
 
 
 _LONGEST_ID = 63
 """Maximum length of a fault's id: `capture-<id>.pcapng` is a file name, and an id is a column of reports."""
 
-SECTION_KEYS = {
-    "": ("name", "seed", "lab", "fabric", "workload", "faults", "stop", "expect", "capture", "probe", "bystander"),
-    "fabric": FABRIC_KEYS,
-    "capture": ("ports", "cnp_interval", "cnp_per"),
-    "probe": ("rate", "qps"),
-    "bystander": BYSTANDER_KEYS,
-    "lab": ("kind", "needs"),
-    "faults": ("id", "kind", "target", "at", "for", "exposed", "set"),
-    "stop": ("metric", "min", "max", "for", "verdict"),
-    "expect": ("metric", "min", "max", "equals", "of"),
-}
-"""The keys of each section, for hints in messages; `harness/experiment/workload_file.py` has those of `[workload]`."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lab(Section):
+    """What an experiment needs of a lab; one that lacks something is rejected."""
+
+    kind: Annotated[LabKind | None, Choice("Kind of lab that the experiment is for; default: both.", among=_LABS)] = (
+        None
+    )
+    needs: Annotated[
+        tuple[Need, ...],
+        Several(
+            "What the lab must have.",
+            of=Parsed("A need.", parser=parse_need, writer=str, example="uplinks >= 2"),
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fault(Section):
+    """A fault: its kind, its target and its time."""
+
+    kind: Annotated[str, Text("Kind of the fault; `faultbed faults` lists them.")]
+    targets: Annotated[
+        tuple[str, ...],
+        Several(
+            "Where it acts; of several, the seed chooses one.",
+            key="target",
+            of=Selector("A target."),
+            or_one=True,
+            least=1,
+        ),
+    ]
+    at: Annotated[
+        tuple[int, ...],
+        Several(
+            "Time after the workload's start, or a range from which the seed draws.",
+            of=Duration("A time."),
+            or_one=True,
+            least=1,
+        ),
+    ]
+    duration_ns: Annotated[int, Duration("How long it is on.", key="for", above=0)]
+    id: Annotated[
+        str | None,
+        Text(
+            "Name of the fault; default: its kind, numbered if it repeats.",
+            pattern="[a-z0-9][a-z0-9.-]*",
+            pattern_says="lower-case letters, digits, dots and dashes",
+        ),
+    ] = None
+    exposed: Annotated[
+        Exposed,
+        Choice(
+            "What it must act on: something that the workload uses, or nothing that it uses.",
+            among=get_args(Exposed),
+        ),
+    ] = "workload"
+    parameters: Annotated[
+        dict[str, Scalar],
+        Named("Parameters of the kind, by name.", key="set", of=AnyScalar("Value of a parameter.")),
+    ] = field(default_factory=dict)
+
+    def problems(self) -> Iterable[tuple[str, str]]:
+        """Return ids that cannot name a file or are the name of a metric, and times in the wrong order."""
+        name = self.id or self.kind
+        if len(name) > _LONGEST_ID:
+            problem = f"has {len(name)} characters, and at most {_LONGEST_ID} fit; files of the run are named by it"
+            yield "id", f'"{name[:16]}..." {problem}: shorten it'
+        if f"recovery.{name}" in METRICS:
+            yield "id", f"recovery.{name} is a metric of its own; call the fault something else"
+        if len(self.at) > 2:  # noqa: PLR2004 - begin and end
+            yield "at", f'{len(self.at)} times: write one, or a range such as ["6s", "9s"]'
+        elif self.at[-1] < self.at[0]:
+            yield "at", f"the range ends ({self.at[-1] / 1e9:g} s) before it begins ({self.at[0] / 1e9:g} s); swap them"
+
+
+FAULT_KEYS = tuple(declared.key for declared in fields_of(_Fault))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Capture(Section):
+    """Packets that are kept and checked."""
+
+    ports: Annotated[
+        tuple[str, ...],
+        Several(
+            "Switch ports whose packets are kept and checked (`rtsw2:host4:rxe0`, or `host4:rxe0` for the port that "
+            "faces it, or `rtsw1:ctsw1`).",
+            of=Selector("A port."),
+            least=1,
+        ),
+    ]
+    cnp_interval_ns: Annotated[
+        int | None,
+        Duration(
+            "Interval between CNPs that the documentation of the receivers' RNICs names; default: not checked.",
+            key="cnp_interval",
+            above=0,
+        ),
+    ] = None
+    cnp_per: Annotated[CnpScope, Choice("What an RNIC counts this interval for.", among=get_args(CnpScope))] = "qp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probe(Section):
+    """Datagrams over every path of the fabric while the workload runs."""
+
+    rate: Annotated[float, Number("Datagrams a second on each queue pair.", above=0, most=1000)] = 0.5
+    qps: Annotated[int, Count("Queue pairs between two RNICs.", least=1, most=64)] = 4
+
+    def decoded(self, source: str) -> ProbeSpec:  # noqa: ARG002
+        """Return the probes as traffic takes them."""
+        return ProbeSpec(duration_s=_PROBED_S, per_s=self.rate, qps=self.qps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bounded(Section):
+    """Base of sections with a bound, whose type depends on the metric's unit."""
+
+    metric: Annotated[str, Text("Name of the metric.")]
+    min: Annotated[Scalar | None, AnyScalar("Lowest value.")] = None
+    max: Annotated[Scalar | None, AnyScalar("Highest value.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expect(_Bounded):
+    """A bound on a metric of the run: min, max or both, or equals alone."""
+
+    equals: Annotated[Scalar | None, AnyScalar("The only value; stands alone.")] = None
+    of: Annotated[
+        Of | None,
+        Choice(
+            "What the bound is about: what happened in this run, or what runs of this experiment do in general.",
+            among=get_args(Of),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stop(_Bounded):
+    """A bound on a live value. If it is broken, all faults are cleared and the run ends."""
+
+    lasting_ns: Annotated[int, Duration("How long the value must be beyond the bound.", key="for")] = 0
+    verdict: Annotated[
+        str, Choice("Verdict of a run that it ends.", among=(Verdict.FAIL.value, Verdict.INCONCLUSIVE.value))
+    ] = Verdict.FAIL.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentFile(Section):
+    """A name, a workload, and what happens to it."""
+
+    name: Annotated[
+        str,
+        Text(
+            "Name of the experiment, and of its run directories.",
+            pattern="[a-z0-9][a-z0-9.-]{0,62}",
+            pattern_says="1 to 63 lower-case letters, digits, dots and dashes",
+        ),
+    ]
+    workload: Annotated[Workload, WORKLOAD]
+    seed: Annotated[int, Count("Seed of all random choices.", least=0, most=MOST_SEED)] = 1
+    lab: Annotated[_Lab, Table("What the experiment needs of a lab.", section=_Lab)] = field(default_factory=_Lab)
+    fabric: Annotated[Fabric | None, Table("Routing scheme of the switches.", section=FabricSection)] = None
+    capture: Annotated[_Capture | None, Table("Packets that are kept.", section=_Capture)] = None
+    probe: Annotated[
+        ProbeSpec | None,
+        Table("Datagrams over every path of the fabric while the workload runs; may be empty.", section=_Probe),
+    ] = None
+    bystander: Annotated[
+        FlowSpec | None, Table("A flow beside the workload that no fault should affect.", section=Bystander)
+    ] = None
+    faults: Annotated[tuple[_Fault, ...], Tables("Faults with their times.", section=_Fault)] = ()
+    stop: Annotated[
+        tuple[_Stop, ...],
+        Tables("Bounds on live values; one that is broken clears all faults and ends the run.", section=_Stop),
+    ] = ()
+    expect: Annotated[tuple[_Expect, ...], Tables("Bounds on metrics of the run.", section=_Expect)] = ()
 
 
 def load(path: Path) -> Experiment:
@@ -207,165 +345,212 @@ def decode(content: bytes, *, source: str) -> Experiment:
     """Decode the bytes of an experiment file; `source` is what messages call it.
 
     Raises:
-        ConfigError: as `load`.
+        ConfigError: as `load`. It has a line for each invalid value.
+    """
+    text = decoded(content, source)
+    return decode_table(table_of(content, source=source), source=source, text=text)
+
+
+def table_of(content: bytes, *, source: str) -> dict[str, Any]:
+    """Return the bytes of a file as TOML.
+
+    Raises:
+        ConfigError: they are not UTF-8, or not TOML.
     """
     try:
-        raw = tomllib.loads(decoded(content, source))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return tomllib.loads(decoded(content, source))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: not TOML: {error}; correct that line") from error
-    parsed = convert(raw, _ExperimentFile, source, keys=SECTION_KEYS)
-    faults = _faults(parsed.faults, source)
-    _refuse_without_bystander(parsed, source)
-    cnp = _cnp(parsed, source)
+
+
+def decode_table(raw: Mapping[str, Any], *, source: str, text: str = "") -> Experiment:
+    """Decode a file that was read as TOML. Messages have the lines of `text`, or only paths without it.
+
+    Raises:
+        ConfigError: as `load`. It has a line for each invalid value.
+    """
+    problems: list[Problem] = []
+    values = read_fields(ExperimentFile, raw, "", problems, source)
+    ids = _ids(raw.get("faults"))
+    faults = [item for item in values.get("faults", ()) if item is not None]
+    expectations = list(_each(values.get("expect", ()), "expect", problems, lambda item: _expectation(item, ids)))
+    stops = list(_each(values.get("stop", ()), "stop", problems, lambda item: _stop(item, has_faults=bool(ids))))
+    problems += _repeated_ids(ids)
+    problems += _without_section(values.get("expect", ()), raw)
+    if problems:
+        raise ConfigError("\n".join(_sentences(problems, source, text)))
+    file = ExperimentFile(**values)
     return Experiment(
-        name=parsed.name,
-        seed=parsed.seed,
-        lab_kind=parsed.lab.kind,
-        needs=tuple(
-            read(parse_need, text, source, f"lab.needs[{index}]") for index, text in enumerate(parsed.lab.needs)
-        ),
-        workload=workload_of(parsed.workload, source),
-        faults=faults,
-        expectations=tuple(
-            _expectation(item, f"expect[{index}]", source, faults) for index, item in enumerate(parsed.expect)
-        ),
+        name=file.name,
+        seed=file.seed,
+        lab_kind=file.lab.kind,
+        needs=file.lab.needs,
+        workload=file.workload,
+        faults=tuple(_fault(item, fault_id) for item, fault_id in zip(faults, ids, strict=True)),
+        expectations=tuple(expectations),
         source=source,
-        capture=parsed.capture.ports if parsed.capture else (),
-        cnp=cnp,
-        probe=ProbeSpec(duration_s=_PROBED_S, per_s=parsed.probe.rate, qps=parsed.probe.qps) if parsed.probe else None,
-        fabric=fabric_of(parsed.fabric, source),
-        bystander=bystander_of(parsed.bystander, source),
-        stops=tuple(_stop(item, f"stop[{index}]", source, faults) for index, item in enumerate(parsed.stop)),
+        text=text,
+        capture=file.capture.ports if file.capture else (),
+        cnp=_cnp(file.capture),
+        probe=file.probe,
+        fabric=file.fabric,
+        bystander=file.bystander,
+        stops=tuple(stops),
     )
 
 
-def _cnp(parsed: _ExperimentFile, source: str) -> CnpRule | None:
-    capture = parsed.capture
-    if capture is not None and capture.cnp_interval is not None:
-        interval_ns = positive(parse_duration_ns, capture.cnp_interval, source, "capture.cnp_interval")
-        return CnpRule(interval_ns=interval_ns, per=capture.cnp_per)
-    for index, item in enumerate(parsed.expect):
-        if item.metric.startswith("cnp.") and item.metric in METRICS:
-            problem = (
-                f"{item.metric} needs the interval between CNPs that the RNIC's documentation names: add it as "
-                "cnp_interval to [capture]"
-            )
-            raise fail(source, f"expect[{index}].metric", problem)
-    return None
+def _sentences(problems: Sequence[Problem], source: str, text: str) -> Iterator[str]:
+    """Return the first problems of a file in the order of their lines."""
+    ordered = sorted(problems, key=lambda problem: line_of(text, problem.line_of or problem.path) or 0)
+    yield from (_sentence(problem, source, text) for problem in ordered[:_MOST_PROBLEMS])
+    if len(ordered) > _MOST_PROBLEMS:
+        yield f"{source}: {len(ordered) - _MOST_PROBLEMS} more values are invalid; correct these first"
 
 
-def _refuse_without_bystander(parsed: _ExperimentFile, source: str) -> None:
-    if parsed.bystander is not None:
-        return
-    for index, item in enumerate(parsed.expect):
-        if item.metric.startswith("bystander.") and item.metric in METRICS:
-            problem = f"{item.metric} needs a bystander: add [bystander] with src and dst"
-            raise fail(source, f"expect[{index}].metric", problem)
+def _sentence(problem: Problem, source: str, text: str) -> str:
+    """Return a problem as a person reads it: file, line, path, what is wrong and what to do."""
+    if not problem.line_of:
+        return f"{located(source, text, problem.path)}: {problem.sentence}"
+    place = located(source, text, problem.line_of).removesuffix(f": {problem.line_of}")
+    return ": ".join(part for part in (place, problem.path, problem.sentence) if part)
 
 
-def _faults(items: tuple[_FaultFile, ...], source: str) -> tuple[Fault, ...]:
-    paths_by_id: dict[str, str] = {}
-    faults = []
+def _each(items: Sequence[Any], name: str, problems: list[Problem], convert: Callable[[Any], T]) -> Iterator[T]:
+    """Return what `convert` makes of each valid section of a list; collect what it refuses."""
     for index, item in enumerate(items):
-        path = f"faults[{index}]"
-        fault = _fault(item, path, source, _fault_id(item, paths_by_id))
-        if fault.id in paths_by_id:
-            raise fail(source, f"{path}.id", f'"{fault.id}" is also the id of {paths_by_id[fault.id]}; choose another')
-        paths_by_id[fault.id] = path
-        faults.append(fault)
-    return tuple(faults)
+        if item is None:
+            continue
+        try:
+            yield convert(item)
+        except Wrong as error:
+            problems.append(Problem(path=deeper(f"{name}[{index}]", error.path), sentence=str(error)))
 
 
-def _fault_id(item: _FaultFile, paths_by_id: dict[str, str]) -> str:
-    if item.id is not None:
-        return item.id
-    number = 1
-    while (candidate := item.kind if number == 1 else f"{item.kind}-{number}") in paths_by_id:
-        number += 1
-    return candidate
+def _ids(raw: Any) -> list[str]:
+    """Return the id of each fault of a file: the one that it names, or its kind, numbered if that repeats."""
+    ids: list[str] = []
+    for item in raw if isinstance(raw, list) else ():
+        given = item.get("id") if isinstance(item, Mapping) else None
+        kind = str(item.get("kind")) if isinstance(item, Mapping) else ""
+        number = 1
+        while (candidate := kind if number == 1 else f"{kind}-{number}") in ids:
+            number += 1
+        ids.append(given if isinstance(given, str) else candidate)
+    return ids
 
 
-def _fault(item: _FaultFile, path: str, source: str, fault_id: str) -> Fault:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", fault_id):
-        raise fail(source, f"{path}.id", f'"{fault_id}" must be lower-case letters, digits, dots and dashes')
-    if len(fault_id) > _LONGEST_ID:
-        problem = f"has {len(fault_id)} characters, and at most {_LONGEST_ID} fit; files of the run are named by it"
-        raise fail(source, f"{path}.id", f'"{fault_id[:16]}..." {problem}: shorten it')
-    if f"recovery.{fault_id}" in METRICS:
-        raise fail(source, f"{path}.id", f"recovery.{fault_id} is a metric of its own; call the fault something else")
-    targets = (item.target,) if isinstance(item.target, str) else item.target
-    if not targets:
-        raise fail(source, f"{path}.target", "an empty list: name at least one target")
-    bounds = (item.at, item.at) if isinstance(item.at, str) else item.at
-    earliest, latest = (read(parse_duration_ns, text, source, f"{path}.at") for text in bounds)
-    if latest < earliest:
-        raise fail(source, f"{path}.at", f"the range ends ({bounds[1]}) before it begins ({bounds[0]})")
+def _repeated_ids(ids: Sequence[str]) -> Iterator[Problem]:
+    for index, name in enumerate(ids):
+        if name in ids[:index]:
+            sentence = f'"{name}" is also the id of faults[{ids.index(name)}]; choose another'
+            yield Problem(path=f"faults[{index}].id", sentence=sentence)
+
+
+def _without_section(expected: Sequence[_Expect | None], raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """Return the bounds on metrics that need a section, or a key of one, that the file does not have."""
+    capture = raw.get("capture")
+    needs = {
+        "bystander.": ("bystander" in raw, "a bystander: add [bystander] with src and dst"),
+        "cnp.": (
+            isinstance(capture, Mapping) and "cnp_interval" in capture,
+            "the interval between CNPs that the RNIC's documentation names: add it as cnp_interval to [capture]",
+        ),
+    }
+    for index, item in enumerate(expected):
+        for prefix, (is_there, needed) in needs.items():
+            if not is_there and item is not None and item.metric.startswith(prefix) and item.metric in METRICS:
+                yield Problem(path=f"expect[{index}].metric", sentence=f"{item.metric} needs {needed}")
+
+
+def _cnp(capture: _Capture | None) -> CnpRule | None:
+    if capture is None or capture.cnp_interval_ns is None:
+        return None
+    return CnpRule(interval_ns=capture.cnp_interval_ns, per=capture.cnp_per)
+
+
+def _fault(item: _Fault, fault_id: str) -> Fault:
     return Fault(
         id=fault_id,
         kind=item.kind,
-        targets=targets,
-        at_earliest_ns=earliest,
-        at_latest_ns=latest,
-        duration_ns=positive(parse_duration_ns, item.duration, source, f"{path}.for"),
+        targets=item.targets,
+        at_earliest_ns=item.at[0],
+        at_latest_ns=item.at[-1],
+        duration_ns=item.duration_ns,
         exposed=item.exposed,
         parameters=dict(item.parameters),
     )
 
 
-def _stop(item: _StopFile, path: str, source: str, faults: tuple[Fault, ...]) -> Condition:
-    if not faults:
-        raise fail(source, path, "stop conditions are checked while faults are on, and this experiment has none")
-    one_of(item.metric, tuple(STOP_METRICS), source, f"{path}.metric")
+def _stop(item: _Stop, *, has_faults: bool) -> Condition:
+    if not has_faults:
+        raise Wrong("", "stop conditions are checked while faults are on, and this experiment has none")
+    if item.metric not in STOP_METRICS:
+        raise Wrong("metric", f'no metric "{item.metric}"; {hint(item.metric, tuple(STOP_METRICS))}')
     metric = STOP_METRICS[item.metric]
     bounds_given = {"min": item.min, "max": item.max}
     if bounds_given[metric.bound] is None or sum(value is not None for value in bounds_given.values()) > 1:
-        raise fail(source, path, f"{metric.name} is bounded by {metric.bound} alone")
-    bound = _bound(bounds_given[metric.bound], metric, f"{path}.{metric.bound}", source)
-    lasting_ns = read(parse_duration_ns, item.duration, source, f"{path}.for")
-    return Condition(metric=metric, bound=bound or 0.0, for_ns=lasting_ns, verdict=Verdict(item.verdict))
+        raise Wrong("", f"{metric.name} is bounded by {metric.bound} alone")
+    bound = _bound(bounds_given[metric.bound], metric, metric.bound)
+    return Condition(metric=metric, bound=bound or 0.0, for_ns=item.lasting_ns, verdict=Verdict(item.verdict))
 
 
-def _expectation(item: _ExpectFile, path: str, source: str, faults: tuple[Fault, ...]) -> Expectation:
-    ids = [fault.id for fault in faults]
+def _expectation(item: _Expect, ids: Sequence[str]) -> Expectation:
     metric = lookup(item.metric, ids)
     if metric is None:
         near = nearest(item.metric, ids)
-        hint = f"; did you mean {near}?" if near else ""
-        raise fail(source, f"{path}.metric", f'no metric "{item.metric}"{hint}')
+        advice = f"did you mean {near}?" if near else "docs/write-an-experiment.md lists them"
+        raise Wrong("metric", f'no metric "{item.metric}"; {advice}')
     if item.equals is not None and (item.min is not None or item.max is not None):
-        raise fail(source, path, "equals stands alone; drop min and max")
+        raise Wrong("", "equals stands alone; drop min and max")
     if item.equals is None and item.min is None and item.max is None:
-        raise fail(source, path, "no bound: give min, max or equals")
+        raise Wrong("", "no bound: give min, max or equals")
     if item.of is not None and not metric.either:
         always = "the setting" if metric.estimand == "setting" else "this run"
-        raise fail(source, f"{path}.of", f'"{item.of}": a bound on {metric.name} is always about {always}; drop it')
+        raise Wrong("of", f'"{item.of}": a bound on {metric.name} is always about {always}; drop it')
     if item.equals is not None and metric.is_noisy and item.of != "run":
-        raise fail(source, f"{path}.equals", f"{metric.name} differs from run to run; give min, max or both")
+        raise Wrong("equals", f"{metric.name} differs from run to run; give min, max or both")
     if metric.unit == "host":
         if not isinstance(item.equals, str):
-            raise fail(source, path, f'{metric.name} is a name: write equals = "host3"')
+            raise Wrong("", f'{metric.name} is a name: write equals = "host3"')
         return Expectation(metric=metric, equals=item.equals)
-    minimum = _bound(item.min, metric, f"{path}.min", source)
-    maximum = _bound(item.max, metric, f"{path}.max", source)
+    minimum, maximum = _bound(item.min, metric, "min"), _bound(item.max, metric, "max")
     if minimum is not None and maximum is not None and minimum > maximum:
-        raise fail(source, path, f"min ({item.min}) is above max ({item.max}): no value fits; swap or correct them")
-    equals = _bound(item.equals, metric, f"{path}.equals", source)
+        raise Wrong("", f"min ({item.min}) is above max ({item.max}): no value fits; swap or correct them")
+    equals = _bound(item.equals, metric, "equals")
     return Expectation(metric=metric, minimum=minimum, maximum=maximum, equals=equals, of=item.of)
 
 
-def _bound(value: str | float | None, metric: Metric | StopMetric, path: str, source: str) -> float | None:
-    """Return a bound in the metric's unit: "3s" for a time, a bare number for all others."""
+def _bound(value: Scalar | None, metric: Metric | StopMetric, key: str) -> float | None:
+    """Return a bound in the metric's unit: a time needs its unit, a share may be a percentage, all others are bare."""
     if value is None:
         return None
     if isinstance(value, bool):
-        raise fail(source, path, f"{metric.name} is a number ({metric.unit}), not {str(value).lower()}; write it out")
-    if metric.unit == "s":
-        if not isinstance(value, str):
-            raise fail(source, path, f'a time needs its unit: write "{value}s" if seconds are meant')
-        return read(parse_duration_ns, value, source, path) / 1e9
+        raise Wrong(key, f"{metric.name} is a number ({metric.unit}), not {str(value).lower()}; write it out")
     if isinstance(value, str):
-        raise fail(source, path, f"{metric.name} is a plain number ({metric.unit}); drop the quotes and the unit")
-    if isinstance(metric, Metric) and metric.most is not None and value > metric.most:
-        hint = f"write {value / 100:g} for {value:g} %"
-        raise fail(source, path, f"{metric.name} is never above {metric.most:g}: {value:g} decides nothing; {hint}")
+        return _bound_of_text(value, metric, key)
+    if metric.unit == "s":
+        raise Wrong(key, f'a time needs its unit: write "{value}s" if seconds are meant')
+    _refuse_beyond(value, metric, key)
     return float(value) if metric.unit != "count" else value
+
+
+def _bound_of_text(text: str, metric: Metric | StopMetric, key: str) -> float:
+    parsers: Mapping[str, Callable[[str], float]] = {
+        "s": lambda time: parse_duration_ns(time) / 1e9,
+        "ratio": parse_share,
+        "Gb/s": lambda rate: parse_rate_bps(rate) / 1e9,
+    }
+    if metric.unit not in parsers:
+        raise Wrong(key, f"{metric.name} is a plain number ({metric.unit}); drop the quotes and the unit")
+    try:
+        value = parsers[metric.unit](text)
+    except ValueError as error:
+        raise Wrong(key, str(error)) from None
+    _refuse_beyond(value, metric, key)
+    return value
+
+
+def _refuse_beyond(value: float, metric: Metric | StopMetric, key: str) -> None:
+    if isinstance(metric, Metric) and metric.most is not None and value > metric.most:
+        advice = f"write {value / 100:g} for {value:g} %"
+        raise Wrong(key, f"{metric.name} is never above {metric.most:g}: {value:g} decides nothing; {advice}")

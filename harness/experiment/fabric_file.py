@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import msgspec
-
-from faultbed.harness.strict import Section, fail, one_of
+from faultbed.harness.experiment.declare.field_types import Choice, Count
+from faultbed.harness.experiment.declare.section import Named, Section
 from faultbed.testbed.routing.schemes import SCHEMES, Routing
 
-__all__ = ["KEYS", "Fabric", "FabricFile", "fabric_of"]
+__all__ = ["Fabric", "FabricSection"]
 
 _TAKEN_BY = {scheme.parameter: scheme.name for scheme in SCHEMES.values() if scheme.parameter}
-KEYS = ("routing", *_TAKEN_BY)
 _LONGEST_SEED = 2**32 - 1
 
 
@@ -43,27 +42,37 @@ class Fabric:
         return Routing(seed=self.qp_hash_seed, weights=weights, buckets=self.buckets)
 
 
-class FabricFile(Section, frozen=True, kw_only=True):
-    """The section as written."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricSection(Section):
+    """`[fabric]` as written. None: the default of the scheme that takes the parameter."""
 
-    routing: str
-    qp_hash_seed: Annotated[int, msgspec.Meta(ge=1, le=_LONGEST_SEED)] | None = None
-    weights: dict[str, Annotated[int, msgspec.Meta(ge=1, le=256)]] | None = None
-    buckets: Annotated[int, msgspec.Meta(ge=2, le=4096)] | None = None
+    routing: Annotated[
+        str, Choice("Routing scheme that the switches apply while the workload runs.", among=tuple(SCHEMES))
+    ]
+    qp_hash_seed: Annotated[
+        int | None,
+        Count("Seed of the hash of the destination queue pair (e-ecmp); default 1.", least=1, most=_LONGEST_SEED),
+    ] = None
+    weights: Annotated[
+        dict[str, int] | None,
+        Named(
+            "Shares of links by name (weighted); a link that is not named has 1.",
+            of=Count("Share of a link.", least=1, most=256),
+        ),
+    ] = None
+    buckets: Annotated[
+        int | None, Count("Buckets of a next-hop group (resilient); default 128.", least=2, most=4096)
+    ] = None
 
+    def problems(self) -> Iterable[tuple[str, str]]:
+        """Return parameters that belong to another scheme."""
+        for name in self._given():
+            if _TAKEN_BY[name] != self.routing:
+                yield name, f"is a parameter of {_TAKEN_BY[name]}, not of {self.routing}; remove it"
 
-def fabric_of(section: FabricFile | None, source: str) -> Fabric | None:
-    """Read the section; None: there is none.
+    def decoded(self, source: str) -> Fabric:  # noqa: ARG002
+        """Return the scheme with the parameters of all schemes."""
+        return Fabric(routing=self.routing, **self._given())
 
-    Raises:
-        ConfigError: no such scheme, or a parameter that belongs to another one.
-    """
-    if section is None:
-        return None
-    one_of(section.routing, tuple(SCHEMES), source, "fabric.routing")
-    parameters = {name: value for name in _TAKEN_BY if (value := getattr(section, name)) is not None}
-    for name in parameters:
-        if _TAKEN_BY[name] != section.routing:
-            problem = f"is a parameter of {_TAKEN_BY[name]}, not of {section.routing}; remove it"
-            raise fail(source, f"fabric.{name}", problem)
-    return Fabric(routing=section.routing, **parameters)
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name in _TAKEN_BY if (value := getattr(self, name)) is not None}

@@ -7,14 +7,17 @@ used if the path does not exist: `repro.sh` runs the copy of the experiment in t
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+from faultbed.harness.experiment.declare.field_types import Choice, Count, Flag, Number, Text
+from faultbed.harness.experiment.declare.section import Wrong
+from faultbed.harness.experiment.rank_fields import OnRanks, same_fields
 from faultbed.testbed.errors import UsageError
 from faultbed.traffic import traces
-from faultbed.traffic.engine.task_specs import QpParams
-from faultbed.traffic.traces import Trace
-from faultbed.traffic.workloads.replay_batches import ReplaySpec
+from faultbed.traffic.traces import FORMATS, Trace
+from faultbed.traffic.workloads.replay_batches import ReplaySpec, check
 
 __all__ = ["COPY", "Replay", "digest", "keep", "spec_of", "trace_of"]
 
@@ -22,30 +25,37 @@ COPY = "trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Replay(OnRanks):
     """A trace that is replayed `repeat` times, after `warmup` replays that do not count.
 
-    `replay` is the path in the experiment file. `groups` is the path of a file with process groups (Chakra only).
-    `sha256` is the digest of both files (`faultbed.traffic.traces.digest`). With `compute`, the pauses of the trace
-    are kept, divided by `speed`. The other fields have the meaning of the options of `faultbed traffic replay`.
+    `replay` is the path in the experiment file, `sha256` the digest of its files (`faultbed.traffic.traces.digest`).
     """
 
-    replay: str
-    sha256: str
-    format: str | None
-    groups: str | None
-    speed: float
-    compute: bool
-    scale: float
-    shrink: bool
-    skip_unsupported: bool
-    repeat: int
-    warmup: int
-    ranks: tuple[str, ...]
-    qps_per_peer: int = 1
-    spread: str = "split"
-    entropy: int = 0
-    qp: QpParams = field(default_factory=QpParams)
+    replay: Annotated[str, Text("The trace: a file or folder, relative to the experiment file.")]
+    sha256: str = ""
+    format: Annotated[str | None, Choice("Format of the trace; default: by the names of the files.", among=FORMATS)] = (
+        None
+    )
+    groups: Annotated[str | None, Text("File with the ranks of process groups (JSON), for Chakra traces.")] = None
+    speed: Annotated[float, Number("Pauses are divided by it.", above=0)] = 1.0
+    compute: Annotated[bool, Flag("Keep the pauses between operations.")] = True
+    scale: Annotated[float, Number("Factor of all sizes.", above=0)] = 1.0
+    shrink: Annotated[bool, Flag("Replay only the first ranks of a trace with more ranks than RNICs.")] = False
+    skip_unsupported: Annotated[bool, Flag("Skip records that cannot be replayed.")] = False
+    repeat: Annotated[int, Count("How many times it is replayed.", least=1)] = 1
+
+    def decoded(self, source: str) -> Replay:
+        """Return the replay with the digest of its files.
+
+        Raises:
+            Wrong: there is no such trace.
+        """
+        try:
+            work = replace(self, sha256=digest(self.replay, self.groups, source))
+        except UsageError as error:
+            raise Wrong("replay", str(error)) from error
+        check(spec_of(work))
+        return work
 
 
 def digest(path: str, groups: str | None, source: str) -> str:
@@ -90,17 +100,7 @@ def trace_of(work: Replay, source: str, ranks: int) -> Trace:
 
 def spec_of(work: Replay) -> ReplaySpec:
     """Return the specification of a replay for the traffic package."""
-    return ReplaySpec(
-        ranks=work.ranks,
-        warmup=work.warmup,
-        repeat=work.repeat,
-        pauses=work.compute,
-        speed=work.speed,
-        qps_per_peer=work.qps_per_peer,
-        spread=work.spread,
-        entropy=work.entropy,
-        qp=work.qp,
-    )
+    return ReplaySpec(**same_fields(ReplaySpec, work), pauses=work.compute)
 
 
 def keep(work: Replay, source: str, folder: Path) -> None:

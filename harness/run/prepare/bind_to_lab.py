@@ -50,7 +50,7 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experi
             to compare with, or a bound in Gb/s on a soft lab.
         Unsupported: a routing scheme that the lab's switches cannot do.
     """
-    names = LabNames(source=experiment.source, lab=FabricModel(kind=lab_kind, topology=topology))
+    names = LabNames(source=experiment.source, text=experiment.text, lab=FabricModel(kind=lab_kind, topology=topology))
     workload = kind_of(experiment.workload).fit(names, experiment.workload)
     faults = _fit_faults(experiment, names)
     expectations = _fit_expectations(experiment, names)
@@ -97,7 +97,7 @@ def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], places
         if fault.target.node not in hosts:
             placement = f"; choose one of {', '.join(hosts)}" if hosts else ""
             problem = f"{fault.kind} on {fault.target.text}: the workload has {missing} there{placement}"
-            raise ConfigError(f"{experiment.source}: {places[fault.spec.name]}: {problem}")
+            raise ConfigError(f"{experiment.at(places[fault.spec.name])}: {problem}")
 
 
 def _fit_capture(experiment: Experiment, names: LabNames) -> tuple[str, ...]:

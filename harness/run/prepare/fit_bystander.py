@@ -64,4 +64,4 @@ def refuse_faults_on_bystander(
         affected = set(touches(fault, topology)) | {target.link.name for target in targets if target.link}
         if shared := sorted(used & affected):
             problem = f"{fault.kind} on {fault.target.text} affects {shared[0]}, which the bystander uses; move one"
-            raise ConfigError(f"{experiment.source}: {places[fault.spec.name]}: {problem}")
+            raise ConfigError(f"{experiment.at(places[fault.spec.name])}: {problem}")

@@ -41,20 +41,21 @@ def fit_routing(experiment: Experiment, topology: Topology, lab_kind: LabKind, e
         ConfigError: a weight for a link that the lab does not have.
         Unsupported: a rack lab, or switches without a choice of uplinks.
     """
-    fabric, source = experiment.fabric, experiment.source
+    fabric, routing = experiment.fabric, experiment.at("fabric.routing")
     if fabric is None:
         return
-    require_scheme(fabric, topology, lab_kind, f"{source}: fabric.routing")
+    require_scheme(fabric, topology, lab_kind, routing)
     if SCHEMES[fabric.routing].shares == "buckets":
         tables = scheme_tables(topology, fabric.routing, fabric.as_routing)
         most = max(len(hops) for switch in tables.switches.values() for hops in switch.hops.values())
         if fabric.buckets < most:
             problem = f"is less than the {most} next hops of a group, so that one would have no bucket"
-            raise ConfigError(f"{source}: fabric.buckets: {fabric.buckets} {problem}; write at least {most}")
+            raise ConfigError(f"{experiment.at('fabric.buckets')}: {fabric.buckets} {problem}; write at least {most}")
     names = [link.name for link in topology.uplinks]
     for name in fabric.weights:
         if name not in names:
-            raise ConfigError(f'{source}: fabric.weights: no link between switches "{name}"; {hint(name, names)}')
+            weights = experiment.at("fabric.weights")
+            raise ConfigError(f'{weights}: no link between switches "{name}"; {hint(name, names)}')
     for name in endpoints:
         rank = endpoint(topology, name)
         switch = topology.rnic_link(rank.host, rank.rnic).a.node
@@ -62,6 +63,6 @@ def fit_routing(experiment: Experiment, topology: Topology, lab_kind: LabKind, e
         if count < 2:  # noqa: PLR2004 - one uplink is no choice
             uplinks = "no uplink" if not count else "one uplink"
             raise Unsupported(
-                f"{source}: fabric.routing: {fabric.routing} needs two uplinks of every rank's switch; {switch}, "
+                f"{routing}: {fabric.routing} needs two uplinks of every rank's switch; {switch}, "
                 f"the switch of {rank.name}, has {uplinks}"
             )

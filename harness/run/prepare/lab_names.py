@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from faultbed.harness.experiment.declare.toml_lines import located
 from faultbed.testbed.errors import ConfigError, UsageError
 from faultbed.testbed.model.selectors import select, select_one
 from faultbed.testbed.model.topology import Topology
@@ -18,10 +19,11 @@ __all__ = ["LabNames"]
 class LabNames:
     """The names on a lab, for the experiment file `source`. A `path` is a place in it, such as `workload.ranks[0]`.
 
-    Methods raise a `ConfigError` that names file and path.
+    `text` is the file's content. Methods raise a `ConfigError` that names file, line and path.
     """
 
     source: str
+    text: str = ""
     lab: FabricModel
 
     @property
@@ -31,7 +33,7 @@ class LabNames:
 
     def error(self, path: str, message: str) -> ConfigError:
         """Return an error of the file."""
-        return ConfigError(f"{self.source}: {path}: {message}")
+        return ConfigError(f"{located(self.source, self.text, path)}: {message}")
 
     @contextlib.contextmanager
     def at(self, path: str) -> Iterator[None]:

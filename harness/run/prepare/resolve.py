@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import faultbed
 from faultbed.harness.experiment import run_plan as plan_module
-from faultbed.harness.experiment.experiment_file import Experiment
+from faultbed.harness.experiment.experiment_file import FAULT_KEYS, Experiment
 from faultbed.harness.experiment.needs import unmet
 from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.run.prepare.bind_to_lab import fit, hosts_of, refuse_absent
@@ -59,10 +59,10 @@ def resolve(
     inventory = without_hosts(inventory, [exclusion.host for exclusion in left_out])
     if experiment.lab_kind not in (None, inventory.kind):
         labs = f"for a {experiment.lab_kind} lab, but {inventory.name} is a {inventory.kind} lab"
-        raise Unsupported(f"{experiment.source}: it is {labs}")
+        raise Unsupported(f"{experiment.at('lab.kind')}: it is {labs}")
     lacking = unmet(experiment.needs, inventory.topology)
     if lacking:
-        raise Unsupported(f"{experiment.source}: {inventory.name} is not enough for it: {'; '.join(lacking)}")
+        raise Unsupported(f"{experiment.at('lab.needs')}: {inventory.name} is not enough for it: {'; '.join(lacking)}")
     fitted = fit(experiment, inventory.topology, inventory.kind)
     planned = plan_module.plan(fitted, seed=seed, inventory_digest=inventory.digest, version=faultbed.__version__)
     faults = _planned(fitted, planned, inventory)
@@ -96,10 +96,19 @@ def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tup
     try:
         faults = fault_plan.plan_all(specs, inventory.topology, lab_kind=inventory.kind, names=names)
     except (UsageError, Unsupported) as error:
-        raise type(error)(f"{experiment.source}: {error}") from error
+        path, _, sentence = str(error).partition(": ")
+        if not path.startswith(tuple(names)):
+            raise type(error)(f"{experiment.source}: {error}") from error
+        raise type(error)(f"{experiment.at(_in_file(path))}: {sentence}") from error
     refuse_absent(experiment, faults, places)
     refuse_faults_on_bystander(experiment, faults, places, inventory.topology)
     return faults
+
+
+def _in_file(path: str) -> str:
+    """Return the path in the file of what the planner names: it leaves out `set` of a parameter's path."""
+    fault, _, key = path.partition(".")
+    return f"{fault}.set.{key}" if key and key not in FAULT_KEYS else path
 
 
 def touched(resolved: ResolvedRun, topology: Topology) -> tuple[str, ...]:

@@ -86,14 +86,14 @@ def test_replay_trace_with_fewer_ranks_uses_the_first_ones(folder):
         ("traces/ranking.json", "traces/tensor-parallel/layer.0.et", "workload.replay: .*name their folder"),
         ("repeat = 2", "repeat = 0", "workload.repeat: "),
         ("repeat = 2", "repat = 2", 'workload: no key "repat" here; did you mean repeat'),
-        ("repeat = 2", "speed = 0.0", "workload: the speed of a replay must be above 0"),
+        ("repeat = 2", "speed = 0.0", "workload.speed: 0.0 is out of range; write more than 0"),
         ("repeat = 2", 'format = "parm"', 'workload.format: no format "parm"; did you mean param'),
         ("repeat = 2", 'groups = "absent.json"', "workload.replay: .*absent.json: No such file"),
         ("repeat = 2", 'collective = "all-reduce"', "workload: say what runs"),
         ("repeat = 2", "scale = 1e5", "workload.replay: .*ranking.json: record 1: all-to-allv"),
         ("repeat = 2", 'ranks = ["host1:rxe0", "host2:rxe0"]', "workload.replay: .*has 4 ranks, but there are 2 RNICs"),
         ("repeat = 2", 'ranks = ["host1:rxe0", "host9:rxe0"]', r"workload.ranks\[1\]"),
-        ("repeat = 2", "qp = { retry_cnt = 7 }", "workload.qp: retry_cnt must be 0 to 6"),
+        ("repeat = 2", "qp = { retry_cnt = 7 }", "workload.qp.retry_cnt: 7 is out of range; write 0 to 6"),
     ],
 )  # fmt: skip
 def test_replay_impossible_trace_is_rejected_with_its_path(folder, old, new, message):
@@ -101,7 +101,7 @@ def test_replay_impossible_trace_is_rejected_with_its_path(folder, old, new, mes
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(ConfigError, match=message) as caught:
         fitted(path)
-    assert str(caught.value).startswith(f"{path}: workload")
+    assert re.match(rf"{re.escape(str(path))}:[0-9]+: workload", str(caught.value))
 
 
 def test_replay_unsupported_operation_is_rejected_unless_skipped(folder):

@@ -224,13 +224,13 @@ def test_decide_draws_a_target_from_a_selector_as_from_the_list_of_names():
 
 
 def test_decide_names_the_place_of_a_selector_that_selects_nothing():
-    with pytest.raises(ConfigError, match=r'x.toml: faults\[0\].target: "uplink\[9\]" selects nothing: this lab has 4'):
+    with pytest.raises(ConfigError, match=r'x.toml:18: faults\[0\].target: "uplink\[9\]" selects nothing: this lab'):
         resolved(SOFT, "uplink[9]")
     text = TEXT.replace("host[-1]", "host[*]")
-    with pytest.raises(ConfigError, match=r"x.toml: workload.storage.host: .*selects 4 targets"):
+    with pytest.raises(ConfigError, match=r"x.toml:12: workload.storage.host: .*selects 4 targets"):
         resolved(SOFT, "uplink[0]", text=text)
     text = TEXT.replace("rack[1]:host[*]:rnic[0]", "rack[7]:rnic[0]")
-    with pytest.raises(ConfigError, match=r"x.toml: workload.ranks\[1\]: .*this lab has 2 of the class rack"):
+    with pytest.raises(ConfigError, match=r"x.toml:8: workload.ranks\[1\]: .*this lab has 2 of the class rack"):
         resolved(SOFT, "uplink[0]", text=text)
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from local_traffic import LocalLab
 
-from faultbed.harness.experiment.flow_words import between
+from faultbed.harness.experiment.workload_specs import between
 from faultbed.harness.record import workload_series
 from faultbed.harness.record.workload_series import series_of
 from faultbed.traffic.engine.run_results import Sample
@@ -59,7 +59,7 @@ def test_an_rnic_at_the_end_of_two_flows_has_the_bytes_of_both():
 @pytest.mark.parametrize(("transport", "stalled"), [("rc", [0, 0]), ("uc", [0, 0])])
 def test_bytes_of_a_probe_do_not_hide_that_its_flow_stands_still(transport, stalled):
     main = FlowSpec(src="host1:rxe0", dst="host2:rxe0", transport=transport, duration_s=9.0)
-    specs = between(main, "host1:rxe0", "host2:rxe0", probe=True)
+    specs = between(main, probe=True)
     sizes = (0, 6400)
     flows = tuple(
         SimpleNamespace(
@@ -110,7 +110,7 @@ def test_checked_bytes_are_those_of_flows_that_were_to_compare_theirs():
 def test_silent_and_unchecked_flows_are_named_one_by_one():
     """Flows share RNICs in an incast: what the others carried to the sink hid a flow that carried nothing."""
     incast = [FlowSpec(src=f"host{number}:rxe0", dst="host4:rxe0", check=True, verb="send") for number in (1, 2, 3)]
-    probe = between(FlowSpec(src="", dst="", duration_s=9.0), "host1:rxe0", "host4:rxe0", probe=True)[1]
+    probe = between(FlowSpec(src="host1:rxe0", dst="host4:rxe0", duration_s=9.0), probe=True)[1]
     sizes = (4096, 0, 4096, 0)
     flows = tuple(
         SimpleNamespace(spec=spec, size_bytes=size, checked_bytes=checked, samples=())
