@@ -156,7 +156,7 @@ LONG = {
     "faultbed traffic job --grid tp=2,dp=2 --phase tp:all-reduce:64KiB --phase dp:all-reduce:1MiB": Expected(
         says=" 0 wrong elements"
     ),
-    "faultbed traffic inference --prefill-ranks 2 --slo-tpot-ms 50": Expected(
+    "faultbed traffic inference --prefill-ranks 2 --slo-tpot 50ms": Expected(
         says="SLO kept", codes=(0, 1), why="whether 50 ms a token are kept is the machine's affair"
     ),
     f"{_DEMO} --seed 8 --out runs": Expected(says="PASS", makes="runs/*-demo-8/report.html", resets=True),

@@ -21,7 +21,7 @@ from faultbed.harness.cli.options.parsed import parsed
 from faultbed.harness.cli.options.qp import ranks_per_rnic_option
 from faultbed.harness.cli.options.weights import weight_option, weights_of
 from faultbed.harness.cli.traffic.flows_and_collectives import ALGORITHM_NAMES, read_size
-from faultbed.harness.experiment.job_words import parse_grid, parse_phase
+from faultbed.harness.experiment.job_sections import parse_grid, parse_phase
 from faultbed.harness.experiment.toml_text import inline
 from faultbed.harness.model.routing_prediction import (
     ALL_RANKS,

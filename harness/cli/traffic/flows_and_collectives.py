@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +15,8 @@ from rich.text import Text
 from faultbed.harness.analysis.links.queue_wait import describe_wait, longest_wait
 from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.harness.cli.options import rows_file
-from faultbed.harness.cli.options.numbers import FiniteRange
 from faultbed.harness.cli.options.parsed import parsed
-from faultbed.harness.cli.options.qp import qp_option, queue_pair_options, ranks_per_rnic_option
+from faultbed.harness.cli.options.qp import qp_option
 from faultbed.harness.cli.options.recording_options import (
     check_record,
     out_option,
@@ -24,29 +24,31 @@ from faultbed.harness.cli.options.recording_options import (
     write_record,
     write_rows,
 )
-from faultbed.harness.experiment.flow_words import FlowWords, between
-from faultbed.harness.quantities import parse_size_bytes
+from faultbed.harness.cli.options.section_options import section_from, section_options
+from faultbed.harness.experiment.workload_file import Collective, Flow
+from faultbed.harness.experiment.workload_specs import collective_spec, flow_specs
 from faultbed.harness.run import flight_dump
 from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.lab import Lab
 from faultbed.testbed.model.selectors import select, select_one
 from faultbed.testbed.model.topology import Topology
+from faultbed.testbed.units import parse_size_bytes
 from faultbed.traffic.engine.engine_client import endpoint
 from faultbed.traffic.engine.gid import gid_index
 from faultbed.traffic.engine.run_results import Outcome
 from faultbed.traffic.engine.running_traffic import OnEvent, Running
 from faultbed.traffic.flows import flow_run as flow_module
 from faultbed.traffic.flows import perftest_json as perftest_json_module
-from faultbed.traffic.flows.flow_run import MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec, FlowsResult
-from faultbed.traffic.flows.matrix import PATTERNS, ZONE_PATTERNS, first_rnics, pairs_in
+from faultbed.traffic.flows.flow_run import MEMORIES, FlowResult, FlowSpec, FlowsResult
+from faultbed.traffic.flows.matrix import first_rnics, pairs_in
 from faultbed.traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
 from faultbed.traffic.workloads import collective as collective_module
 from faultbed.traffic.workloads import recording
-from faultbed.traffic.workloads.collective import AUTO, REDOPS, CollectiveResult, CollectiveSpec
-from faultbed.traffic.workloads.ranks import ITEM_BYTES, WARMUP
+from faultbed.traffic.workloads.collective import AUTO, CollectiveResult, CollectiveSpec
+from faultbed.traffic.workloads.ranks import ITEM_BYTES
 
-__all__ = ["COMMANDS", "check_names", "exit_code", "flow_specs", "hosts_of", "read_size", "run_ranks"]
+__all__ = ["COMMANDS", "check_names", "exit_code", "hosts_of", "read_size", "run_ranks", "specs_of"]
 
 T = TypeVar("T")
 
@@ -86,29 +88,7 @@ REPORT_EVERY_S = 2.0
 @click.command()
 @click.argument("src", required=False)
 @click.argument("dst", required=False)
-@click.option(
-    "--pattern",
-    type=click.Choice((*PATTERNS, *ZONE_PATTERNS)),
-    help="Run many flows between the first RNICs of all hosts (in-zone, across-zones: between all RNICs).",
-)
-@click.option("--verb", default="write", show_default=True, type=click.Choice(VERBS))
-@click.option("--transport", default="rc", show_default=True, type=click.Choice(tuple(TRANSPORTS)))
-@click.option("--size", default="64KiB", show_default=True, help="Message size; an atomic has 8B.")
-@click.option("--qps", default=1, show_default=True, type=click.IntRange(1), help="Queue pairs of a flow.")
-@click.option(
-    "--spread", default="each", show_default=True, type=click.Choice(SPREADS), help="Distribution of messages over QPs."
-)
-@click.option(
-    "--entropy",
-    default=0,
-    type=click.IntRange(0),
-    help="Number of UDP source ports that all QPs share (low entropy); 0: each has its own.",
-)
-@click.option("--depth", default=0, type=click.IntRange(0), help="Outstanding messages a QP; 0 chooses by size.")
-@click.option("--admit", default=0, type=click.IntRange(0), help="Chains that a receiver grants at a time; 0: none.")
-@click.option("--rate", default=0.0, type=FiniteRange(0), help="Payload rate of each flow in Mb/s; 0: no limit.")
-@click.option("--on", metavar="TIME", help="Length of each burst; --off is the pause after it.")
-@click.option("--off", metavar="TIME", help="See --on.")
+@section_options(Flow, without=("src", "dst", "qp"), defaults={"flow": "write", "duration_ns": 5_000_000_000})
 @click.option(
     "--memory",
     default="host",
@@ -116,16 +96,6 @@ REPORT_EVERY_S = 2.0
     type=click.Choice(MEMORIES),
     help="cuda: buffers on the GPU at the RNIC's position in its host (rack labs; not yet run on hardware).",
 )
-@click.option("--latency", is_flag=True, help="Time every message, from posting to completion.")
-@click.option(
-    "--late-receives",
-    metavar="TIME",
-    help="Slow receivers of send and write-imm: they post one receive at a time, this long after the last message "
-    "(which causes RNR NAKs).",
-)
-@click.option("--check", is_flag=True, help="Verify every byte that arrives (not for write and atomic over rc).")
-@click.option("--probe", is_flag=True, help="Add a probe to each flow: 64 B writes, one at a time, 100 per second.")
-@click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
 @qp_option
 @out_option
 @click.option(
@@ -142,7 +112,7 @@ def flow(
     *,
     src: str | None,
     dst: str | None,
-    pattern: str | None,
+    memory: str,
     out: Path | None,
     perftest_json: Path | None,
     as_json: bool,
@@ -152,14 +122,14 @@ def flow(
 
     Without names, the flow goes from the first host to the last one, in another rack if there are several.
     """
-    inventory = session.inventory()
+    inventory, pattern = session.inventory(), options["pattern"]
     if pattern is not None and src is not None:
         raise UsageError("name SRC and DST, or a --pattern, not both")
     _check_perftest(perftest_json, pattern, options["spread"])
     ends = _flow_ends(inventory.topology)
     named = tuple(select_one(inventory.topology, text) for text in (src or ends[0], dst or ends[-1]))
     chosen = pairs_in(inventory.topology, pattern) if pattern else ((named[0], named[1]),)
-    specs = flow_specs(chosen, **options)
+    specs = specs_of(chosen, memory=memory, **options)
     for spec in specs:
         flow_module.check(spec)
         flow_module.check_on(inventory.kind, transport=spec.transport, qp=spec.qp, entropy=spec.entropy)
@@ -195,18 +165,16 @@ def flow(
     return _exit_code_of_flows(session, result)
 
 
-def flow_specs(chosen: Sequence[tuple[str, str]], *, probe: bool, **options: Any) -> list[FlowSpec]:
-    """Return the flows between pairs of RNICs, with the options of `traffic flow`."""
+def specs_of(chosen: Sequence[tuple[str, str]], *, memory: str, **options: Any) -> list[FlowSpec]:
+    """Return the flows between pairs of RNICs, with the options of `traffic flow`.
 
-    def read(parser: Callable[[str], T], text: str, name: str) -> T:
-        try:
-            return parser(text)
-        except ValueError as error:
-            option = "for" if name == "duration" else name.replace("_", "-")
-            raise UsageError(f"--{option} {text}: {error}") from error
-
-    flow = FlowWords(**options).flow(read)
-    return [spec for pair in chosen for spec in between(flow, *pair, probe=probe)]
+    Raises:
+        UsageError: options contradict each other.
+    """
+    (src, dst), *_ = chosen
+    ends = {} if options["pattern"] else {"src": src, "dst": dst}
+    work: Flow = section_from(Flow, {**options, **ends})
+    return [replace(spec, memory=memory) for spec in flow_specs(replace(work, pairs=tuple(chosen)))]
 
 
 def _check_perftest(path: Path | None, pattern: str | None, spread: str) -> None:
@@ -241,41 +209,8 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
 
 @click.command()
 @click.argument("name", default="all-reduce", type=click.Choice(COLLECTIVES))
-@click.option("--algorithm", default=AUTO, show_default=True, help=f"One of {', '.join(ALGORITHM_NAMES)}.")
-@click.option(
-    "--size",
-    default="1MiB",
-    show_default=True,
-    help="Bytes of the whole buffer, as nccl-tests counts them; a barrier has none.",
-)
-@click.option("--dtype", default="fp32", show_default=True, type=click.Choice(tuple(ITEM_BYTES)))
-@click.option(
-    "--op", "redop", default="sum", show_default=True, type=click.Choice(REDOPS), help="Operation of a reduction."
-)
-@click.option("--root", default=0, show_default=True, type=click.IntRange(0), help="Rank that broadcasts or reduces.")
-@click.option(
-    "--skew",
-    default=0.0,
-    show_default=True,
-    type=FiniteRange(0),
-    help="Zipf exponent of the message sizes of all-to-allv.",
-)
-@click.option("--in-place", is_flag=True, help="One buffer for input and output.")
-@click.option(
-    "--rank",
-    "ranks",
-    multiple=True,
-    help="RNIC of a rank, in rank order; repeatable. Default: the first of each host.",
-)
-@click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
-@click.option(
-    "--warmup", default=WARMUP, show_default=True, type=click.IntRange(0), help="Iterations before the measured ones."
-)
-@click.option(
-    "--compute", "compute_units", default=0, type=click.IntRange(0), help="Units of GPU work before each iteration."
-)
-@ranks_per_rnic_option
-@queue_pair_options
+@section_options(Collective, without=("collective", "qp"), defaults={"size_bytes": 1 << 20})
+@qp_option
 @out_option
 @record_options
 @json_option
@@ -285,43 +220,25 @@ def collective(
     /,
     *,
     name: str,
-    algorithm: str,
-    size: str,
-    dtype: str,
-    redop: str,
-    root: int,
-    skew: float,
-    in_place: bool,
-    ranks: tuple[str, ...],
-    iterations: int,
-    warmup: int,
-    compute_units: int,
     out: Path | None,
     record: Path | None,
     record_format: str,
     as_json: bool,
-    **queue_pairs: Any,
+    **options: Any,
 ) -> int:
     """Run a collective with one rank per RNIC, and check every element of its results (nccl-tests' columns)."""
-    spec = CollectiveSpec(
-        collective=name,
-        algorithm=algorithm,
-        dtype=dtype,
-        redop=redop,
-        root=root,
-        skew=skew,
-        in_place=in_place,
-        ranks=ranks,
-        size_bytes=ITEM_BYTES[dtype] if name == "barrier" else read_size(size),  # as in a replay
-        iterations=iterations,
-        warmup=warmup,
-        compute_units=compute_units,
-        **queue_pairs,
-    )
+    if options["iterations"] is None and options["duration_ns"] is None:
+        options["iterations"] = 10
+    if name == "barrier":  # as in a replay
+        options["size_bytes"] = ITEM_BYTES[options["dtype"]]
+    spec = collective_spec(section_from(Collective, {"collective": name, **options}))
     collective_module.fit(session.inventory(), spec)
     check_record(record)
     result = run_ranks(
-        session, ranks, f"collective {name}", lambda lab, report: collective_module.start(lab, spec, on_event=report)
+        session,
+        spec.ranks,
+        f"collective {name}",
+        lambda lab, report: collective_module.start(lab, spec, on_event=report),
     )
     if record is not None:
         write_record(session, recording.of_collective(result), record, record_format)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +13,7 @@ import click
 from faultbed.harness.analysis.ranks.storage_reads import reads_of
 from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.harness.cli.options import rows_file
-from faultbed.harness.cli.options.parsed import parsed
-from faultbed.harness.cli.options.qp import queue_pair_options, ranks_per_rnic_option
+from faultbed.harness.cli.options.qp import qp_option
 from faultbed.harness.cli.options.recording_options import (
     check_record,
     out_option,
@@ -22,19 +21,20 @@ from faultbed.harness.cli.options.recording_options import (
     write_record,
     write_rows,
 )
+from faultbed.harness.cli.options.section_options import section_from, section_options
 from faultbed.harness.cli.traffic.flows_and_collectives import exit_code, run_ranks
-from faultbed.harness.experiment.job_words import parse_grid, parse_phase, storage_of
+from faultbed.harness.experiment.job_sections import write_grid
+from faultbed.harness.experiment.workload_file import Job
+from faultbed.harness.experiment.workload_specs import job_spec
 from faultbed.harness.record import workload_series
 from faultbed.harness.verdict import ExitCode
-from faultbed.testbed.errors import UsageError
 from faultbed.testbed.lab import Lab
 from faultbed.traffic.engine.running_traffic import OnEvent, Running
 from faultbed.traffic.workloads import interference, recording
 from faultbed.traffic.workloads import job as job_module
 from faultbed.traffic.workloads.interference import Interference, Place
 from faultbed.traffic.workloads.job import JobResult, JobSpec
-from faultbed.traffic.workloads.ranks import ITEM_BYTES
-from faultbed.traffic.workloads.storage_service import MODES, Storage, StorageTimes
+from faultbed.traffic.workloads.storage_service import StorageTimes
 
 __all__ = ["COMMANDS", "job"]
 
@@ -42,49 +42,13 @@ T = TypeVar("T")
 
 
 @click.command()
-@click.option("--grid", required=True, metavar="DIM=N,...", help="Dimensions of the ranks, fastest first: tp=2,dp=2.")
-@click.option(
-    "--phase",
-    "phases",
-    required=True,
-    multiple=True,
-    metavar="DIM:COLLECTIVE:SIZE[:ALGORITHM]",
-    help="A collective of all groups along a dimension; repeatable, in order.",
-)
-@click.option(
-    "--rank",
-    "ranks",
-    multiple=True,
-    help="RNIC of a rank, in rank order; repeatable. Default: the first of each host.",
-)
-@click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
-@click.option("--dtype", default="fp32", show_default=True, type=click.Choice(tuple(ITEM_BYTES)))
-@click.option(
-    "--compute", "compute_units", default=0, type=click.IntRange(0), help="Units of GPU work before each iteration."
-)
-@click.option("--storage", default="", metavar="HOST", help="Host for data and checkpoints, over the front end.")
-@click.option("--ingest", default="", metavar="SIZE", help="Data that every rank prefetches for each iteration.")
-@click.option(
-    "--checkpoint",
-    default="",
-    metavar="SIZE[:EVERY[:MODE]]",
-    help=f"Size of each rank's checkpoint, its interval in iterations (default 10) and its mode: {', '.join(MODES)} "
-    "(default sync).",
-)
-@click.option(
-    "--reader",
-    "readers",
-    multiple=True,
-    metavar="HOST",
-    help="Host without a part in the job that reads --ingest from the storage four times a second; repeatable.",
-)
+@section_options(Job, without=("qp", "resilience"), defaults={"iterations": 10})
 @click.option(
     "--alone",
     is_flag=True,
     help="Then run each group of each phase alone, and print its slowdown beside the others (interference).",
 )
-@ranks_per_rnic_option
-@queue_pair_options
+@qp_option
 @out_option
 @record_options
 @json_option
@@ -93,40 +57,22 @@ def job(
     session: Session,
     /,
     *,
-    grid: str,
-    phases: tuple[str, ...],
-    ranks: tuple[str, ...],
-    iterations: int,
-    dtype: str,
-    compute_units: int,
-    storage: str,
-    ingest: str,
-    checkpoint: str,
-    readers: tuple[str, ...],
     alone: bool,
     out: Path | None,
     record: Path | None,
     record_format: str,
     as_json: bool,
-    **queue_pairs: Any,
+    **options: Any,
 ) -> int:
     """Run a training job on a grid of ranks: compute, then concurrent collectives along its dimensions."""
-    spec = JobSpec(
-        grid=parsed("--grid", parse_grid, grid),
-        phases=tuple(parsed("--phase", parse_phase, text) for text in phases),
-        ranks=ranks,
-        iterations=iterations,
-        dtype=dtype,
-        compute_units=compute_units,
-        storage=_storage(storage, ingest, checkpoint, readers),
-        **queue_pairs,
-    )
+    work: Job = section_from(Job, options)
+    spec = job_spec(work)
     places, _, algorithms = job_module.fit(session.inventory(), spec)
     jobs_alone = interference.alone(spec, [place.name for place in places], algorithms) if alone else {}
     for spec_alone in jobs_alone.values():
         job_module.fit(session.inventory(), spec_alone)
     check_record(record)
-    result = run_ranks(session, ranks, f"job {grid}", partial(_start, spec))
+    result = run_ranks(session, spec.ranks, f"job {write_grid(spec.grid)}", partial(_start, spec))
     if record is not None:
         write_record(session, recording.of_job(result), record, record_format)
     write_rows(session, rows_file.of_ranks(result), out)
@@ -171,15 +117,6 @@ def _job_exit_code(session: Session, result: JobResult, title: str = "") -> int:
             session.err.print(f"{title}: {result.wrong_elements} wrong elements", soft_wrap=True)
         return ExitCode.FAIL
     return exit_code(session, result.outcome, f"{title}: {result.where}" if title else result.where)
-
-
-def _storage(host: str, ingest: str, checkpoint: str, readers: tuple[str, ...]) -> Storage | None:
-    if not host:
-        if ingest or checkpoint or readers:
-            raise UsageError("--ingest, --checkpoint and --reader need a host that serves them: --storage HOST")
-        return None
-    storage = storage_of(host, ingest, checkpoint, lambda parser, text, name: parsed(f"--{name}", parser, text))
-    return replace(storage, readers=readers)
 
 
 def _storage_text(times: StorageTimes) -> str:

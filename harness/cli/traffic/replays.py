@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import click
 from rich.text import Text
 
 from faultbed.harness.cli.context import Session, json_option, pass_session, styled
-from faultbed.harness.cli.options.numbers import FiniteRange
-from faultbed.harness.cli.options.qp import queue_pair_options
+from faultbed.harness.cli.options.qp import qp_option
+from faultbed.harness.cli.options.section_options import section_from, section_options
 from faultbed.harness.cli.traffic.flows_and_collectives import exit_code, progress_reporter
+from faultbed.harness.experiment.replayed import Replay, spec_of
 from faultbed.harness.quantities import format_bytes, format_duration
 from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.errors import UsageError
@@ -23,7 +24,7 @@ from faultbed.traffic.engine.engine_client import endpoint
 from faultbed.traffic.schedules import cost
 from faultbed.traffic.traces import Operation, Trace
 from faultbed.traffic.workloads import replay
-from faultbed.traffic.workloads.replay_batches import Batch, ReplaySpec, batches, check
+from faultbed.traffic.workloads.replay_batches import Batch, ReplaySpec, batches
 from faultbed.traffic.workloads.replay_result import ReplayResult
 
 __all__ = ["COMMANDS"]
@@ -34,26 +35,9 @@ PLAN_COLUMNS = ("record", "collective", "algorithm", "size(B)", "ranks", "waits"
 
 @click.command("replay")
 @click.argument("path", metavar="TRACE", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(traces.FORMATS), help="Default: by the names of the files.")
-@click.option("--groups", type=click.Path(path_type=Path), help="Ranks of process groups (JSON), for Chakra traces.")
 @click.option("--dry-run", is_flag=True, help="Print what would be replayed, and do nothing.")
-@click.option(
-    "--speed", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Pauses are divided by it."
-)
-@click.option("--no-compute", is_flag=True, help="Leave out the pauses between operations.")
-@click.option(
-    "--scale", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Factor of all sizes."
-)
-@click.option("--shrink", is_flag=True, help="Replay only the first ranks of a trace with more ranks than RNICs.")
-@click.option("--skip-unsupported", is_flag=True, help="Skip records that cannot be replayed.")
-@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="How many times.")
-@click.option(
-    "--rank",
-    "rnics",
-    multiple=True,
-    help="RNIC of a rank, in rank order; repeatable. Default: the first of each host.",
-)
-@queue_pair_options
+@section_options(Replay, without=("replay", "qp"))
+@qp_option
 @json_option
 @pass_session
 def replay_command(
@@ -61,18 +45,9 @@ def replay_command(
     /,
     *,
     path: Path,
-    form: str | None,
-    groups: Path | None,
     dry_run: bool,
-    speed: float,
-    no_compute: bool,
-    scale: float,
-    shrink: bool,
-    skip_unsupported: bool,
-    repeat: int,
-    rnics: tuple[str, ...],
     as_json: bool,
-    **queue_pairs: Any,
+    **options: Any,
 ) -> int:
     """Replay the recorded communication of a job.
 
@@ -82,18 +57,18 @@ def replay_command(
     Every element is checked. Records that cannot be replayed are listed by file and record.
     """
     inventory = session.inventory()
-    named = rnics or tuple(host.name for host in inventory.topology.hosts if host.rnics)
+    work: Replay = section_from(Replay, {**options, "replay": str(path)})
+    named = work.ranks or tuple(host.name for host in inventory.topology.hosts if host.rnics)
     names = [endpoint(inventory.topology, name).name for name in named]
-    whole = traces.load(path, form=form, ranks=len(names), groups=groups)
-    if whole.ranks > len(names) and not shrink:
+    groups = None if work.groups is None else Path(work.groups)
+    whole = traces.load(path, form=work.format, ranks=len(names), groups=groups)
+    if whole.ranks > len(names) and not work.shrink:
         raise UsageError(
             f"{path} has {whole.ranks} ranks, but there are {len(names)} RNICs; --shrink replays only the operations "
             f"among its first {len(names)} ranks"
         )
-    trace = traces.fitted(whole, ranks=len(names), scale=scale)
-    mine = tuple(names[: trace.ranks])
-    spec = ReplaySpec(ranks=mine, speed=speed, pauses=not no_compute, repeat=repeat, **queue_pairs)
-    check(spec)
+    trace = traces.fitted(whole, ranks=len(names), scale=work.scale)
+    spec = spec_of(replace(work, ranks=tuple(names[: trace.ranks])))
     network = cost.NETWORKS[inventory.kind]
     planned_batches = batches(trace, spec, network)
     blocking = [note for note in trace.notes if note.blocks]
@@ -102,7 +77,7 @@ def replay_command(
         return ExitCode.PASS
     for note in trace.notes if not as_json else ():
         session.err.print(styled(f"{note.file} record {note.record}: {note.what}", "dim"), soft_wrap=True)
-    if blocking and not skip_unsupported:
+    if blocking and not work.skip_unsupported:
         first = blocking[0]
         raise UsageError(
             f"{first.file}: record {first.record}: {first.what} ({len(blocking)} such records); --dry-run lists them, "

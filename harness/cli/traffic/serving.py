@@ -11,9 +11,11 @@ import click
 from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.harness.cli.options import rows_file
 from faultbed.harness.cli.options.numbers import FiniteRange
-from faultbed.harness.cli.options.qp import queue_pair_options
+from faultbed.harness.cli.options.qp import qp_option
 from faultbed.harness.cli.options.recording_options import out_option, write_rows
-from faultbed.harness.cli.traffic.flows_and_collectives import exit_code, hosts_of, progress_reporter, read_size
+from faultbed.harness.cli.options.section_options import section_from, section_options
+from faultbed.harness.cli.traffic.flows_and_collectives import exit_code, hosts_of, progress_reporter
+from faultbed.harness.experiment.workload_file import Inference, Ranking
 from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.lab import Lab
 from faultbed.traffic.engine.running_traffic import OnEvent
@@ -24,25 +26,10 @@ from faultbed.traffic.workloads.ranking import RankingSpec
 __all__ = ["COMMANDS"]
 
 T = TypeVar("T")
-RANK = click.option(
-    "--rank",
-    "ranks",
-    multiple=True,
-    help="RNIC of a rank, in rank order; repeatable. Default: the first of each host.",
-)
 
 
 @click.command("inference")
-@click.option("--prefill-ranks", default=0, type=click.IntRange(0), help="Number of ranks that only prefill.")
-@click.option("--prefill", default="4MiB", show_default=True, help="Bytes all-reduced by the prefill of a request.")
-@click.option("--kv", default="1MiB", show_default=True, help="KV cache from a prefill rank to a decode rank.")
-@click.option("--decode", default="64KiB", show_default=True, help="Bytes all-reduced for each token.")
-@click.option("--tokens", default=16, show_default=True, type=click.IntRange(1), help="Output tokens of a request.")
-@click.option("--requests", default=10, show_default=True, type=click.IntRange(1))
-@click.option("--prefill-ms", default=0.0, type=FiniteRange(0), help="Computing before a prefill (a pause).")
-@click.option("--decode-ms", default=0.0, type=FiniteRange(0), help="Computing before a token (a pause).")
-@click.option("--slo-ttft-ms", default=0.0, type=FiniteRange(0), help="SLO: time to first token; 0: none.")
-@click.option("--slo-tpot-ms", default=0.0, type=FiniteRange(0), help="SLO: mean time per output token; 0: none.")
+@section_options(Inference, without=("qp",), defaults={"requests": 10})
 @click.option(
     "--slo-share",
     default=0.99,
@@ -50,8 +37,7 @@ RANK = click.option(
     type=FiniteRange(0, 1),
     help="FAIL if a smaller share of requests keeps the SLO.",
 )
-@RANK
-@queue_pair_options
+@qp_option
 @out_option
 @json_option
 @pass_session
@@ -59,24 +45,14 @@ def inference_command(
     session: Session,
     /,
     *,
-    prefill: str,
-    kv: str,
-    decode: str,
-    ranks: tuple[str, ...],
     slo_share: float,
     out: Path | None,
     as_json: bool,
     **options: Any,
 ) -> int:
     """Run an inference job (prefill, then tokens); print TTFT, TPOT and the share of requests that kept the SLO."""
-    spec = InferenceSpec(
-        ranks=ranks,
-        prefill_bytes=read_size(prefill),
-        kv_bytes=read_size(kv),
-        decode_bytes=read_size(decode),
-        **options,
-    )
-    result = _run(session, ranks, "inference", lambda lab, report: inference.run(lab, spec, on_event=report))
+    spec: InferenceSpec = section_from(Inference, options)
+    result = _run(session, spec.ranks, "inference", lambda lab, report: inference.run(lab, spec, on_event=report))
     write_rows(session, rows_file.of_ranks(result), out)
     if as_json:
         session.json(result.to_dict() | ({} if _has_slo(result) else {"slo_attainment": None}))
@@ -120,19 +96,8 @@ def _show_result(session: Session, result: InferenceResult) -> None:
 
 
 @click.command("ranking")
-@click.option("--embedding", default="1MiB", show_default=True, help="Size of the rows that each rank gets.")
-@click.option(
-    "--skew",
-    default=1.0,
-    show_default=True,
-    type=FiniteRange(0),
-    help="Zipf exponent of the shard sizes; 0: equal shards.",
-)
-@click.option("--dense", default="256KiB", show_default=True, help="Bytes all-reduced at the end of an iteration.")
-@click.option("--dense-ms", default=0.0, type=FiniteRange(0), help="Computing between forward and backward.")
-@click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
-@RANK
-@queue_pair_options
+@section_options(Ranking, without=("qp",), defaults={"embedding_bytes": 1 << 20, "iterations": 10})
+@qp_option
 @out_option
 @json_option
 @pass_session
@@ -140,27 +105,13 @@ def ranking_command(
     session: Session,
     /,
     *,
-    embedding: str,
-    skew: float,
-    dense: str,
-    dense_ms: float,
-    iterations: int,
-    ranks: tuple[str, ...],
     out: Path | None,
     as_json: bool,
-    **queue_pairs: Any,
+    **options: Any,
 ) -> int:
     """Run a ranking job: skewed all-to-allv forward and backward, and an all-reduce."""
-    spec = RankingSpec(
-        ranks=ranks,
-        embedding_bytes=read_size(embedding),
-        skew=skew,
-        dense_bytes=read_size(dense),
-        dense_ms=dense_ms,
-        iterations=iterations,
-        **queue_pairs,
-    )
-    result = _run(session, ranks, "ranking", lambda lab, report: ranking.run(lab, spec, on_event=report))
+    spec: RankingSpec = section_from(Ranking, options)
+    result = _run(session, spec.ranks, "ranking", lambda lab, report: ranking.run(lab, spec, on_event=report))
     write_rows(session, rows_file.of_ranks(result), out)
     if as_json:
         session.json(result.to_dict())

@@ -40,7 +40,7 @@ def result(ttft_ms, kept, error_ms):
 )
 def test_inference_command_decides_no_slo_share_that_the_clocks_leave_open(monkeypatch, ttft_ms, error_ms, kept, code):
     monkeypatch.setattr(serving, "_run", lambda *_: result(ttft_ms, kept, error_ms))
-    done = CliRunner().invoke(cli, ["traffic", "inference", "--slo-ttft-ms", "1000"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["traffic", "inference", "--slo-ttft", "1s"], standalone_mode=False)
     assert done.return_value == code, done.output
     assert ("within the error of two hosts' clocks" in done.output) is (code == ExitCode.INCONCLUSIVE)
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from synthetic_run import soft_topology
 
 from faultbed.harness.cli.traffic.flows_and_collectives import flow as flow_command
-from faultbed.harness.cli.traffic.flows_and_collectives import flow_specs
+from faultbed.harness.cli.traffic.flows_and_collectives import specs_of
 from faultbed.harness.experiment import workload_specs
 from faultbed.harness.experiment.experiment_file import decode
-from faultbed.harness.experiment.workload_file import KEYS, Flow, workload_of
+from faultbed.harness.experiment.toml_text import inline
+from faultbed.harness.experiment.workload_file import Flow
 from faultbed.harness.run.prepare.bind_to_lab import fit
 from faultbed.testbed.errors import ConfigError, UsageError
-from faultbed.traffic.engine.task_specs import QpParams
-from faultbed.traffic.flows.flow_run import SPREADS, TRANSPORTS, VERBS, check
+from faultbed.traffic.flows.flow_run import SPREADS, TRANSPORTS, VERBS
 
 
 def test_experiment_flow_becomes_a_flow_workload():
@@ -50,7 +50,7 @@ qps = 4
 
 flow_words = st.fixed_dictionaries(
     {
-        "verb": st.sampled_from(VERBS),
+        "flow": st.sampled_from(VERBS),
         "transport": st.sampled_from(sorted(TRANSPORTS)),
         "size": st.sampled_from(["64", "4KiB", "64KiB", "1MB"]),
         "qps": st.integers(1, 4),
@@ -58,44 +58,43 @@ flow_words = st.fixed_dictionaries(
         "depth": st.integers(0, 64),
         "entropy": st.integers(0, 2),
         "admit": st.integers(0, 2),
-        "rate": st.floats(0, 1000),
-        "on": st.sampled_from([None, "20ms", "1.5s"]),
-        "off": st.sampled_from([None, "250us", "1m"]),
+        "rate": st.one_of(st.integers(0, 1000), st.sampled_from(["0b/s", "20Mb/s", "1.5Gb/s"])),
+        "on": st.sampled_from(["20ms", "1.5s"]),
+        "off": st.sampled_from(["250us", "1m"]),
         "latency": st.booleans(),
-        "late_receives": st.sampled_from([None, "5ms"]),
+        "late_receives": st.just("5ms"),
         "check": st.booleans(),
         "probe": st.booleans(),
         "duration": st.sampled_from(["9s", "500ms"]),
     }
-).filter(lambda words: not (words["latency"] and words["probe"]))  # the command has a row of its own for each
+).flatmap(
+    lambda words: st.sets(st.sampled_from(sorted(words)), max_size=6).map(
+        lambda names: {name: words[name] for name in sorted(names | {"flow", "duration"})}
+    )
+)
 
 
 @given(flow_words)
 def test_experiment_flow_equals_the_command_lines_flow(words):
-    """Equal parameters give equal flows, and both sides reject invalid ones."""
+    """Equal parameters give equal flows, defaults included, and both sides reject the same ones."""
     ends = ("host1:rxe0", "host3:rxe0")
-    typed = flow_specs([ends], **words, memory="host", qp=QpParams())
-    output = {("flow" if name == "verb" else name): value for name, value in words.items() if value is not None}
+    args = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in words.items()
+        if value is not False
+    ]
+    parsed = flow_command.make_context("flow", [*ends, *args, "--qp", "timeout=14"]).params
+    options = {name: parsed[name] for name in parsed if name not in ("src", "dst", "out", "perftest_json", "as_json")}
+    lines = "\n".join(f"{name} = {inline(value)}" for name, value in words.items())
+    text = f'name = "x"\n[workload]\n{lines}\nsrc = "{ends[0]}"\ndst = "{ends[1]}"\n'
     try:
-        work = workload_of({**output, "src": ends[0], "dst": ends[1]}, "x.toml")
-    except ConfigError:
-        with pytest.raises(UsageError):
-            check(typed[0])
+        work = read(text).workload
+    except ConfigError as error:
+        with pytest.raises(UsageError) as caught:
+            specs_of([ends], **options)
+        assert str(caught.value) in str(error)
     else:
-        check(typed[0])
-        assert workload_specs.flow_specs(replace(work, pairs=(ends,))) == typed
-
-
-def test_experiment_flow_has_every_option_of_the_command():
-    """Exceptions: GPU memory and the options for output."""
-    options = {parameter.name for parameter in flow_command.params} - {
-        "memory",
-        "out",
-        "perftest_json",
-        "as_json",
-        "verb",
-    }
-    assert options <= set(KEYS["flow"]), options - set(KEYS["flow"])
+        assert workload_specs.flow_specs(replace(work, pairs=(ends,))) == specs_of([ends], **options)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_experiment_flow_has_every_option_of_the_command():
         ('transport = "tcp"', 'workload.transport: no transport "tcp"; choose one of rc, uc, ud'),
         ('on = "20ms"', "workload: a flow with bursts needs both"),
         ('on = "20"', 'workload.on: "20" is not a duration'),
-        ("rate = -1", "workload.rate"),
+        ("rate = -1", "workload.rate: -1 is out of range; write at least 0b/s"),
         ('late_receives = "soon"', 'workload.late_receives: "soon" is not a duration'),
         ('late_receives = "5ms"', "workload: late receives need send or write-imm"),
         ("admit = 1\nlatency = true", "workload: an admitted flow"),
