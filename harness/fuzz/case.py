@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from faultbed.harness.experiment.toml_text import lines
+from faultbed.harness.experiment.toml_text import inline, lines
 from faultbed.inject.fault_plan import FaultSpec
 
 __all__ = ["NAME", "Case", "describe", "describe_fault", "duration_s", "size", "to_toml"]
@@ -67,7 +67,7 @@ def to_toml(case: Case, *, comments: Sequence[str] = ()) -> str:
 
 def describe(case: Case) -> str:
     """Return the case in one line for people."""
-    workload = " ".join(_word(key, value) for key, value in case.workload.items() if value != ())
+    workload = " ".join(_word(key, value) for key, value in case.workload.items())
     return "; ".join([workload, *(describe_fault(fault) for fault in case.faults)])
 
 
@@ -80,4 +80,4 @@ def describe_fault(fault: FaultSpec) -> str:
 def _word(key: str, value: Any) -> str:
     if key in ("collective", "flow"):
         return f"{key} {value}"
-    return f"{key}={','.join(value) if isinstance(value, tuple) else value}"
+    return f"{key}={inline(value) if isinstance(value, dict | list) else value}"

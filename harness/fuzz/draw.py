@@ -9,7 +9,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from faultbed.harness.experiment import experiment_file
+from faultbed.harness.experiment.declare.section import Section, fields_of
+from faultbed.harness.experiment.workload_file import Collective, Flow
 from faultbed.harness.fuzz.case import Case, to_toml
+from faultbed.harness.fuzz.field_values import values_of
 from faultbed.harness.run.faults.drive_faults import LEAD_S
 from faultbed.harness.run.prepare.resolve import refusal, resolve
 from faultbed.inject.fault_plan import FaultSpec, plan
@@ -20,31 +23,24 @@ from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.model.topology import Topology
 from faultbed.traffic.flows.flow_spec import CHECKED, TRANSPORTS
 from faultbed.traffic.flows.matrix import PATTERNS
-from faultbed.traffic.schedules import COLLECTIVES, SPREADS, algorithms_for
+from faultbed.traffic.schedules import COLLECTIVES, algorithms_for
 from faultbed.traffic.workloads.ranks import ITEM_BYTES
 
 __all__ = ["ON_LAB", "WORKLOADS", "cases"]
 
+_Drawn = st.SearchStrategy[dict[str, Any]]
+
 ON_LAB = Grid(earliest_s=LEAD_S, latest_s=LEAD_S + 4, shortest_s=0.5, longest_s=4.0, step_s=0.5, levels=8)
 """Times on a lab. A fault before LEAD_S would be late. Steps are coarse: each step of shrinking is a run on the lab."""
 
-_KEYS = (
-    "collective",
-    "flow",
-    "transport",
-    "src",
-    "dst",
-    "pattern",
-    "size",
-    "qps",
-    "depth",
-    "algorithm",
-    "dtype",
-    "qps_per_peer",
-    "spread",
-    "ranks",
-)
-"""Order of a workload's keys. hypothesis draws those of a dictionary in any order."""
+_NOT_DRAWN = frozenset({"duration", "iterations"})
+"""Keys that say how long a workload lasts. A case sets the time itself, from its faults."""
+_SHAPES = frozenset({"src", "dst", "pattern"})
+"""Keys that the shape of a flow decides."""
+_TOGETHER = {"on": "off", "off": "on"}
+"""Keys that have no meaning without the other one."""
+_MOST_SETTINGS = 3
+"""Further keys of one workload. Most settings exclude some others, so that many at once would hardly ever fit."""
 _SIZES = ("64KiB", "4KiB", "256KiB", "1MiB")
 
 
@@ -86,8 +82,7 @@ def cases(
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        drawn = draw(drawn_workload)
-        workload = {key: drawn[key] for key in _KEYS if key in drawn}
+        workload = draw(drawn_workload)
         faults = compatible(draw(drawn_faults), lambda some: fits(Case(workload=workload, faults=tuple(some))))
         return Case(workload=workload, faults=faults)
 
@@ -130,50 +125,53 @@ def _allowed(inventory: Inventory) -> Accepts:
     return accepts
 
 
-def _collective(topology: Topology) -> st.SearchStrategy[dict[str, Any]]:
-    several = any(len(host.rnics) > 1 for host in topology.hosts)
-    return st.sampled_from(COLLECTIVES).flatmap(
+def _settings(section: type[Section], shapes: st.SearchStrategy[dict[str, Any]], topology: Topology) -> _Drawn:
+    """Return workloads of these shapes with up to three more of the keys that the section declares.
+
+    The keys are in the order of the declaration, because hypothesis draws those of a dictionary in any order.
+    """
+    fields = {field.key: field for field in fields_of(section)}
+    values = {key: values_of(field, topology.rnic_names) for key, field in fields.items() if key not in _NOT_DRAWN}
+
+    def with_more(shape: dict[str, Any]) -> _Drawn:
+        free = [key for key, some in values.items() if some and key not in shape and key not in _SHAPES]
+        keys = st.integers(0, _MOST_SETTINGS).flatmap(
+            lambda number: st.lists(st.sampled_from(free), unique=True, min_size=number, max_size=number)
+        )
+        whole = keys.map(lambda drawn: [*drawn, *(_TOGETHER[key] for key in drawn if key in _TOGETHER)])
+        return whole.flatmap(
+            lambda drawn: st.fixed_dictionaries({key: st.sampled_from(values[key]) for key in dict.fromkeys(drawn)})
+        ).map(lambda more: {key: value for key in fields if (value := (shape | more).get(key)) is not None})
+
+    return shapes.flatmap(with_more)
+
+
+def _collective(topology: Topology) -> _Drawn:
+    shapes = st.sampled_from(COLLECTIVES).flatmap(
         lambda name: st.fixed_dictionaries(
             {
                 "collective": st.just(name),
                 "size": st.sampled_from(_SIZES),
                 "algorithm": st.sampled_from(("auto", *algorithms_for(name))),
                 "dtype": st.sampled_from(tuple(ITEM_BYTES)),
-                "compute_units": st.sampled_from((0, 8)),
-                "qps_per_peer": st.sampled_from((1, 2, 5)),
-                "spread": st.sampled_from(SPREADS),
-                # Without ranks: one a host, on its first RNIC.
-                **({"ranks": st.sampled_from(((), ("rnic[*]",)))} if several else {}),
             }
         )
     )
+    return _settings(Collective, shapes, topology)
 
 
-def _flow(topology: Topology) -> st.SearchStrategy[dict[str, Any]]:
+def _flow(topology: Topology) -> _Drawn:
     rnics = topology.rnic_names
-    return _shape().flatmap(
-        lambda shape: st.fixed_dictionaries(
-            {
-                "flow": st.just(shape["flow"]),
-                "src": st.sampled_from(rnics),
-                "dst": st.sampled_from(rnics[::-1]),
-                **{key: st.just(value) for key, value in shape.items() if key != "flow"},
-            }
-        )
-    )
+    ends = st.fixed_dictionaries({"src": st.sampled_from(rnics), "dst": st.sampled_from(rnics[::-1])})
+    return _settings(Flow, st.tuples(_shape(), ends).map(lambda both: both[0] | both[1]), topology)
 
 
-def _pattern(_: Topology) -> st.SearchStrategy[dict[str, Any]]:
-    return st.tuples(_shape(), st.sampled_from(tuple(PATTERNS))).map(
-        lambda shape_and_pattern: {
-            "flow": shape_and_pattern[0]["flow"],
-            "pattern": shape_and_pattern[1],
-            **shape_and_pattern[0],
-        }
-    )
+def _pattern(topology: Topology) -> _Drawn:
+    patterns = st.fixed_dictionaries({"pattern": st.sampled_from(tuple(PATTERNS))})
+    return _settings(Flow, st.tuples(_shape(), patterns).map(lambda both: both[0] | both[1]), topology)
 
 
-def _shape() -> st.SearchStrategy[dict[str, Any]]:
+def _shape() -> _Drawn:
     """Return what flows of one and of several pairs have in common."""
     verbs = [(verb, transport) for transport, carried in TRANSPORTS.items() for verb in carried]
     return st.sampled_from(verbs).flatmap(
@@ -184,14 +182,14 @@ def _shape() -> st.SearchStrategy[dict[str, Any]]:
                 "size": st.sampled_from(("4KiB", "64KiB") if pair[0] != "atomic" else ("8",)),
                 "qps": st.integers(1, 4),
                 "depth": st.sampled_from((4, 1, 16)),
-                # Check every byte wherever that is possible.
-                **({"check": st.just(value=True)} if pair[0] in CHECKED[pair[1]] else {}),
+                # Check every byte of half the flows where that is possible: some settings exclude the check.
+                **({"check": st.sampled_from((True, None))} if pair[0] in CHECKED[pair[1]] else {}),
             }
         )
     )
 
 
-WORKLOADS: Mapping[str, Callable[[Topology], st.SearchStrategy[dict[str, Any]]]] = {
+WORKLOADS: Mapping[str, Callable[[Topology], _Drawn]] = {
     "collective": _collective,
     "flow": _flow,
     "pattern": _pattern,

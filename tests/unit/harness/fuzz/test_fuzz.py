@@ -10,15 +10,18 @@ import tomllib
 from dataclasses import replace
 
 import click
+import hypothesis
 import msgspec
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from samples import samples
 
 from faultbed.harness.cli.experiments import fuzzing
 from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment import experiment_file as experiment
+from faultbed.harness.experiment.declare.section import fields_of, read_fields
+from faultbed.harness.experiment.workload_file import Collective, Flow
 from faultbed.harness.fuzz import draw
 from faultbed.harness.fuzz.case import Case, duration_s, to_toml
 from faultbed.harness.fuzz.kinds import kinds_named
@@ -238,6 +241,32 @@ def test_drawn_case_fits_the_lab(case):
     ]
     assert all(fault.at_s + fault.for_s < duration_s(case) for fault in case.faults)
     assert tomllib.loads(source.decode())["seed"] == 1
+
+
+def test_every_declared_key_is_drawn_sometimes():
+    """A filter used to drop `check`: no fuzzed flow had ever compared a byte."""
+    drawn = {"collective": set(), "flow": set()}
+
+    @hypothesis.seed(7)
+    @settings(max_examples=400, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(strategy(kinds=("link.down",), workloads=tuple(draw.WORKLOADS), most=0))
+    def collect(case):
+        kind = "collective" if "collective" in case.workload else "flow"
+        drawn[kind] |= set(tomllib.loads(to_toml(case))["workload"])
+
+    collect()
+    assert {field.key for field in fields_of(Collective)} - drawn["collective"] == {"iterations"}
+    assert {field.key for field in fields_of(Flow)} - drawn["flow"] == set()
+
+
+def test_drawn_values_of_a_field_are_valid_and_none_is_its_default():
+    for section in (Collective, Flow):
+        for field in fields_of(section):
+            for value in draw.values_of(field, MINI.topology.rnic_names):
+                problems = []
+                read_fields(section, {field.key: value}, "workload", problems, "x")
+                assert not [one for one in problems if "is missing" not in one.sentence], (field.key, value)
+                assert field.required or value != (field.default and field.type.write(field.default)), field.key
 
 
 @settings(max_examples=samples(40))
