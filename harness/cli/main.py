@@ -51,7 +51,7 @@ SECTIONS: Sections = {
         "faultbed.harness.cli.lab.routing_commands": "routing",
     },
     "Experiments": {
-        "faultbed.harness.cli.experiments.initializing": "init",
+        "faultbed.harness.cli.experiments.initializing": "init schema",
         "faultbed.harness.cli.experiments.runs": "run",
         "faultbed.harness.cli.experiments.sweeping": "sweep",
         "faultbed.harness.cli.experiments.shrinking": "shrink",

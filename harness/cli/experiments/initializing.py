@@ -1,4 +1,4 @@
-"""The first files of a user's own experiment: `faultbed init`."""
+"""The first files of a user's own experiment: `faultbed init`; and the schema of such files: `faultbed schema`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from faultbed.harness.cli.context import Session, pass_session
+from faultbed.harness.experiment.declare.json_schema import schema_text
 from faultbed.testbed import shipped
 from faultbed.testbed.errors import UsageError
 
@@ -52,6 +53,7 @@ jobs:
 def _files() -> dict[str, str]:
     return {
         "experiment.toml": shipped.experiment_named("minimal").read_text(encoding="utf-8"),
+        "schema.json": schema_text(),
         "test_fabric.py": _TEST,
         ".github/workflows/faultbed.yml": _WORKFLOW.replace("{version}", metadata.version("faultbed")),
     }
@@ -63,8 +65,8 @@ def _files() -> dict[str, str]:
 def init(session: Session, folder: Path) -> None:
     """Write a first experiment, a pytest file and a CI workflow into DIR (default: this folder).
 
-    The experiment is the smallest one that comes with faultbed. No existing file is changed: if one of the three is
-    there, none is written.
+    The experiment is the smallest one that comes with faultbed. No existing file is changed: if one of the four is
+    there, none is written. Editors that read TOML schemas complete and check the experiment by `schema.json`.
     """
     files = {folder / name: text for name, text in _files().items()}
     if there := [str(path) for path in files if os.path.lexists(path)]:
@@ -82,4 +84,14 @@ def init(session: Session, folder: Path) -> None:
     session.err.print(f"next: `faultbed run {folder / 'experiment.toml'}`, which brings a lab up first", soft_wrap=True)
 
 
-COMMANDS = (init,)
+@click.command()
+@pass_session
+def schema(session: Session) -> None:
+    """Print the JSON Schema of experiment files.
+
+    An editor uses it offline if the first line of the file is `#:schema ./schema.json`, and the schema is there.
+    """
+    session.out.print(schema_text(), end="", markup=False, highlight=False, soft_wrap=True)
+
+
+COMMANDS = (init, schema)

@@ -23,6 +23,7 @@ from faultbed.harness.confidence import Interval
 from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment import run_plan as plan_module
 from faultbed.harness.experiment.experiment_file import Experiment
+from faultbed.harness.experiment.parameters import parse_settings, with_values
 from faultbed.harness.experiment.workload_file import Job
 from faultbed.harness.ledger.statistics import sequential_looks
 from faultbed.harness.ledger.statistics.decision import TAIL, tail_for
@@ -59,6 +60,14 @@ _MOST, _MOST_WITHOUT_TWIN = 12, 30
 @experiment_argument
 @click.argument("shards", nargs=-1, metavar="[DIR]...", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--seed", type=SEED, help="Seed of all random choices, instead of the file's.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Another value for a key of the file, such as workload.size=1MiB or faults[0].for=3s; repeatable. The run "
+    "directory has the file with it.",
+)
 @click.option("--plan", "only_plan", is_flag=True, help="Print every step and every revert, and do nothing.")
 @click.option(
     "--out",
@@ -110,6 +119,7 @@ def run(
     experiment: Path,
     shards: tuple[Path, ...],
     seed: int | None,
+    settings: tuple[str, ...],
     only_plan: bool,
     out: Path,
     repeat: int,
@@ -143,7 +153,7 @@ def run(
             others=only_plan or until_decided or leave_out or control or no_up or end_lab or repeat == 1,
         )
     inventory = session.inventory()
-    source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
+    source, loaded = _with_settings(experiment, settings)
     most = _most_runs(loaded, repeat, until_decided=until_decided, most=most)
     left_out = exclusions.named_by_user(inventory, without)
     (resolved,) = _resolve_each(loaded, source, inventory, [seed], left_out)
@@ -180,6 +190,14 @@ def run(
         _show(session, runs[0], as_json=as_json)
         return exit_code(runs[0].verdict.verdict, runs[0].verdict.lab_state)
     return _pool(session, runs, loaded, most=most, planned=None if most else repeat, as_json=as_json)
+
+
+def _with_settings(path: Path, texts: Sequence[str]) -> tuple[bytes, Experiment]:
+    """Return an experiment file with the values of `--set`, and what it is. Without any, the file is unchanged."""
+    if not texts:
+        return path.read_bytes(), experiment_module.load(path)
+    content, experiment = with_values(path.read_bytes(), parse_settings(texts), source=str(path))
+    return f"# {path.name} with {'; '.join(texts)}\n".encode() + content, experiment
 
 
 def _pool(
@@ -329,7 +347,7 @@ def _refuse_drained_spares(session: Session, resolved: ResolvedRun, inventory: I
     for spare in resilience.spares:
         if (offender := drained.get(spare.partition(":")[0])) is not None:
             raise ConfigError(
-                f"{resolved.experiment.source}: workload.resilience.spares: {spare} is on a host to drain "
+                f"{resolved.experiment.at('workload.resilience.spares')}: {spare} is on a host to drain "
                 f"({offender.action}: {offender.causes[0]} at {offender.name}); name another spare or, "
                 f"if the host was repaired, move the runs from before the repair out of {runs} "
                 f"(`faultbed offenders --runs {runs}` lists them)"

@@ -11,7 +11,7 @@ import yaml
 from faultbed.harness.cli import ending
 from faultbed.harness.cli.main import cli
 
-NAMES = {"experiment.toml", "test_fabric.py", ".github/workflows/faultbed.yml"}
+NAMES = {"experiment.toml", "schema.json", "test_fabric.py", ".github/workflows/faultbed.yml"}
 
 
 @pytest.fixture
