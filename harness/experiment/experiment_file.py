@@ -252,7 +252,13 @@ class _Capture(Section):
             above=0,
         ),
     ] = None
-    cnp_per: Annotated[CnpScope, Choice("What an RNIC counts this interval for.", among=get_args(CnpScope))] = "qp"
+    cnp_per: Annotated[
+        CnpScope,
+        Choice(
+            "What the interval is for: each queue pair, each pair of addresses, or the port as a whole.",
+            among=get_args(CnpScope),
+        ),
+    ] = "qp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

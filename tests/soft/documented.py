@@ -66,6 +66,8 @@ NO_LAB = {
     "faultbed fuzz --plan": Expected(says="nothing was touched"),
     "faultbed init mine": Expected(says="next: `faultbed run mine/experiment.toml`", makes="mine/test_fabric.py"),
     "faultbed run demo --plan": Expected(says="nothing is done yet"),
+    "faultbed run demo --plan --set workload.size=1MiB --set 'faults[0].for=2s'": Expected(says="nothing is done yet"),
+    "faultbed schema": Expected(says="faultbed experiment"),
     (
         "faultbed sweep docs/sweeps/loss.toml --over workload.size=4KiB,1MiB --over 'faults[0].set.share=0.001,0.004' "
         "--out runs/loss --plan"

@@ -16,7 +16,7 @@ from faultbed.harness.packets.annotations import comment_of_file, comments_of_fr
 from faultbed.harness.packets.congestion_signals import Answers
 from faultbed.harness.packets.episodes import Episode
 from faultbed.harness.packets.evidence import CAPTURE, Evidence, with_idle_ports
-from faultbed.harness.quantities import format_duration, parse_duration_ns
+from faultbed.harness.quantities import format_duration
 from faultbed.harness.record.rundir import open_run
 from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.errors import UsageError
@@ -25,6 +25,7 @@ from faultbed.testbed.packets.bth import timeout_ns
 from faultbed.testbed.packets.cnp_rule import CnpRule, CnpScope
 from faultbed.testbed.packets.frames import Frames
 from faultbed.testbed.packets.pcapng_writer import write_pcapng
+from faultbed.testbed.units import parse_duration_ns
 
 __all__ = ["COMMANDS"]
 

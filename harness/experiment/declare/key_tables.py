@@ -57,8 +57,8 @@ def _tables(title: str, section: type[Section], done: set[type[Section]]) -> Ite
     for field in declared:
         path = f"{prefix}.{field.key}" if prefix else field.key
         if isinstance(field.type, OneOf):
-            for key, kind in field.type.kinds.items():
-                yield from _tables(f"[{path}] with `{key}`", kind, done)
+            for key, one in field.type.kinds.items():
+                yield from _tables(f"[{path}] with `{key}`", one, done)
         elif isinstance(field.type, Table):
             yield from _tables(
                 f"[[{path}]]" if isinstance(field.type, Tables) else f"[{path}]", field.type.section, done
