@@ -21,7 +21,7 @@ _PRESET_SEED = 12345
 
 def key(inventory: Inventory, image: Image, accelerator: accel.Accelerator) -> str:
     """Return the key of a lab: a hash of its inventory, and one of its image, emulated machine and playbooks."""
-    machine = f"{vm.PROCESSORS[accelerator]} {vm.KERNEL_OPTIONS[accelerator]} {vm.qemu_version()}"
+    machine = f"{vm.PROCESSORS[accelerator]} {vm.KERNEL_OPTIONS[accelerator]} {vm.DEVICES} {vm.qemu_version()}"
     software_hash = hashlib.sha256(f"{image.digest} {accelerator} {machine}".encode())
     playbooks = shipped.playbooks()
     for path in provision.files_of_soft_labs(playbooks):

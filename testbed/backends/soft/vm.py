@@ -30,6 +30,7 @@ from faultbed.testbed.backends.soft.wiring import Machine, Nic
 from faultbed.testbed.errors import BootFailed, LabError
 
 __all__ = [
+    "DEVICES",
     "KERNEL_OPTIONS",
     "PROCESSORS",
     "Vm",
@@ -61,6 +62,13 @@ KERNEL_OPTIONS = {
     # bit: with tables, rxe's ICRC takes a third less time.
     "tcg": " clearcpuid=cx16,pclmulqdq",
 }
+DEVICES = (
+    "virtio-rng-pci",
+    # A snapshot restores the kernel's entropy pool, too. This device has another number in each QEMU process, and when
+    # it changes the guest's kernel draws new random numbers from then on (Linux, drivers/virt/vmgenid.c).
+    "vmgenid,guid=auto",
+)
+"""Devices of every VM. A snapshot can only be loaded into a VM that has the same ones."""
 _NO_QEMU = f"{vm_process.QEMU} not found: `apt-get install qemu-system-x86` installs it, and so does `make demo`"
 
 
@@ -119,7 +127,7 @@ def command_line(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: st
         *("-serial", f"file:{vm.console}"),
         *("-drive", f"file={vm.disk},if=virtio,format=qcow2,discard=unmap"),
         *("-drive", f"file={vm.seed},if=virtio,format=raw,readonly=on"),
-        *("-device", "virtio-rng-pci"),
+        *(word for device in DEVICES for word in ("-device", device)),
         *("-qmp", f"unix:{vm.qmp},server=on,wait=off"),
         *("-qmp", f"unix:{vm.qmp_holder},server=on,wait=off"),
     ]
