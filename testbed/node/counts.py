@@ -15,6 +15,7 @@ Formats: linux/rtnetlink.h, linux/if_link.h, linux/pkt_sched.h, linux/gen_stats.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 import socket
@@ -48,6 +49,7 @@ __all__ = [
     "queue_stats_at",
     "soft_gpus",
     "stepped_s",
+    "watch_clock",
 ]
 
 _GETLINK, _GETROUTE, _GETRULE, _GETQDISC, _GETSTATS = 18, 26, 34, 38, 94
@@ -79,9 +81,6 @@ def _ahead_s() -> float:
     """Return the seconds from uptime to wall clock; only setting the wall clock changes them."""
     return time.clock_gettime(time.CLOCK_REALTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)
 
-
-_AHEAD_S = _ahead_s()
-"""The offset at the watcher's start."""
 
 _FULL = 0.002
 """A file system counts as full if less than this fraction of its blocks is available to users."""
@@ -380,9 +379,15 @@ def _limits(folder: str) -> Counts:
             yield f"{name}.wait_us", int(file.read().split()[1]) // 1000
 
 
+@functools.cache
+def watch_clock() -> float:
+    """Begin to watch the wall clock, for `stepped_s`, when first called. Return the offset at that moment."""
+    return _ahead_s()
+
+
 def stepped_s() -> int:
-    """Return by how many seconds the wall clock was stepped since this process began to watch."""
-    return round(_ahead_s() - _AHEAD_S)
+    """Return by how many seconds the wall clock was stepped since this process began to watch it."""
+    return round(_ahead_s() - watch_clock())
 
 
 def cpu_waits(text: str) -> Counts:

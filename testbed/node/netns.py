@@ -16,7 +16,8 @@ _IFLA_IFNAME, _IFLA_STATS64 = 3, 23
 _IFINFO = struct.Struct("=BxHiII")
 _STATS = struct.Struct("=QQ")
 _away = False
-_HOME = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+_home: int | None = None
+"""The namespace in which the process started, opened before it is first left."""
 
 
 def enter(netns: str | None) -> None:
@@ -27,13 +28,15 @@ def enter(netns: str | None) -> None:
     Raises:
         OSError: there is no namespace of that name, or this Python (before 3.12) cannot enter one.
     """
-    global _away  # noqa: PLW0603 (the namespace belongs to the process)
+    global _away, _home  # noqa: PLW0603 (the namespace belongs to the process)
     if netns is None and not _away:
         return
     if sys.version_info < (3, 12):
         raise OSError("entering a network namespace needs Python 3.12 on the node")
+    if _home is None:
+        _home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     if netns is None:
-        os.setns(_HOME, os.CLONE_NEWNET)
+        os.setns(_home, os.CLONE_NEWNET)
         _away = False
         return
     fd = os.open(f"/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)

@@ -42,7 +42,7 @@ import sys
 import time
 
 from faultbed.testbed.node import netns, state
-from faultbed.testbed.node.counts import Place, soft_gpus
+from faultbed.testbed.node.counts import Place, soft_gpus, watch_clock
 from faultbed.testbed.node.gpu import health, nvml
 from faultbed.testbed.node.holders import boot_id
 from faultbed.testbed.node.netlink import messages
@@ -393,6 +393,7 @@ def answer(watch: Watch, line: bytes) -> None:
 
 def main() -> None:
     """Answer requests until the end of stdin."""
+    watch_clock()
     watch, buffer = Watch(), b""
     while True:
         ready, _, _ = select.select([0, *watch.files()], [], [], watch.wait_s())
