@@ -32,7 +32,12 @@ class Archive:
     """A tar archive, and the digest of its content."""
 
     digest: str
-    content: bytes
+    tar: bytes
+
+    @property
+    def content(self) -> bytes:
+        """The archive as it is pushed: compressed. Most commands only need the digest."""
+        return _compressed(self.tar)
 
     @property
     def folder(self) -> str:
@@ -59,7 +64,12 @@ def archive() -> Archive:
             member.size, member.mode = len(content), 0o644
             tar.addfile(member, io.BytesIO(content))
     digest = hashlib.sha256(buffer.getvalue()).hexdigest()[:16]
-    return Archive(digest=digest, content=gzip.compress(buffer.getvalue(), mtime=0))
+    return Archive(digest=digest, tar=buffer.getvalue())
+
+
+@functools.cache
+def _compressed(tar: bytes) -> bytes:
+    return gzip.compress(tar, mtime=0)
 
 
 def _installed(file: str) -> Path:
