@@ -80,6 +80,27 @@ class _Reply(threading.Event):
         return True
 
 
+class _Transport(paramiko.Transport):
+    """An SSH connection that can also connect to unix sockets of the machine."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        super().__init__(raw)
+        self._wanted = threading.local()
+
+    def open_unix(self, path: str, *, timeout_s: float) -> paramiko.Channel:
+        """Open a channel to a unix socket (OpenSSH's PROTOCOL, 2.4), which paramiko does not know."""
+        self._wanted.path = path
+        return self.open_channel("direct-streamlocal@openssh.com", timeout=timeout_s)
+
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        path, self._wanted.path = getattr(self._wanted, "path", None), None
+        if path is not None:  # `open_channel` sends its request on the calling thread
+            data.add_string(path)
+            data.add_string("")  # reserved
+            data.add_int(0)  # reserved
+        super()._send_user_message(data)  # type: ignore[misc] # not in its stubs
+
+
 class SshConnection:
     """One SSH connection to one machine, opened at first use and shared by all nodes on that machine. Thread-safe."""
 
@@ -87,24 +108,52 @@ class SshConnection:
         self.name = name
         self.address = address
         self._lock = threading.Lock()
-        self._transport: paramiko.Transport | None = None
+        self._transport: _Transport | None = None
 
     def session(self) -> paramiko.Channel:
-        """Open a new session channel.
+        """Open a new session channel. Several threads can open one at the same time.
 
         Raises:
             Unreachable: the machine does not answer, or has another host key.
         """
+        transport = self._connected()
+        try:
+            session = transport.open_session(timeout=max(_LEAST_S, Deadline(CONNECT_TIMEOUT_S).left_s))
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            self._give_up(transport)
+            raise Unreachable(f"{self.name}: the SSH connection is gone ({error})") from error
+        session.event = _Reply(self.name)
+        return session
+
+    def unix_socket(self, path: str) -> paramiko.Channel | None:
+        """Connect to a unix socket of the machine. None: nothing listens there, or its SSH server refuses.
+
+        Raises:
+            Unreachable: the machine does not answer, or has another host key.
+        """
+        transport = self._connected()
+        try:
+            return transport.open_unix(path, timeout_s=max(_LEAST_S, Deadline(CONNECT_TIMEOUT_S).left_s))
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            # Of two threads whose requests are refused at the same time, paramiko gives only one the reason.
+            if isinstance(error, paramiko.SSHException) and transport.is_active():
+                return None
+            self._give_up(transport)
+            raise Unreachable(f"{self.name}: the SSH connection is gone ({error})") from error
+
+    def _connected(self) -> _Transport:
+        """Return the open connection; open it if there is none."""
         with self._exclusive():
             if self._transport is None or not self._transport.is_active():
                 self._transport = self._connect()
-            try:
-                session = self._transport.open_session(timeout=max(_LEAST_S, Deadline(CONNECT_TIMEOUT_S).left_s))
-            except (paramiko.SSHException, EOFError, OSError) as error:
-                self._drop()
-                raise Unreachable(f"{self.name}: the SSH connection is gone ({error})") from error
-        session.event = _Reply(self.name)
-        return session
+            return self._transport
+
+    def _give_up(self, transport: _Transport) -> None:
+        """Close a connection that is of no use any more; another thread may have opened a new one meanwhile."""
+        transport.close()
+        with self._exclusive():
+            if self._transport is transport:
+                self._transport = None
 
     def close(self) -> None:
         """Close the connection; the next use opens a new one."""
@@ -136,7 +185,7 @@ class SshConnection:
             self._transport.close()
             self._transport = None
 
-    def _connect(self) -> paramiko.Transport:
+    def _connect(self) -> _Transport:
         server = f"{self.name} ({self.address.user}@{self.address.host}:{self.address.port})"
         if reason := self.address.cannot_answer():
             raise Unreachable(f"{server} does not answer: {reason}")
@@ -144,7 +193,7 @@ class SshConnection:
             raw = socket.create_connection((self.address.host, self.address.port), timeout=CONNECT_TIMEOUT_S)
         except OSError as error:
             raise Unreachable(f"{server} does not answer: {error}; {self.address.remedy()}") from error
-        transport = paramiko.Transport(raw)
+        transport = _Transport(raw)
         transport.daemon = True
         transport.banner_timeout = CONNECT_TIMEOUT_S
         try:
@@ -235,13 +284,21 @@ class SshNode:
 class JsonChannel:
     """A program on a node that speaks JSON lines; one thread reads, any thread may send.
 
+    A program that the SSH server has started has one channel, `session`. One that was forked there
+    (`faultbed.testbed.remote.warm_start`) has `session` for its stdin, and in `forked` those of its stdout and stderr.
+
     Implements `faultbed.testbed.remote.remote_node.Channel`.
     """
 
-    def __init__(self, program: str, session: paramiko.Channel) -> None:
+    def __init__(
+        self, program: str, session: paramiko.Channel, forked: tuple[paramiko.Channel, paramiko.Channel] | None = None
+    ) -> None:
         self._what = program
         self._session = session
-        session.settimeout(REPLY_TIMEOUT_S)
+        self._stdout = session if forked is None else forked[0]
+        self._separate_stderr = None if forked is None else forked[1]
+        for channel in (session, self._stdout):
+            channel.settimeout(REPLY_TIMEOUT_S)
         self._lock = threading.Lock()
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._stderr = b""
@@ -264,7 +321,9 @@ class JsonChannel:
         """See `faultbed.testbed.remote.remote_node.Channel.close`."""
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._session.shutdown_write()
-        self._session.close()
+        for channel in (self._session, self._stdout, self._separate_stderr):
+            if channel is not None:
+                channel.close()
         Deadline(5.0).join(self._reader)
 
     def stderr(self) -> str:
@@ -290,13 +349,18 @@ class JsonChannel:
         """Return the next output; empty at its end. The program may be silent: only sending has a timeout."""
         while True:
             try:
-                return self._session.recv(65536)
+                return self._stdout.recv(65536)
             except TimeoutError:
                 continue
 
     def _drain_stderr(self) -> None:
-        while self._session.recv_stderr_ready():
-            self._stderr = (self._stderr + self._session.recv_stderr(65536))[-2 * STDERR_TAIL :]
+        ready, receive = (
+            (self._session.recv_stderr_ready, self._session.recv_stderr)
+            if self._separate_stderr is None
+            else (self._separate_stderr.recv_ready, self._separate_stderr.recv)
+        )
+        while ready() and (data := receive(65536)):
+            self._stderr = (self._stderr + data)[-2 * STDERR_TAIL :]
 
 
 def _short(argv: Sequence[str]) -> str:
