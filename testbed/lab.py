@@ -21,12 +21,12 @@ from faultbed.testbed.directories import lab_dir
 from faultbed.testbed.errors import CommandFailed, FaultbedError, Unreachable, UsageError
 from faultbed.testbed.inventory import lab_inventory as inventory_module
 from faultbed.testbed.inventory.lab_inventory import Inventory, Management
-from faultbed.testbed.model.lab_kind import LabKind
+from faultbed.testbed.model.lab_kind import LabKind, traits_of
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.observe.kernel_messages import KernelMessages
 from faultbed.testbed.observe.link_state import read_down_links
 from faultbed.testbed.observe.watcher import Watcher, WatcherGone
-from faultbed.testbed.remote import node_archive
+from faultbed.testbed.remote import node_archive, warm_start
 from faultbed.testbed.remote.remote_node import Channel, Node
 from faultbed.testbed.remote.ssh import Address, SshConnection, SshNode
 from faultbed.testbed.side_by_side import in_background, result_of
@@ -61,6 +61,8 @@ class Lab:
         # Changes on machines need root; any other login user needs sudo without a password.
         self._prefixes = {name: () if address.user == "root" else _SUDO for name, address in addresses.items()}
         self._have_code: set[str] = set()
+        self._cold: set[str] = set()
+        """Machines without a warm parent that answers (`faultbed.testbed.remote.warm_start`)."""
         self._watchers: dict[str, Watcher] = {}
         self._started_ahead: dict[tuple[str, str], Future[Channel]] = {}
         self._lock = threading.Lock()
@@ -195,8 +197,35 @@ class Lab:
         return self._open_module(name, module, *words)
 
     def _open_module(self, name: str, module: str, *words: str) -> Channel:
+        forked = self._fork(name, module, *words)
+        if forked is not None:
+            return forked
         self.ensure_code(name)
         return self.node(name).open([*self.python(module), *words])
+
+    def _fork(self, name: str, module: str, *words: str) -> Channel | None:
+        """Start a module by the machine's warm parent; None: it has none, or did not answer."""
+        with self._lock:
+            is_cold = name in self._cold
+        if is_cold or not self._may_be_warm(name):
+            return None
+        channel = warm_start.start_program(self._connections[name], [module, *words])
+        if channel is None:
+            with self._lock:
+                self._cold.add(name)
+        return channel
+
+    def _may_be_warm(self, name: str) -> bool:
+        """Return whether a node is a machine whose snapshot may have a warm parent; switches share their carrier's."""
+        return traits_of(self.kind).has_snapshot and name in self._connections and not self._prefixes[name]
+
+    def warm_parent(self, machine: str) -> dict[str, Any] | None:
+        """Return what a machine's warm parent reports (`warm_start.prepare`); None: programs are started without one.
+
+        Raises:
+            Unreachable: the machine does not answer.
+        """
+        return warm_start.status(self._connections[machine]) if self._may_be_warm(machine) else None
 
     @contextlib.contextmanager
     def started_ahead(self, names: Iterable[str], module: str) -> Iterator[None]:
@@ -291,12 +320,14 @@ class Lab:
             connection.close()
         with self._lock:
             self._have_code.clear()
+            self._cold.clear()
 
     def forget(self, machine: str) -> None:
         """Close the connection to one machine, which is dead after its reboot; the next use opens a new one."""
         with self._lock:
             watcher = self._watchers.pop(machine, None)
             self._have_code.discard(machine)
+            self._cold.discard(machine)
         if watcher is not None:
             watcher.close()
         self._connections[machine].close()

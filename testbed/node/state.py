@@ -54,6 +54,8 @@ SYSCTLS = (
 )
 DAEMONS = ("zebra", "bgpd", "mgmtd", "watchfrr")
 _OURS = "faultbed."
+_UNCOUNTED = ("faultbed.testbed.node.watch", "faultbed.testbed.node.warm.warm_parent")
+"""Our programs that run whether or not a command uses the machine, or as long as a lab is open."""
 _NAMED = "faultbed-"
 """Prefix of the names of faults' processes (`faultbed.inject.node.machine.hog`)."""
 _UNITS, _UNITS_S = "faultbed-*", 30.0
@@ -391,13 +393,13 @@ def _process_facts() -> Facts:
 def program_of(command: str) -> str | None:
     """Return the module of a faultbed program, or `-c` for any Python program that was started with `-c`.
 
-    Returns None for other programs and for the watcher.
+    Returns None for other programs, for the watcher, and for the process that node programs are forked from.
     """
     words = command.split("\0")
     if "-c" in words[:4]:
         return "-c"
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
-    return module if module.startswith(_OURS) and module != "faultbed.testbed.node.watch" else None
+    return module if module.startswith(_OURS) and module not in _UNCOUNTED else None
 
 
 def _unit_facts() -> Facts:

@@ -7,8 +7,9 @@ import dataclasses
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from rich.text import Text
@@ -77,8 +78,9 @@ def up(session: Session, *, fresh: bool) -> None:
 def status(session: Session, *, as_json: bool) -> int:
     """Show the current state of the lab. Exits with 0 if it is up, with 3 if it is down or broken.
 
-    Soft lab: its VMs. Rack lab: which machines answer SSH and have a pinned host key, without a login. Both:
-    reservations and their owners, and the reason if the lab is DIRTY.
+    Soft lab: its VMs, and whether their programs start warm, as forks of a process that has imported the code before
+    the snapshot (not queried while a command uses the lab). Rack lab: which machines answer SSH and have a pinned host
+    key, without a login. Both: reservations and their owners, and the reason if the lab is DIRTY.
     """
     inventory = session.inventory()
     if not traits_of(inventory.kind).is_emulated:
@@ -86,6 +88,8 @@ def status(session: Session, *, as_json: bool) -> int:
     with session.progress() as progress:
         now = lifecycle.patient_status(inventory, progress)
     entries, now_s = entries_of(inventory)
+    # A connection costs an emulated machine as much as ten commands: none while a command may be measuring.
+    warm = lifecycle.warm_parents(inventory) if now.state == "up" and not entries else {}
     marked, unfinished = (look(lab_dir(inventory.name)) for look in (dirty.reasons, dirty.unfinished))
     if as_json:
         marks = {
@@ -93,7 +97,9 @@ def status(session: Session, *, as_json: bool) -> int:
             "unfinished": unfinished,
             "reservations": [to_json(entry, now_s) for entry in entries],
         }
-        session.json({**dataclasses.asdict(now), **marks})
+        known = dataclasses.asdict(now)
+        known["vms"] = [{**each, "warm_parent": warm.get(each["name"])} for each in known["vms"]]
+        session.json({**known, **marks})
     else:
         words = (
             f": {now.state}"
@@ -103,12 +109,18 @@ def status(session: Session, *, as_json: bool) -> int:
         )
         session.out.print(Text.assemble((now.name, "bold"), words))
         rows = [
-            (x.name, "alive" if x.alive else "dead", "answers" if x.ssh else "silent", f"127.0.0.1:{x.ssh_port or '-'}")
+            (
+                x.name,
+                "alive" if x.alive else "dead",
+                "answers" if x.ssh else "silent",
+                f"127.0.0.1:{x.ssh_port or '-'}",
+                _start_of_programs(warm, x.name),
+            )
             for x in now.vms
             if x.pid is not None
         ]
         if rows:
-            session.table(("VM", "process", "SSH", "at"), rows)
+            session.table(("VM", "process", "SSH", "at", "programs start"), rows)
         for sentence in lifecycle.panics(inventory):
             session.out.print(styled(sentence, "red"))
         _show_dirty(session, marked, unfinished)
@@ -138,6 +150,14 @@ def _rack_status(session: Session, inventory: Inventory, *, as_json: bool) -> in
             session.out.print(Text.assemble(("reservations are not known", "red"), f": {unread}"), soft_wrap=True)
         show_entries(session, entries, now_s)
     return ExitCode.PASS if now.state == "up" and unread is None else ExitCode.ERROR
+
+
+def _start_of_programs(warm: Mapping[str, Mapping[str, Any] | None], name: str) -> str:
+    """Return how node programs start on a VM: `warm`, with the memory of the process that forks them; `cold`; `?`."""
+    if name not in warm:
+        return "?"
+    parent = warm[name]
+    return "cold" if parent is None else f"warm ({parent['rss_kib'] / 1024:.0f} MiB)"
 
 
 def _size(topology: Topology) -> str:

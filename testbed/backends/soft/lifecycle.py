@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -41,7 +42,7 @@ from faultbed.testbed.errors import DirtyLab, LabError, Unreachable, UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.node import holders
 from faultbed.testbed.observe.fingerprint import stored_reverts
-from faultbed.testbed.remote import node_archive
+from faultbed.testbed.remote import node_archive, warm_start
 from faultbed.testbed.remote.remote_node import Node
 from faultbed.testbed.stopping import Deadline
 from faultbed.testbed.tenancy import dirty, interventions
@@ -59,6 +60,7 @@ __all__ = [
     "status",
     "up",
     "vms",
+    "warm_parents",
 ]
 
 PATIENCE_S = 3.0
@@ -301,6 +303,21 @@ def patient_status(inventory: Inventory, progress: Progress, *, patience_s: floa
     return status(inventory, patience_s=patience_s)
 
 
+def warm_parents(inventory: Inventory) -> dict[str, dict[str, Any] | None]:
+    """Return what the warm parent of each machine reports; None: its programs are started without one.
+
+    Machines that do not answer are left out.
+    """
+
+    def of_machine(node: Node) -> tuple[str, dict[str, Any] | None] | None:
+        with contextlib.suppress(Unreachable):
+            return node.name, lab.warm_parent(node.name)
+        return None
+
+    with lab_module.open_lab(inventory) as lab:
+        return dict(filter(None, fleet.in_parallel([lab.node(name) for name in lab.nodes()], of_machine)))
+
+
 def panics(inventory: Inventory) -> list[str]:
     """Return a sentence for each VM of a running lab whose kernel has died, with its last message."""
     messages = {machine.machine.name: serial_console.panic_message(machine.console) for machine in vms(inventory)}
@@ -343,6 +360,9 @@ def _provision(inventory: Inventory, folder: Path, key: str, host_keys: dict[str
     """Provision and verify the running VMs, and take the lab's snapshot."""
     with lab_module.open_lab(inventory) as lab:
         provision.bring_up(lab, progress)
+        prepared = fleet.in_parallel([lab.node(name) for name in lab.nodes()], warm_start.prepare)
+        memory_mib = max(report["rss_kib"] for report in prepared) / 1024
+        progress(f"node programs start warm: one process of at most {memory_mib:.0f} MiB a VM has imported their code")
     kept = Snapshot(key=key, host_keys=host_keys, complete=False, node_code=node_archive.archive().digest)
     write(folder / "snapshot.json", kept)  # after a kill, some VMs have the old snapshot and some the new one
     progress("taking the snapshot")
