@@ -28,6 +28,7 @@ from bench import faults as bench_faults
 from bench import model as bench_model
 from bench import packets as bench_packets
 from bench import restarts as bench_restarts
+from bench import starts as bench_starts
 from bench import telemetry as bench_telemetry
 from bench import traffic as bench_traffic
 from bench.noise import calibration as bench_calibration
@@ -66,6 +67,7 @@ PARTS = (
     "model",
     "query",
     "lab",
+    "starts",
     "flow",
     "rate",
     "collective",
@@ -234,6 +236,7 @@ def _measures(
 
     return {
         "lab": lambda: _lab(inventory, cold=options.cold),
+        "starts": lambda: bench_starts.measure(inventory, progress),
         "flow": lambda: on_lab(lambda lab: _flow(lab, *ends)),
         "rate": lambda: on_lab(lambda lab: bench_traffic.measure_rates(lab, *ends)),
         "collective": lambda: on_lab(_collective),
