@@ -5,14 +5,12 @@ Each pair begins with a reset. Without: the warm parents were killed, so that ev
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from bench.rows import Row, mark
 from faultbed.testbed.backends.soft import lifecycle
@@ -88,9 +86,9 @@ def _timed(inventory: Inventory, start: Callable[[Lab], None]) -> float:
 
 
 def _command(lab: Lab, *words: str) -> None:
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(Path(folder)):
-        argv = [sys.executable, "-m", "faultbed", "--lab", str(lab.inventory.resolve()), *words]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    argv = [sys.executable, "-m", "faultbed", "--lab", str(lab.inventory.resolve()), *words]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_COMMAND_S, check=False, cwd=folder)
     if done.returncode not in (0, 2):
         raise LabError(f"`faultbed {' '.join(words)}` ended with {done.returncode}: {done.stderr.strip()[-800:]}")
 
