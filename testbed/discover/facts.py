@@ -422,7 +422,11 @@ def _items(body: str) -> Iterator[dict[str, Any]]:
     while (at := body.find("[", at)) >= 0:
         try:
             decoded, at = decoder.raw_decode(body, at)
-        except (ValueError, RecursionError):
+        except ValueError:
             at += 1
+            continue
+        except RecursionError:
+            # Nothing that a tool prints is that deep, and to try each of its lists would take quadratic time.
+            at = len(body) if (line_end := body.find("\n", at)) < 0 else line_end
             continue
         yield from (item for item in decoded if isinstance(item, dict))

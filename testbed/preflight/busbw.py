@@ -21,7 +21,9 @@ from faultbed.testbed.inventory.schema import BusbwVars
 
 __all__ = ["Measured", "Run", "Shortfall", "compare", "read"]
 
-_TAG = re.compile(r"^(?:\[[^\]\s]+\](?:<std(?:out|err)>)?: ?|\s*[0-9]+: |\[[0-9]+\] )", re.MULTILINE)
+_SPACE = r"[^\S\n]"
+"""White space within a line: where it may be a line end, too, many empty lines take quadratic time."""
+_TAG = re.compile(rf"^(?:\[[^\]\s]+\](?:<std(?:out|err)>)?: ?|{_SPACE}*[0-9]+: |\[[0-9]+\] )", re.MULTILINE)
 """Prefix of each line: `[1,0]<stdout>:` of mpirun --tag-output, `[job@1,0]<stdout>:` of PRRTE, `12: ` of srun --label,
 `[12] ` of MPICH's -prepend-rank."""
 _RANK = re.compile(r"^#\s+Rank\s+(?P<rank>[0-9]+) (?:\s*Group\s+(?P<group>[0-9]+) )?", re.MULTILINE)
@@ -33,7 +35,7 @@ _COLLECTIVES = (
 _NAME = rf"({_COLLECTIVES})_perf"
 _TEST = re.compile(_NAME)
 _STARTING = re.compile(rf"^#\s*Collective test starting: {_NAME}", re.MULTILINE)
-_ROW = re.compile(r"^\s*[0-9]+\s+[0-9]+\s+\w+\s+\w+\s+-?[0-9]+\s.*$", re.MULTILINE)
+_ROW = re.compile(rf"^{_SPACE}*[0-9]+{_SPACE}+[0-9]+{_SPACE}+\w+{_SPACE}+\w+{_SPACE}+-?[0-9]+{_SPACE}.*$", re.MULTILINE)
 """A line that begins like a row of results: size, count, type, redop, root."""
 _TIMESTAMP = re.compile(r"\s+[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\s*$")
 """What `-S` appends to a row."""
@@ -44,7 +46,7 @@ _PER_ITERATION = re.compile(r"^#.*\bi_min\b.*\bi_cv%", re.MULTILINE)
 _CPU_TIME = re.compile(r"^#.*\bcputime\b", re.MULTILINE)
 """The header of `-C`: times are those of the CPU, and the rates say nothing about the network."""
 _CSV = re.compile(r"^[^#\n]*\bsize\b[^\n]*,[^\n]*busbw", re.MULTILINE | re.IGNORECASE)
-_END = re.compile(r"^#?\s*Out of bounds values\s*:(?P<result>.*)", re.MULTILINE)
+_END = re.compile(rf"^#?{_SPACE}*Out of bounds values{_SPACE}*:(?P<result>.*)", re.MULTILINE)
 """The end of the output of every run that came to its end (src/common.cu)."""
 _HALF, _HALF_PER_ITERATION, _HALVES = 4, 8, (1, 2)
 """Columns of the half of a row: time, algbw, busbw, #wrong, and with `-I` the least, the largest, p99 and cv."""

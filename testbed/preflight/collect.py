@@ -300,7 +300,7 @@ def parse(text: str) -> dict[str, Facts]:
             facts.failed.append(name)
         try:
             _READERS.get(section, _read_nothing)(facts, "\n".join(body))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             output = "\n".join(body)[:200]
             raise LabError(f"the answer to {section!r} cannot be parsed ({error}): {output!r}") from None
         section, _, name = line[len(_MARK) :].partition(" ")

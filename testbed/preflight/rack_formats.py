@@ -250,7 +250,7 @@ def gpus(text: str) -> Gpus:
     """Parse a watcher's report of its host's GPUs; a report of another format gives no GPUs and the reason."""
     try:
         return msgspec.json.decode(text, type=Gpus)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         why = "the host did not report its GPUs" + (f": {text.strip()[:200]}" if text.strip() else "")
         return Gpus(why=why, gpus=())
 

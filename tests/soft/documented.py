@@ -84,6 +84,7 @@ NO_LAB = {
     "faultbed attribute runs/campaign/*": Expected(says="culprit right in 2"),
     "faultbed attribute runs/first runs/second": Expected(says="precision"),
     "faultbed packets some.pcapng": Expected(says="no rule of go-back-N is broken"),
+    "faultbed packets some.pcapng --annotate found.pcapng": Expected(says="of them with a comment"),
     "faultbed packets RUN_DIR": Expected(says="no rule of go-back-N is broken"),
     (
         "faultbed query \"select kind, count(*) n, avg(verdict='PASS') ok from faults join runs using (run) "

@@ -150,7 +150,7 @@ def _records(file: str, content: bytes, rank: int | None) -> list[tuple[int, _Re
     for number, item in items:
         try:
             records.append((number, msgspec.convert(item, _Record)))
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeError) as error:  # JSON can escape half of a surrogate pair
             raise ConfigError(f"{file}: record {number}: {error}") from error
     return records
 
