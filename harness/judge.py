@@ -139,7 +139,8 @@ def _check(claim: Claim, row: Row, status: Status) -> Check:
 
 
 def _says_nothing(reason: Reason) -> str:
-    return f"says nothing, because {reason.subject.partition('.')[2]}: {reason.because}"
+    _, _, name = reason.subject.rpartition(".")
+    return f"says nothing, because {name}: {reason.because}"
 
 
 def _error_check(error: str) -> Check:

@@ -1,7 +1,7 @@
 """The section `[bystander]` of an experiment: a flow beside the workload that no fault should affect.
 
 Its goodput under each fault, compared with its goodput before the first one, shows whether faults stay within their
-blast radius (`faultbed.harness.analysis.isolation`).
+blast radius (`faultbed.harness.parts.bystander.isolation`).
 """
 
 from __future__ import annotations

@@ -32,9 +32,13 @@ def _row(claim: Claim, view: View) -> Row | None:
     observation = view.observed.metrics.get(bound.metric.name)
     tail = tail_for(sampled_bounds(view.planned.expectations))
     check = check_bound(bound, observation, (), tolerance=tolerance_of(view.run, view.floor), tail=tail)
+    members = {name: _why_no_value(name, observation) for name in claim.members}
+    unseen = [f"{name}: {why}" for name, reasons in members.items() for why in reasons]
+    is_held_up = check.verdict is Verdict.PASS and unseen
+    advice = f"{'; '.join(unseen)}; bound it in an experiment in which every fault has a value" if is_held_up else ""
     return Row(
         finding=Finding(
-            members={name: _why_no_value(name, observation) for name in claim.members},
+            members=members,
             refuted=check.detail if check.verdict is Verdict.FAIL else None,
             undecided=check.detail if check.verdict is Verdict.INCONCLUSIVE else None,
         ),
@@ -47,7 +51,7 @@ def _row(claim: Claim, view: View) -> Row | None:
         observed=check.observed,
         bound=check.bound,
         unit=check.unit,
-        detail=check.detail,
+        detail="; ".join(filter(None, (check.detail, advice))),
     )
 
 

@@ -13,7 +13,7 @@ from faultbed.testbed.suggestions import first_of
 __all__ = ["explain", "first_reason"]
 
 _CONTROL, _HEALTH = "control_run", "healthy_start"
-"""Checks that explain every other one of a run: `harness/run/control.py` and the live guard make them."""
+"""Checks that explain every other one of a run: the parts of control runs and of stop conditions make them."""
 _MOST_NAMES, _MOST_LETTERS = 4, 200
 _BUSY = 0.25
 """From this share of time in which something waited for CPU, disk or memory on, a machine counts as busy."""

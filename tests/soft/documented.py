@@ -74,6 +74,7 @@ NO_LAB = {
     ): Expected(says="4 runs to make"),
     "faultbed traffic replay tests/data/traces/ranking.json --dry-run": Expected(says="0 on host1:rxe0"),
     "faultbed report runs/<utc>-demo-7": Expected(says="every bound held", makes="runs/*-demo-7/report.html"),
+    "faultbed report runs/<utc>-demo-7 --judge": Expected(says="the same verdict.json"),
     "faultbed report RUN_DIR": Expected(says="every bound held", makes="runs/*-demo-7/report.html"),
     "faultbed report --compare runs/a runs/b": Expected(says="no difference", makes="runs/b/compare-with-a.html"),
     "faultbed report --compare runs/before runs/after": Expected(
