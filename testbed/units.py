@@ -10,6 +10,7 @@ because the number does not show which one is meant.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 _NUMBER_AND_UNIT = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[^\s0-9.+-]*)\s*")
+
+_LARGEST = 2**63
+"""Of any smallest unit: 292 years, or 9 million TB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,10 @@ class Quantity:
         if match is None or size is None:
             remedy = f'write a number and one of {", ".join(self.units)}, such as "{self.example}"'
             raise ValueError(f'"{text}" is not a {self.name}; {remedy}')
-        return Decimal(match["number"]) * size
+        value = Decimal(match["number"]) * size
+        if value >= _LARGEST:
+            raise ValueError(f'"{text}" is too large for a {self.name}; write less')
+        return value
 
     def parse_whole(self, text: str) -> int:
         """Return a quantity as a whole number of the smallest unit.
@@ -163,6 +170,6 @@ def parse_share(text: str) -> float:
         ValueError: neither a percentage nor a number.
     """
     match = _NUMBER_AND_UNIT.fullmatch(text)
-    if match is not None and not match["unit"]:
-        return float(match["number"])
+    if match is not None and not match["unit"] and math.isfinite(number := float(match["number"])):
+        return number
     return float(SHARE.parse(text) / 100)

@@ -80,6 +80,8 @@ Exposed = Literal["workload", "none"]
 MOST_SEED = 2**63 - 1
 _MOST_PROBLEMS = 40
 """Problems of a file that an error lists."""
+_MOST_SIGNS = 480
+"""Characters of a path or of a sentence in an error."""
 _LABS: tuple[str, ...] = get_args(LabKind)
 _PROBED_S = 24 * 3600.0
 """Duration of probes, longer than any run: the run stops them when its workload has ended."""
@@ -415,10 +417,15 @@ def _sentences(problems: Sequence[Problem], source: str, text: str) -> Iterator[
 
 def _sentence(problem: Problem, source: str, text: str) -> str:
     """Return a problem as a person reads it: file, line, path, what is wrong and what to do."""
-    if not problem.line_of:
-        return f"{located(source, text, problem.path)}: {problem.sentence}"
-    place = located(source, text, problem.line_of).removesuffix(f": {problem.line_of}")
-    return ": ".join(part for part in (place, problem.path, problem.sentence) if part)
+    line = line_of(text, problem.line_of or problem.path)
+    parts = (source if line is None else f"{source}:{line}", _legible(problem.path), _legible(problem.sentence))
+    return ": ".join(part for part in parts if part)
+
+
+def _legible(text: str) -> str:
+    """Return a text on one line, and the beginning and end of one that repeats a very long value."""
+    line = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+    return line if len(line) <= _MOST_SIGNS else f"{line[: _MOST_SIGNS // 2]}...{line[-_MOST_SIGNS // 2 :]}"
 
 
 def _each(items: Sequence[Any], name: str, problems: list[Problem], convert: Callable[[Any], T]) -> Iterator[T]:

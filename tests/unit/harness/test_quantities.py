@@ -72,6 +72,13 @@ def test_rate_without_a_valid_unit_is_rejected(text):
         parse_rate_bps(text)
 
 
+@pytest.mark.parametrize("parse", [parse_duration_ns, parse_size_bytes, parse_rate_bps, parse_share])
+def test_quantity_that_no_machine_has_is_rejected(parse):
+    unit = {parse_duration_ns: "s", parse_size_bytes: "GB", parse_rate_bps: "Gb/s", parse_share: ""}[parse]
+    with pytest.raises(ValueError, match=r"is (not a|too large for a) "):
+        parse("9" * 400 + unit)
+
+
 def test_shares_are_percentages_or_numbers():
     assert (parse_share("20%"), parse_share("0.2"), parse_share("0.5 %")) == (0.2, 0.2, 0.005)
     with pytest.raises(ValueError, match='such as "20%"'):
