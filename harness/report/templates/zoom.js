@@ -14,6 +14,7 @@ for (const figure of document.querySelectorAll("figure.zoomable")) {
       chart.style.width = 100 * next + "%";
       chart.style.setProperty("--narrow", 1 / next);
       box.scrollLeft = held * box.clientWidth * next - at * box.clientWidth;
+      chart.classList.toggle("zoomed", next > 1);
       if (next === 1) { chart.style.height = ""; chart.removeAttribute("preserveAspectRatio"); }
     }
     zoom = next;

@@ -150,11 +150,22 @@ def test_chart_over_time_zooms_its_time_axis_and_nothing_else(browser, page, wid
     assert browser.value('document.querySelectorAll(".zoom button:disabled").length > 0')
 
 
+PLACES = """[...document.querySelectorAll(".zoomable svg text")].map(one => {
+  const {left, top, width, height} = one.getBoundingClientRect();
+  return [left, top, width, height].map(Math.round).join();
+})"""
+
+
 def test_page_without_its_script_shows_whole_charts_and_no_buttons(browser, page, tmp_path):
     html, found = re.subn(r"<script>.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert found == 1
     (tmp_path / "report.html").write_text(html, encoding="utf-8")
+    browser.open(page, width=1200)
+    browser.value('document.querySelectorAll(".zoom").forEach(one => one.remove())')
+    with_script = browser.value(PLACES)
+    assert len(with_script) > 10
     browser.open(tmp_path / "report.html", width=1200)
+    assert browser.value(PLACES) == with_script  # also the label that is rotated
     assert browser.value('document.querySelectorAll(".zoom").length') == 0
     inside, whole, *_ = browser.value(CHART)
     assert whole == inside
