@@ -22,7 +22,7 @@ from faultbed.traffic.engine.engine_client import Engines
 
 __all__ = ["measure"]
 
-PAIRS = 3
+PAIRS = 2
 _COMMAND_S = 300.0
 
 

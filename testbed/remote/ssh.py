@@ -92,6 +92,11 @@ class _Transport(paramiko.Transport):
         self._wanted.path = path
         return self.open_channel("direct-streamlocal@openssh.com", timeout=timeout_s)
 
+    def _log(self, level: int, msg: str | list[str], *args: object) -> None:
+        """Log, but not that nothing listens at a socket: that is an answer, and paramiko logs it as an error."""
+        if not str(msg).startswith("Secsh channel"):
+            super()._log(level, msg, *args)  # type: ignore[misc] # not in its stubs
+
     def _send_user_message(self, data: paramiko.Message) -> None:
         path, self._wanted.path = getattr(self._wanted, "path", None), None
         if path is not None:  # `open_channel` sends its request on the calling thread

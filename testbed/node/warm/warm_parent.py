@@ -30,7 +30,6 @@ import importlib.util
 import json
 import os
 import pkgutil
-import random
 import select
 import signal
 import socket
@@ -193,8 +192,7 @@ class _Parent:
             stream = open(fd, mode, size, before.encoding, before.errors, closefd=False)  # noqa: SIM115 (for its life)
             setattr(sys, role, stream)
             setattr(sys, f"__{role}__", stream)
-        random.seed()
-        if "numpy.random" in sys.modules:
+        if "numpy.random" in sys.modules:  # Python's `random` sees to itself in a fork
             sys.modules["numpy.random"].seed()
         set_command_line(["python3", "-m", *argv])
         os.write(1, json.dumps({"started": os.getpid()}).encode() + b"\n")
