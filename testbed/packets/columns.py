@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Packets", "decode"]
 
 _BTH_BYTES, _ICRC_BYTES, _UDP_BYTES, _IPV6_BYTES = 12, 4, 8, 40
+_TOO_SHORT = "IP packets that are too short for their own headers"
 _AT_ONCE = 1 << 15
 """Frames that are decoded at once: arrays of so many numbers stay in the processor's cache."""
 
@@ -146,6 +147,7 @@ def _decode_part(frames: Frames, first: int, addresses: _Addresses) -> Packets:
     dma_bytes[with_reth] = records_at(data, (extended + reth_at + 12)[with_reth], _LENGTH)
     src, dst = addresses.numbers(ip_head, v4)
     overhead = _UDP_BYTES + _BTH_BYTES + _ICRC_BYTES + (head[:, 9] >> 4 & 3) + EXTENDED_BYTES[opcode]
+    too_short = int((found.size[chosen] < overhead).sum())
     return Packets(
         addresses=(),
         number=chosen + first,
@@ -168,7 +170,7 @@ def _decode_part(frames: Frames, first: int, addresses: _Addresses) -> Packets:
         wire=(frames.length + frames.start - found.start)[chosen],
         cut=cut,
         not_decoded=int(is_fragment.sum()),
-        hidden=found.hidden,
+        hidden={**found.hidden, _TOO_SHORT: too_short} if too_short else found.hidden,
     )
 
 

@@ -121,15 +121,20 @@ def _walk_section(data: NDArray[np.uint8], begin: int, size: int) -> _Section:
     for first, until in windows(begin, size):
         if section.end >= until:
             continue
-        blocks = _packet_blocks(data, words, first, until, size, order)
-        guesses = Guesses.of(blocks[_START] - _HEADER_BYTES, blocks[_END])
+        guesses: Guesses | None = None
         while section.end < until:
-            stretch = guesses.stretch(section.end)
+            stretch = None
+            if words[section.end >> 2] == _EPB:
+                if guesses is None:
+                    blocks = _packet_blocks(data, words, first, until, size, order)
+                    guesses = Guesses.of(blocks[_START] - _HEADER_BYTES, blocks[_END])
+                stretch = guesses.stretch(section.end)
             if stretch is not None:
                 section.packets.append(blocks[:, stretch])
                 section.end = int(blocks[_END, stretch.stop - 1])
             elif not _read_other_block(section, data, words, size):
                 return section
+    return section
     return section
 
 
