@@ -1,6 +1,5 @@
 """CNPs that receivers of marked packets owe, against a model of a receiver with a rate limit."""
 
-import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -134,13 +133,9 @@ def test_experiment_names_the_interval_of_its_cnp_bounds():
         decode(EXPERIMENT + b'cnp_interval = "0us"\n', source="a.toml")
 
 
-class Run(msgspec.Struct):
-    packets: PacketSummary | None
-
-
 def observed(lost, missed=0):
     cnp = analyse(stream(5, lost=lost).frames(), cnp=CnpRule(interval_ns=INTERVAL)).cnp
-    values = notifications(Run(PacketSummary(frames=1, missed=missed, broken=0, cnp=cnp)))
+    values = notifications(PacketSummary(frames=1, missed=missed, broken=0, cnp=cnp))
     return values["cnp.missing"].value, values["cnp.gap"].value
 
 
@@ -150,4 +145,4 @@ def test_cnp_metrics_of_a_run_have_values_if_its_capture_is_whole():
     assert observed(1)[0] >= 1
     assert observed(1)[1] > 20e-6
     assert observed(1, missed=1) == (None, None)
-    assert notifications(Run(None))["cnp.missing"].value is None
+    assert notifications(None)["cnp.missing"].value is None
