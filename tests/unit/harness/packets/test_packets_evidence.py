@@ -189,7 +189,7 @@ def test_capture_section_ports_are_in_the_plan():
 
 @pytest.mark.parametrize(
     ("ports", "complaint"),
-    [('["rtsw9:host4:rxe0"]', r"capture\.ports\[0\]"), ('["host4"]', "such as rtsw2"), ("[]", "length >= 1")],
+    [('["rtsw9:host4:rxe0"]', r"capture\.ports\[0\]"), ('["host4"]', "such as rtsw2"), ("[]", "an empty list")],
 )
 def test_capture_section_with_an_unknown_port_is_rejected_with_its_path(ports, complaint):
     """The error comes before anything is done."""
