@@ -17,7 +17,8 @@ from faultbed.harness.bounds import sampled_bounds
 from faultbed.harness.confidence import Interval, level_for
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS, lookup
-from faultbed.harness.judge import judge
+from faultbed.harness.judge import judge, observed_of
+from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.ledger.statistics.contrasts import Member
 from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
 from faultbed.harness.parts.part import Planned
@@ -414,7 +415,7 @@ def test_verdict_json_matches_the_contract():
 
 
 def test_observe_has_every_metric_in_every_run():
-    observed = observe(synthetic_run(fired=False))
+    observed = observed_of(synthetic_run(fired=False), Sealed())
 
     assert set(METRICS) <= set(observed.metrics)
     assert observed.metrics["recovery.total"].value is None
