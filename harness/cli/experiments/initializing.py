@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from faultbed.harness.cli.context import Session, pass_session
-from faultbed.harness.experiment.declare.json_schema import schema_text
+from faultbed.harness.experiment.declare.editor_schema import schema_text
 from faultbed.testbed import shipped
 from faultbed.testbed.errors import UsageError
 

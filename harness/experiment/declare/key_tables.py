@@ -32,7 +32,7 @@ A quantity is text, a number and its unit:
 `run --set PATH=VALUE` changes one value of a file for one run. A path joins the keys by dots, and counts the sections
 of a list from 0: `workload.size`, `faults[0].for`, `faults[0].set.share`. `faultbed schema` prints the JSON Schema of
 this format. An editor that reads `#:schema ./schema.json` in the first line of a TOML file completes and checks keys
-with it, without a network. `faultbed init` writes both files.
+with it, without a network. The command `init` writes both files.
 """
 
 

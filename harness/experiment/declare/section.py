@@ -263,8 +263,10 @@ def read_fields(section: type[Section], raw: Any, path: str, problems: list[Prob
             value = _read(field.type, raw[field.key], join(path, field.key), problems, source)
             if len(problems) == before or isinstance(field.type, Tables):
                 values[field.name] = value
-        elif field.required:
-            problems.append(Problem(path=path, sentence=f"`{field.key}` is missing; add it"))
+    absent = [f"`{field.key}`" for field in declared if field.required and field.key not in raw]
+    if absent:
+        are = "is missing; add it" if len(absent) == 1 else "are missing; add them"
+        problems.append(Problem(path=path, sentence=f"{' and '.join(absent)} {are}"))
     return values
 
 

@@ -13,7 +13,7 @@ from experiment_text import COLLECTIVE, FLOW, JOB, read
 from house import DEMO, HOUSE
 
 from faultbed.harness.cli.main import cli
-from faultbed.harness.experiment.declare import json_schema, key_tables
+from faultbed.harness.experiment.declare import editor_schema, key_tables
 from faultbed.harness.experiment.declare.section import OneOf, Table, fields_of
 from faultbed.harness.experiment.experiment_file import ExperimentFile, decode
 from faultbed.harness.experiment.parameters import parse_settings
@@ -49,8 +49,7 @@ def test_all_errors_of_a_file_are_reported_at_once_with_line_path_value_and_reme
         f'x.toml:5: workload.size: 4096 has no unit; write a size with one of {", ".join(SIZE.units)}, such as "16MiB"',
         'x.toml:6: workload.iterations: expected a whole number, got "3"; write one such as 1',
         "x.toml:7: workload.ranks[1]: expected text, got 7; write it in quotes",
-        "x.toml:8: faults[0]: `target` is missing; add it",
-        "x.toml:8: faults[0]: `at` is missing; add it",
+        "x.toml:8: faults[0]: `target` and `at` are missing; add them",
         'x.toml:10: faults[0].for: "0s" is out of range; write more than 0s',
         'x.toml:12: expect[0].metric: no metric "recovry.total"; did you mean recovery.total?',
         'x.toml:16: expect[1].max: "20ms" is not a share; write a number and one of %, such as "20%"',
@@ -79,12 +78,12 @@ def test_rate_of_a_flow_has_a_unit_or_is_in_megabits(written, rate_bps):
 
 def test_schema_and_page_are_up_to_date():
     """The module and the command named in both write them again."""
-    assert (HOUSE / "tests/experiments/schema.json").read_text() == json_schema.schema_text()
+    assert (HOUSE / "tests/experiments/schema.json").read_text() == editor_schema.schema_text()
     assert (HOUSE / "docs/experiment-file.md").read_text() == key_tables.page()
 
 
 def test_schema_accepts_shipped_experiments_and_rejects_what_the_decoder_rejects():
-    schema = json.loads(json_schema.schema_text())
+    schema = json.loads(editor_schema.schema_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     for path in sorted((HOUSE / "tests/experiments").glob("*.toml")):
         assert path.read_text().startswith("#:schema ./schema.json\n")

@@ -207,7 +207,7 @@ def test_plan_holds_the_selector_of_a_target_that_is_chosen_later():
     assert encode(one.plan) == encode(other.plan)
     assert [option.target.text for option in one.faults[0].candidates] == ["rtsw1:ctsw1", "rtsw1:ctsw2"]
     assert run.touched(one, SOFT.topology)[-2:] == ("rtsw1:ctsw1", "rtsw1:ctsw2")
-    with pytest.raises(ConfigError, match=r"x.toml: faults\[0\].target: .*does not end with used-uplink"):
+    with pytest.raises(ConfigError, match=r"x.toml:18: faults\[0\].target: .*does not end with used-uplink"):
         resolved(SOFT, "used-uplink[0]:rnic[0]")
 
 

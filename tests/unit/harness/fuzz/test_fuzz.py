@@ -245,18 +245,31 @@ def test_drawn_case_fits_the_lab(case):
 
 def test_every_declared_key_is_drawn_sometimes():
     """A filter used to drop `check`: no fuzzed flow had ever compared a byte."""
-    drawn = {"collective": set(), "flow": set()}
+    drawn = []
 
     @hypothesis.seed(7)
-    @settings(max_examples=400, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    @given(strategy(kinds=("link.down",), workloads=tuple(draw.WORKLOADS), most=0))
-    def collect(case):
-        kind = "collective" if "collective" in case.workload else "flow"
-        drawn[kind] |= set(tomllib.loads(to_toml(case))["workload"])
+    @settings(max_examples=1500, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(hypothesis.strategies.one_of(*(made(MINI.topology) for made in draw.WORKLOADS.values())))
+    def collect(workload):
+        drawn.append(workload)
+
+    def fits(workload):
+        source = to_toml(Case(workload=workload)).encode()
+        try:
+            resolve(experiment.decode(source, source="case"), source, MINI)
+        except UsageError:
+            return False
+        return True
 
     collect()
-    assert {field.key for field in fields_of(Collective)} - drawn["collective"] == {"iterations"}
-    assert {field.key for field in fields_of(Flow)} - drawn["flow"] == set()
+    for section, own in ((Collective, "collective"), (Flow, "flow")):
+        for field in fields_of(section):
+            some = [workload for workload in drawn if own in workload and field.key in workload]
+            if field.key in ("duration", "iterations"):  # a case sets its time itself
+                continue
+            assert some, field.key
+            # Several ranks on an RNIC talk within a host, which a soft lab refuses for all but a few schedules.
+            assert any(map(fits, some)) or field.key == "ranks_per_rnic", field.key
 
 
 def test_drawn_values_of_a_field_are_valid_and_none_is_its_default():
@@ -265,7 +278,7 @@ def test_drawn_values_of_a_field_are_valid_and_none_is_its_default():
             for value in draw.values_of(field, MINI.topology.rnic_names):
                 problems = []
                 read_fields(section, {field.key: value}, "workload", problems, "x")
-                assert not [one for one in problems if "is missing" not in one.sentence], (field.key, value)
+                assert not [one for one in problems if "missing" not in one.sentence], (field.key, value)
                 assert field.required or value != (field.default and field.type.write(field.default)), field.key
 
 

@@ -73,7 +73,7 @@ def test_stop_conditions_are_decoded():
         ("min = 0.2", "", ["stop[0]", "bounded by min alone"]),
         ("min = 0.2", "min = 0.2\nmax = 0.9", ["stop[0]", "bounded by min alone"]),
         ('max = "10s"', "max = 10", ["stop[1].max", "unit"]),
-        ("min = 0.2", 'min = "20%"', ["stop[0].min", "plain number"]),
+        ("min = 0.2", 'min = "20ms"', ["stop[0].min", '"20ms" is not a share']),
         ('for = "5s"\n[[stop]]', 'for = "5"\n[[stop]]', ["stop[0].for"]),
         ('for = "5s"\n[[stop]]', 'fro = "5s"\n[[stop]]', ["stop[0]", "did you mean for"]),
         ('"INCONCLUSIVE"', '"PASS"', ["stop[1].verdict", "PASS"]),

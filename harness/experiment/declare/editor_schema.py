@@ -1,13 +1,15 @@
 """The JSON Schema of the experiment file, for completion and checks in editors. Pure.
 
-`faultbed schema > tests/experiments/schema.json` writes the shipped copy again. The experiments beside it name it in
-their first line, `#:schema ./schema.json`, so that editors find it without a network.
+`python -m faultbed.harness.experiment.declare.editor_schema > tests/experiments/schema.json` writes the shipped copy
+again. The experiments beside it name it in their first line, `#:schema ./schema.json`, so that editors find it without
+a network.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import sys
 from typing import Any
 
 from faultbed.harness.experiment.declare.section import Field, OneOf, Section, Table, fields_of
@@ -49,3 +51,7 @@ def _property(field: Field) -> dict[str, Any]:
     if field.default in (None, (), {}) or isinstance(field.type, Table):
         return schema
     return {**schema, "default": field.type.write(field.default)}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(schema_text())
