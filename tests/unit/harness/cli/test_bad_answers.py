@@ -111,7 +111,7 @@ INJECT = ("inject", "packet.drop", "host3:rxe0", "--for", "5s")
         (["run", "demo.tmol"], 4, ["demo.tmol"]),
         (["run", "utf16.toml", "--plan"], 4, ["utf16.toml", "line 1", "0xff", "UTF-8"]),
         (["run", "latin1.toml", "--plan"], 4, ["latin1.toml", "line 1", "0xe9", "UTF-8"]),
-        (["run", "empty.toml", "--plan"], 4, ["empty.toml", "is missing"]),
+        (["run", "empty.toml", "--plan"], 4, ["empty.toml", "are missing"]),
         (["run", "name.toml", "--plan"], 4, ["name.toml", "`workload` is missing"]),
         (["run", "cut.toml", "--plan"], 4, ["cut.toml"]),
         (["run", "text.pcap", "--plan"], 4, ["text.pcap", "not TOML"]),
