@@ -18,11 +18,12 @@ Absolute rates are rejected as bounds on a soft lab: its numbers are ratios with
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from faultbed.harness.ledger.statistics.decision import Estimand
+from faultbed.inject.kinds.catalogue import Trait, has_trait
 from faultbed.testbed.suggestions import nearest as nearest_word
 
 __all__ = ["LINK_PREFIXES", "METRICS", "PER_FAULT_PREFIXES", "Metric", "Of", "lookup", "nearest"]
@@ -46,7 +47,7 @@ class Metric:
         is_share_lost: it is 1 minus the contrast that is decided.
         has_controls: it is a ratio over fault-free times of the same run, before and after the faults.
         needs_twin: it compares the run with a fault-free twin.
-        each_fault: it has a value for each fault, of which the worst counts.
+        each_fault: whether a fault of a kind has a value, of which the worst counts; None: the run has one value.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Metric:
     is_share_lost: bool = False
     has_controls: bool = False
     needs_twin: bool = False
-    each_fault: bool = False
+    each_fault: Callable[[str], bool] | None = None
 
     @property
     def has_level(self) -> bool:
@@ -76,6 +77,20 @@ class Metric:
         if of is None or not self.either:
             return self.estimand
         return "setting" if of == "setting" else "fact"
+
+
+def _every(_kind: str) -> bool:
+    return True
+
+
+def _on_packets(kind: str) -> bool:
+    """Return whether an end of a queue pair can notice a fault of a kind."""
+    return not has_trait(kind, Trait.NO_PACKET)
+
+
+def _on_routes(kind: str) -> bool:
+    """Return whether a switch can route otherwise under a fault of a kind."""
+    return has_trait(kind, Trait.CARRIER) or has_trait(kind, Trait.ROUTES)
 
 
 _RECOVERY = (
@@ -118,7 +133,7 @@ _TABLE = (
             unit="s",
             estimand="event",
             about_faults=True,
-            each_fault=True,
+            each_fault=_on_packets if name in ("detect", "retransmit") else _every,
             meaning=f"{meaning}; the worst fault counts",
         )
         for name, meaning in _PHASES.items()
@@ -349,7 +364,7 @@ _TABLE = (
         unit="s",
         estimand="event",
         about_faults=True,
-        each_fault=True,
+        each_fault=_every,
         meaning="Longest time without data of the bystander that begins between 1 s before a fault's arming and 1 s "
         "after its removal",
     ),
@@ -370,7 +385,7 @@ _TABLE = (
         unit="s",
         estimand="event",
         about_faults=True,
-        each_fault=True,
+        each_fault=_on_routes,
         meaning="From a fault's first firing to the first link, next hop or route that changed on a switch; the worst "
         "fault counts",
     ),
@@ -379,7 +394,7 @@ _TABLE = (
         unit="s",
         estimand="event",
         about_faults=True,
-        each_fault=True,
+        each_fault=_on_routes,
         meaning="From a fault's first firing to the first route that a switch moved off a link that it lost; the worst "
         "fault counts",
     ),
@@ -388,7 +403,7 @@ _TABLE = (
         unit="s",
         estimand="event",
         about_faults=True,
-        each_fault=True,
+        each_fault=_on_routes,
         meaning="From a fault's first firing to the first route that BGP changed where no link was lost; the worst "
         "fault counts",
     ),
@@ -397,7 +412,7 @@ _TABLE = (
         unit="s",
         estimand="event",
         about_faults=True,
-        each_fault=True,
+        each_fault=_on_routes,
         meaning="From a fault's first firing to the last route that changed before its removal; the worst fault counts",
     ),
     Metric(
@@ -405,7 +420,7 @@ _TABLE = (
         unit="s",
         estimand="event",
         about_faults=True,
-        each_fault=True,
+        each_fault=_on_routes,
         meaning="From a fault's removal to the last route that changed after it; the worst fault counts",
     ),
     Metric(

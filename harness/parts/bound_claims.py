@@ -79,7 +79,8 @@ def _faults(expectation: Expectation, planned: Planned) -> Iterator[str]:
 
 def _members(expectation: Expectation, planned: Planned) -> tuple[str, ...]:
     """Return the faults of which each needs a value."""
-    return tuple(fault.id for fault in planned.plan.faults) if expectation.metric.each_fault else ()
+    has_value = expectation.metric.each_fault
+    return tuple(fault.id for fault in planned.plan.faults if has_value is not None and has_value(fault.kind))
 
 
 def _why_no_value(fault_id: str, observation: Observation | None) -> tuple[str, ...]:
