@@ -69,9 +69,12 @@ def test_sweep_with_too_many_runs_is_rejected():
 def test_sweep_expected_time_is_the_workloads_until_runs_were_timed():
     _, made = points("workload.duration=60s,90s")
     alone = expected_s(made, {})
-    assert alone[2] - alone[1] == 2 * 30, "the demo has a fault-free twin"
+    assert alone[2] - alone[1] == 30
+    _, paired = points("workload.duration=60s,90s", "expect[1].metric=jct_ratio")
+    with_twin = expected_s(paired, {})
+    assert with_twin[2] - with_twin[1] == 2 * 30, "a bound against the twin runs the workload twice"
     timed = expected_s(made, {1: [140.0]})
-    assert timed == {1: 140.0, 2: 200.0}
+    assert timed == {1: 140.0, 2: 170.0}
 
 
 def test_default_metrics_are_the_bounded_ones():
@@ -381,7 +384,7 @@ READY = sorted((house.HOUSE / "docs" / "sweeps").glob("*.toml"))
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
 def test_ready_sweep_fits_a_lab(path):
     tapered = dict.fromkeys(("collision", "algorithms", "fragmented"), "soft-tapered")
-    name = {"taper": "soft-zones", **tapered}.get(path.stem, "soft")
+    name = {"taper": "soft-zones", "placement": "soft-zones-8", **tapered}.get(path.stem, "soft")
     lab = lab_inventory.load(house.HOUSE / "inventory" / f"{name}.yml")
     made = points_of(
         path.read_bytes(), [parse("workload.qp.timeout=15,16")], lab, source=path.name, seed=None, repeat=1
