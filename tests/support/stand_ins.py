@@ -34,7 +34,7 @@ def make(folder):
         shutil.copytree(run, runs / name)
     # A copy of a run is no second one.
     finished(runs, synthetic_run(seconds=51.0)).path.rename(runs / "second")
-    for number in (1, 2, 3):
+    for number in (1, 2, 3, 4):
         finished(runs, without_faults(synthetic_run(), 1 + number / 100)).path.rename(runs / f"aa-{number}")
     some = campaign()
     for _ in range(2):

@@ -212,7 +212,7 @@ def test_gantt_chart_has_a_row_per_rank_and_frames_the_stall():
 def test_report_has_a_gantt_chart_for_each_fault(tmp_path):
     page = report.render(finished(tmp_path, synthetic_run()).path).read_text(encoding="utf-8")
 
-    assert page.count('class="gantt"') == 3
+    assert page.count('<figure class="gantt') == 3
     # The ring stalled during the flap, and rank 1 computed longer during the throttle.
     assert re.search(r"iteration \d+: rank \d \(host\d:rxe0\) communicated 1\.\d+ s, its median is", page)
     assert re.search(r"rank 1 \(host2:rxe0\) computed", page)

@@ -10,6 +10,7 @@ from synthetic_run import synthetic_run
 from faultbed.harness import verdict as verdict_file
 from faultbed.harness.cli.main import cli
 from faultbed.harness.ledger import ledger
+from faultbed.harness.ledger.claims import Broken, Unknown
 from faultbed.harness.run.judge_run import judge_run
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.errors import RecordError
@@ -29,9 +30,10 @@ def test_judge_run_rebuilds_the_verdict_of_every_recorded_run(tmp_path, name):
 def test_judge_run_after_evidence_was_lost_knows_less(tmp_path):
     recorded = RUNS["stopped"]
     directory = finished(tmp_path, recorded.run, planned=recorded.plan, sealed=recorded.sealed)
-    assert judge_run(directory).verdict.verdict is Verdict.FAIL
+    (name,) = [name for name in judge_run(directory).ledger.statuses if name.startswith("stop.")]
+    assert isinstance(judge_run(directory).ledger.statuses[name], Broken)
     (directory.path / "evidence" / "measured" / "stops.json").unlink()
-    assert judge_run(directory).verdict.verdict is Verdict.INCONCLUSIVE
+    assert isinstance(judge_run(directory).ledger.statuses[name], Unknown)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"t0_ns": "x"}', b"[]"])

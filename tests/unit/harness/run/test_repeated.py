@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from finished_run import finished as written
+from house import DEMO
 from synthetic_run import synthetic_run
 from verdict_files import ERROR, FAIL, PASS, verdict
 
@@ -79,17 +80,20 @@ def executed(monkeypatch, tmp_path):
         return seeds
 
     executed.more = {}
+    # A bound that several runs decide: the demo has none, because one run has to decide it.
+    paired = tmp_path / "paired.toml"
+    paired.write_text(f'{DEMO.read_text()}\n[[expect]]\nmetric = "jct_ratio"\nmax = 3.0\n')
+    executed.paired = str(paired)
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("faultbed.harness.run.loop.execute", execute)
     monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.up", lambda inventory, progress: "already up")
     return executed
 
 
-DEMO = "tests/experiments/demo.toml"
-
-
 def test_repeat_uses_the_next_seed_for_each_run(executed):
-    done = CliRunner().invoke(cli, ["run", DEMO, "--seed", "40", "--repeat", "3", "--json"], standalone_mode=False)
+    done = CliRunner().invoke(
+        cli, ["run", executed.paired, "--seed", "40", "--repeat", "3", "--json"], standalone_mode=False
+    )
     assert executed() == [40, 41, 42]
     output = json.loads(done.stdout)
     assert [run["seed"] for run in output["runs"]] == [40, 41, 42]
@@ -99,20 +103,20 @@ def test_repeat_uses_the_next_seed_for_each_run(executed):
 
 
 def test_repeated_run_has_one_pooled_verdict_next_to_the_runs(executed):
-    done = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "8", "--json"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["run", executed.paired, "--repeat", "8", "--json"], standalone_mode=False)
     assert done.return_value == 0
     pool = json.loads(done.stdout)["pooled"]
     assert Path(pool["file"]).parent.name == f"{Path(pool['runs'][0]['run_dir']).name}-pooled"
     written = decode(Path(pool["file"]).read_bytes())
     assert (written.verdict, len(written.runs)) == (PASS, 8)
     assert {check.name for check in written.checks} >= {"pooled_runs", "dip", "jct_ratio"}
-    text = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "3"], standalone_mode=False).output
+    text = CliRunner().invoke(cli, ["run", executed.paired, "--repeat", "3"], standalone_mode=False).output
     assert "all runs together" in text
     assert "3 runs together" in text
 
 
 def test_too_few_repeated_runs_are_inconclusive_together_although_each_passes(executed):
-    done = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "7", "--json"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["run", executed.paired, "--repeat", "7", "--json"], standalone_mode=False)
     written = decode(Path(json.loads(done.stdout)["pooled"]["file"]).read_bytes())
     assert {run.verdict for run in written.runs} == {PASS}
     assert (written.verdict, done.return_value) == (INCONCLUSIVE, 2)
@@ -122,10 +126,10 @@ def test_too_few_repeated_runs_are_inconclusive_together_although_each_passes(ex
 
 def test_repeat_exit_code_is_the_pool_and_a_dirty_lab_ends_it(executed):
     executed.more = {1: {"said": FAIL}}
-    done = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "2"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["run", executed.paired, "--repeat", "2"], standalone_mode=False)
     assert done.return_value == 2, "two runs are too few to pool what is noisy"
     executed.more = {3: {"lab_state": "DIRTY"}}
-    done = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "5"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["run", executed.paired, "--repeat", "5"], standalone_mode=False)
     assert len(executed()) == 3
     assert "ended after 1 of 5: the lab is DIRTY" in done.output
     assert done.return_value == 5
@@ -133,7 +137,7 @@ def test_repeat_exit_code_is_the_pool_and_a_dirty_lab_ends_it(executed):
 
 def test_run_until_decided_ends_when_the_pooled_runs_decide(executed):
     """All runs have equal values, so the first look decides: after the ninth of at most twelve runs."""
-    done = CliRunner().invoke(cli, ["run", DEMO, "--seed", "7", "--until-decided"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["run", executed.paired, "--seed", "7", "--until-decided"], standalone_mode=False)
     assert executed() == [*range(7, 16)]
     assert done.return_value == 0
     assert "after 8 runs: INCONCLUSIVE" in done.output
@@ -142,7 +146,7 @@ def test_run_until_decided_ends_when_the_pooled_runs_decide(executed):
 
 def test_run_until_decided_ends_at_most(executed, monkeypatch):
     monkeypatch.setattr("faultbed.harness.run.repeats.pooled.is_open", lambda pool: True)
-    done = CliRunner().invoke(cli, ["run", DEMO, "--until-decided", "--most", "10"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["run", executed.paired, "--until-decided", "--most", "10"], standalone_mode=False)
     assert (len(executed()), done.return_value) == (10, 0)
 
 
@@ -155,7 +159,7 @@ def test_run_until_decided_ends_at_most(executed, monkeypatch):
     ],
 )
 def test_options_of_repeated_runs_that_contradict_each_other_are_refused(executed, words, message):
-    done = CliRunner().invoke(cli, ["run", DEMO, *words], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["run", executed.paired, *words], standalone_mode=False)
     assert message in str(done.exception)
     assert executed() == []
 
