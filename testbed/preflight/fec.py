@@ -18,9 +18,9 @@ from faultbed.testbed.preflight.rack_formats import RAW_BER_MAX
 
 __all__ = ["FecReading", "fec_wrong", "problems", "read", "undetermined"]
 
-_COUNTER = re.compile(r"^\s+(\w+):\s+(\d+)\s*$", re.MULTILINE)
-_ACTIVE = re.compile(r"^Active FEC encodings?:\s*(.*?)\s*$", re.MULTILINE)
-_LABEL = re.compile(r"^(at|speed):\s*([0-9.]+)\s*$", re.MULTILINE)
+_COUNTER = re.compile(r"^[ \t]+(\w+):[ \t]+(\d+)[ \t\r]*$", re.MULTILINE)
+_ACTIVE = re.compile(r"^Active FEC encodings?:[ \t]*(.*?)[ \t\r]*$", re.MULTILINE)
+_LABEL = re.compile(r"^(at|speed):[ \t]*([0-9.]+)[ \t\r]*$", re.MULTILINE)
 _BEYOND = ("uncorrectable_blocks", "rx_pcs_symbol_err_phy", "rx_symbol_err_phy", "rx_crc_errors_phy")
 """Errors that FEC did not correct, or that occurred without FEC."""
 _CORRECTED = ("rx_corrected_bits_phy", "corrected_bits")

@@ -151,7 +151,7 @@ def keeps_up(text: str) -> bool | None:
     Columns are default, current and next boot (mstflint, mlxcfg_ui.cpp): the middle one counts.
     """
     match = re.search(
-        r"^\W*(?:RO)?[ \t]*KEEP_ETH_LINK_UP_P\d[ \t]+\S+[ \t]+(True\(1\)|False\(0\))[ \t]+\S+", text, re.MULTILINE
+        r"^[^\w\n]*(?:RO)?[ \t]*KEEP_ETH_LINK_UP_P\d[ \t]+\S+[ \t]+(True\(1\)|False\(0\))[ \t]+\S+", text, re.MULTILINE
     )
     return match[1] == "True(1)" if match else None
 

@@ -147,4 +147,4 @@ def test_part_that_cannot_be_planned_does_not_end_the_search(tmp_path):
     )  # fmt: skip
     assert not search.fails(())
     assert search.tried == []
-    assert "no faults: not run: demo: stop[0]" in lines[0]
+    assert "no faults: not run: demo:34: stop[0]" in lines[0]
