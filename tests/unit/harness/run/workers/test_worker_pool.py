@@ -113,8 +113,12 @@ def test_connection_without_the_certificate_of_the_pool_is_refused(pool):
 
 
 def test_workers_and_scheduler_listen_on_loopback_alone_and_serve_no_page(pool):
-    list(pool.map(abs, [1]))
-    listening = [address for pid in (os.getpid(), *pool.pids()) for address in listeners(pid)]
+    list(pool.map(abs, [1]))  # one worker is there now; the other one may still be starting
+    deadline_s = time.monotonic() + 60.0
+    listening = []
+    while len(listening) < 3 and time.monotonic() < deadline_s:
+        listening = [address for pid in (os.getpid(), *pool.pids()) for address in listeners(pid)]
+        time.sleep(0.1)
     assert len(listening) == 3, "the scheduler and two workers"
     assert {address for address, _ in listening} == {"0100007F"}
 
