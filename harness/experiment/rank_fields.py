@@ -11,7 +11,16 @@ from faultbed.traffic.engine.task_specs import MAX_ENTROPY, QpParams, check_qp
 from faultbed.traffic.schedules import MAX_QPS_PER_PEER, SPREADS
 from faultbed.traffic.workloads.ranks import WARMUP
 
-__all__ = ["OnRanks", "QueuePair", "same_fields"]
+__all__ = ["Entropy", "OnRanks", "QueuePair", "same_fields"]
+
+Entropy = Annotated[
+    int,
+    Count(
+        "Number of UDP source ports that all queue pairs share (low entropy); 0: each has its own.",
+        least=0,
+        most=MAX_ENTROPY,
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +85,7 @@ class OnRanks(Section):
             among=SPREADS,
         ),
     ] = SPREADS[0]
-    entropy: Annotated[
-        int,
-        Count(
-            "Number of UDP source ports that all queue pairs share (low entropy); 0: each has its own.",
-            least=0,
-            most=MAX_ENTROPY,
-        ),
-    ] = 0
+    entropy: Entropy = 0
     qp: Annotated[QpParams, Table("Parameters of the queue pairs.", section=QueuePair)] = field(
         default_factory=QpParams
     )

@@ -27,11 +27,11 @@ from faultbed.harness.experiment.job_sections import (
     write_grid,
     write_phase,
 )
-from faultbed.harness.experiment.rank_fields import OnRanks, QueuePair, same_fields
+from faultbed.harness.experiment.rank_fields import Entropy, OnRanks, QueuePair, same_fields
 from faultbed.harness.experiment.replayed import Replay
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.suggestions import hint
-from faultbed.traffic.engine.task_specs import MAX_ENTROPY, QpParams
+from faultbed.traffic.engine.task_specs import QpParams
 from faultbed.traffic.flows.flow_spec import ATOMIC_BYTES, SPREADS, TRANSPORTS, VERBS, FlowSpec, check
 from faultbed.traffic.flows.matrix import PATTERNS, ZONE_PATTERNS
 from faultbed.traffic.schedules import ALGORITHMS, COLLECTIVES, algorithms_for
@@ -133,14 +133,7 @@ class Flow(Section):
     qps: Annotated[int, Count("Queue pairs of a flow.", least=1, most=1024)] = 1
     depth: Annotated[int, Count("Messages outstanding on each queue pair; 0 chooses by size.", least=0, most=4096)] = 16
     transport: Annotated[str, Choice("Transport of the queue pairs.", among=tuple(TRANSPORTS))] = "rc"
-    entropy: Annotated[
-        int,
-        Count(
-            "Number of UDP source ports that all queue pairs share (low entropy); 0: each has its own.",
-            least=0,
-            most=MAX_ENTROPY,
-        ),
-    ] = 0
+    entropy: Entropy = 0
     admit: Annotated[
         int, Count("Chains of messages that a receiver's host grants at a time; 0: no admission.", least=0)
     ] = 0
@@ -166,7 +159,7 @@ class Flow(Section):
     )
 
     def problems(self) -> Iterable[tuple[str, str]]:
-        """Return ends that are missing or given twice, and two measurements of latency that cannot be told apart."""
+        """Return ends that are missing or given twice, and two measurements of latency under one name."""
         if bool(self.src and self.dst) == bool(self.pattern) or bool(self.src) != bool(self.dst):
             yield "", 'name src and dst, or a pattern such as "incast"'
         if self.latency and self.probe:

@@ -185,7 +185,7 @@ def _exchanged(sent: Matrix, cost: Matrix, start: npt.NDArray[np.int64]) -> npt.
 
 def spares(topology: Topology, ranks: Sequence[str], rnics: Sequence[str]) -> tuple[str, ...]:
     """Return the RNICs that a placement leaves free, those next to most of its ranks first."""
-    used = _places(topology, ranks)
+    used, order = _places(topology, ranks), topology.rnic_names
     hosts = {host for _, _, host in used}
 
     def nearness(name: str) -> tuple[int, int, int]:
@@ -193,7 +193,7 @@ def spares(topology: Topology, ranks: Sequence[str], rnics: Sequence[str]) -> tu
         return (
             -sum(rack == other for _, other, _ in used),
             -sum(zone == other for other, _, _ in used),
-            list(topology.rnic_names).index(name),
+            order.index(name),
         )
 
     free = [name for name in rnics if name not in set(ranks) and name.partition(":")[0] not in hosts]

@@ -119,7 +119,7 @@ class Watch:
             self.listening.pop(node).close()
             known = None
         if known is None:
-            known = self.listening[node] = KernelNotifications(node, namespace)
+            known = self.listening[node] = KernelNotifications(namespace)
         return known
 
     def hear(self) -> None:
@@ -244,8 +244,8 @@ class KernelNotifications:
     _GROUPS = (1, 4, 7, 32)  # RTNLGRP_LINK, RTNLGRP_TC, RTNLGRP_IPV4_ROUTE, RTNLGRP_NEXTHOP
     _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 
-    def __init__(self, node: str, namespace: str | None) -> None:
-        self.node, self.namespace = node, namespace
+    def __init__(self, namespace: str | None) -> None:
+        self.namespace = namespace
         self._born = netns.identity(namespace)
         netns.enter(namespace)
         try:

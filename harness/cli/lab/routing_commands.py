@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from faultbed.harness.cli.command_group import Commands
 from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.harness.cli.lab.routing_plan import routing_plan
+from faultbed.harness.cli.options.new_file import write_new_file
 from faultbed.harness.cli.options.parsed import parsed
 from faultbed.harness.cli.options.qp import ranks_per_rnic_option
 from faultbed.harness.cli.options.weights import weight_option, weights_of
@@ -365,13 +366,7 @@ max = {worst.mmr * 1.05:.3f}
 metric = "wrong_elements"
 max = 0
 """
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"--write {path}: exists already; name another file") from None
-    except OSError as error:
-        raise UsageError(f"--write {path}: {error.strerror or error}; name a file in a folder that exists") from error
+    write_new_file("--write", path, text.encode())
 
 
 def _workload(traffic: JobTraffic) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ import click
 
 from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.harness.cli.model.predicting import resolve_without_fabric
+from faultbed.harness.cli.options.new_file import write_new_file
 from faultbed.harness.experiment import experiment_file as experiment_module
-from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.experiment.toml_text import experiment_toml
 from faultbed.harness.experiment.workload_file import Collective, Job
 from faultbed.harness.model import calibration as calibration_module
@@ -27,6 +27,7 @@ from faultbed.testbed.errors import FaultbedError, UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.model.selectors import select
+from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.text_files import decoded
 from faultbed.traffic.workloads.job import JobPhase
 
@@ -102,10 +103,19 @@ def place_command(
     traffic = _traffic(work, len(rnics), inventory)
     free = _free(inventory, where, rnics)
     is_local_refused = traits_of(inventory.kind).is_emulated
-    rows = [_row(AS_GIVEN, rnics, free, fitted, work, traffic, inventory, content, seed)]
-    for policy in policies or POLICIES:
-        chosen = placed(policy, inventory.topology, traffic, free, seed=seed, is_local_refused=is_local_refused)
-        rows.append(_row(policy, chosen, free, fitted, work, traffic, inventory, content, seed))
+    calibration = calibration_module.load(lab_dir(inventory.name), inventory=inventory.digest)
+    parameters = default_parameters(inventory.kind) if calibration is None else calibration.parameters
+
+    def iteration(ranks: tuple[str, ...]) -> Draw | None:
+        moved = replace(fitted, workload=replace(work, ranks=ranks), faults=(), expectations=())
+        again = resolve_without_fabric(moved, content, inventory)[0]
+        return predict(again, (), inventory, parameters, draws=DRAWS, seed=seed).fault_free.iteration_s
+
+    by_policy = {AS_GIVEN: rnics} | {
+        policy: placed(policy, inventory.topology, traffic, free, seed=seed, is_local_refused=is_local_refused)
+        for policy in policies or POLICIES
+    }
+    rows = [_row(policy, ranks, free, traffic, inventory.topology, iteration) for policy, ranks in by_policy.items()]
     if target is not None:
         _write(target, content, str(experiment), rows[-1])
     if as_json:
@@ -147,27 +157,21 @@ def _row(
     policy: str,
     ranks: tuple[str, ...],
     free: Sequence[str],
-    fitted: Experiment,
-    work: Collective | Job,
     traffic: JobTraffic,
-    inventory: Inventory,
-    content: bytes,
-    seed: int,
+    topology: Topology,
+    iteration: Callable[[tuple[str, ...]], Draw | None],
 ) -> _Row:
+    """Return a placement with what it makes cross; `iteration` predicts the time of an iteration."""
     iteration_s, why = None, ""
     try:
-        moved = replace(fitted, workload=replace(work, ranks=ranks), faults=(), expectations=())
-        again = resolve_without_fabric(moved, content, inventory)[0]
-        calibration = calibration_module.load(lab_dir(inventory.name), inventory=inventory.digest)
-        parameters = default_parameters(inventory.kind) if calibration is None else calibration.parameters
-        iteration_s = predict(again, (), inventory, parameters, draws=DRAWS, seed=seed).fault_free.iteration_s
+        iteration_s = iteration(ranks)
     except FaultbedError as error:
         why = str(error)
     return _Row(
         policy=policy,
         ranks=ranks,
-        spares=spares(inventory.topology, ranks, free),
-        crossing=crossing(inventory.topology, traffic, ranks),
+        spares=spares(topology, ranks, free),
+        crossing=crossing(topology, traffic, ranks),
         iteration_s=iteration_s,
         why=why,
     )
@@ -206,13 +210,7 @@ def _write(path: Path, content: bytes, source: str, row: _Row) -> None:
         raw["workload"]["resilience"] = {**raw["workload"]["resilience"], "spares": list(row.spares)}
     text = experiment_toml(raw)
     experiment_module.decode(text, source=str(path))
-    try:
-        with path.open("xb") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"--write {path}: exists already; name another file") from None
-    except OSError as error:
-        raise UsageError(f"--write {path}: {error.strerror or error}; name a file in a folder that exists") from error
+    write_new_file("--write", path, text)
 
 
 COMMANDS = (place_command,)

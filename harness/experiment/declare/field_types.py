@@ -153,7 +153,7 @@ class Choice(FieldType):
 
     @property
     def range(self) -> str:
-        """The words."""
+        """The allowed words, in order."""
         return ", ".join(self.among)
 
     def read(self, raw: Any) -> str:
@@ -402,7 +402,7 @@ class Parsed(FieldType):
 
     @property
     def range(self) -> str:
-        """An example."""
+        """An example of the text."""
         return f"such as {self.example}"
 
     def read(self, raw: Any) -> Any:

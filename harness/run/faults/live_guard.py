@@ -129,7 +129,7 @@ class Live:
         return {**counted, "goodput_ratio": fault_ns + LAG_NS + WINDOW_NS}
 
     def why_gate_missed(self) -> str | None:
-        """Return why nobody knows whether the workload was healthy before the first fault; None: it was checked."""
+        """Return why the health of the workload before the first fault is unknown; None: it was checked."""
         with self._lock:
             if self._start_ns is None or self._is_gate_done:
                 return None
