@@ -27,6 +27,7 @@ from faultbed.testbed.node.routing.owned_numbers import PROTOCOL
 
 __all__ = [
     "Facts",
+    "address_facts",
     "filter_fact",
     "gathered",
     "inet_facts",
@@ -39,6 +40,7 @@ __all__ = [
     "qdisc_fact",
     "read_nodes",
     "route_facts",
+    "rule_fact",
 ]
 
 Facts = Iterator[tuple[str, str]]
@@ -109,14 +111,14 @@ def network_facts() -> Facts:
         for _, body in route.dump(_GETNETCONF, bytes([socket.AF_INET, 0, 0, 0])):
             yield from inet_facts(body, names)
         for _, body in route.dump(_GETADDR, bytes(8)):
-            yield from _address(body, names)
+            yield from address_facts(body, names)
         soft = {netdev for _, netdev in _rdma_netdevs()}
         for _, body in route.dump(_GETROUTE, bytes(12)):
             yield from route_facts(body, names)
             yield from _route_settings(body, names)
             yield from path_mtu_facts(body, names, soft)
         for _, body in route.dump(_GETRULE, bytes(12)):
-            yield _rule(body)
+            yield rule_fact(body)
         yield from _scheme_facts(route, names)
         hooked: list[tuple[int, int]] = []
         for _, body in route.dump(_GETQDISC, bytes(20)):
@@ -198,14 +200,15 @@ def inet_facts(body: bytes, names: dict[int, str]) -> Facts:
         yield f"inet {netdev}", " ".join(f"{name} {_number(attrs.get(kind))}" for kind, name in _NETCONFA.items())
 
 
-def _address(body: bytes, names: dict[int, str]) -> Facts:
+def address_facts(body: bytes, names: dict[int, str]) -> Facts:
+    """Yield subject and text of an interface address, from the body of its netlink message."""
     family, length, flags, scope, index = struct.unpack_from("=BBBBi", body)
     attrs = attributes(body[8:])
     # Addresses from router advertisements come and go by themselves.
     if _number(attrs.get(8), flags) & _PERMANENT:
         address = socket.inet_ntop(family, attrs.get(2, attrs.get(1, b"")))
         scope_name = {0: "global", 253: "link", 254: "host"}.get(scope, str(scope))
-        yield f"address {names[index]} {address}/{length}", scope_name
+        yield f"address {names.get(index, index)} {address}/{length}", scope_name
 
 
 def route_facts(body: bytes, names: dict[int, str]) -> Facts:
@@ -266,7 +269,8 @@ def _next_hop(family: int, flags: int, index: int, attrs: dict[int, bytes], name
     return " ".join(filter(None, [via, f"dev {names.get(index)}", *state]))
 
 
-def _rule(body: bytes) -> tuple[str, str]:
+def rule_fact(body: bytes) -> tuple[str, str]:
+    """Return subject and text of a policy rule, from the body of its netlink message."""
     family, to_length, from_length = struct.unpack_from("=BBB", body)
     attrs = attributes(body[12:])
     table = _number(attrs.get(15), body[4])

@@ -237,11 +237,18 @@ class Watch:
 
 
 class KernelNotifications:
-    """The kernel's notifications of changes of a namespace's links, routes, next hops and queues."""
+    """The kernel's notifications of changes of a namespace.
+
+    It listens to links, addresses, routes, next hops, rules, queues and forwarding settings.
+    """
 
     _NEWLINK, _DELLINK, _NEWROUTE, _DELROUTE, _NEWNEXTHOP, _DELNEXTHOP = 16, 17, 24, 25, 104, 105
-    _NEWQDISC, _DELQDISC = 36, 37
-    _GROUPS = (1, 4, 7, 32)  # RTNLGRP_LINK, RTNLGRP_TC, RTNLGRP_IPV4_ROUTE, RTNLGRP_NEXTHOP
+    _NEWADDR, _DELADDR, _NEWRULE, _DELRULE = 20, 21, 32, 33
+    _NEWQDISC, _DELQDISC, _NEWNETCONF, _DELNETCONF = 36, 37, 80, 81
+    _NEWS = (_NEWLINK, _DELLINK, _NEWROUTE, _DELROUTE, _NEWNEXTHOP, _DELNEXTHOP)
+    """Kinds of messages that followers receive; the others only show that a node does not stay as it is."""
+    _GROUPS = (1, 4, 5, 7, 8, 24, 32)
+    """RTNLGRP_LINK, TC, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV4_NETCONF and NEXTHOP."""
     _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 
     def __init__(self, namespace: str | None) -> None:
@@ -283,7 +290,7 @@ class KernelNotifications:
                 for kind, _, body in messages(self.socket.recv(1 << 16)):
                     for subject, text in self._facts(kind, body):
                         self._moved_ns[subject] = now_ns
-                        if kind not in (self._NEWQDISC, self._DELQDISC):
+                        if kind in self._NEWS:
                             changes.append({"at_ns": now_ns, "subject": subject, "text": text})
         except BlockingIOError:
             pass
@@ -303,8 +310,17 @@ class KernelNotifications:
         if kind in (self._NEWNEXTHOP, self._DELNEXTHOP):
             subject, text = state.nexthop_fact(body, self.names)
             return [(subject, text if kind == self._NEWNEXTHOP else None)]
+        return [(subject, None) for subject in self._subjects(kind, body)]
+
+    def _subjects(self, kind: int, body: bytes) -> list[str]:
         if kind in (self._NEWQDISC, self._DELQDISC):
-            return [(state.qdisc_fact(body, self.names)[0], None)]
+            return [state.qdisc_fact(body, self.names)[0]]
+        if kind in (self._NEWRULE, self._DELRULE):
+            return [state.rule_fact(body)[0]]
+        if kind in (self._NEWADDR, self._DELADDR):
+            return [subject for subject, _ in state.address_facts(body, self.names)]
+        if kind in (self._NEWNETCONF, self._DELNETCONF):
+            return [subject for subject, _ in state.inet_facts(body, self.names)]
         return []
 
 

@@ -51,7 +51,7 @@ __all__ = [
 SETTLE_S = 30.0
 """How long `settle` waits for routing to recover. BGP with timers of 1 and 3 s is faster, even on a starved machine."""
 QUIET_S = 2.0
-"""How long no link, route, next hop or queue may have changed: an optic or a session that flaps is up at some looks."""
+"""How long nothing that the kernels report may have changed: an optic or a session that flaps is up at some looks."""
 MOVING_S = 5.0
 """`QUIET_S` of a lab that differed at an earlier look. Longer than the timers of BGP, 1 and 3 s."""
 _INTERVAL_S = 0.5
@@ -74,8 +74,8 @@ _OF_TRAFFIC = ("program faultbed.traffic.", "rdma resources ")
 class Fingerprint:
     """State by node and subject, `{"rtsw1": {"link ctsw1": "UP mtu 4200 ..."}}`, of the reserved part `covers`.
 
-    `moved` has the seconds since the kernel reported a change of a subject, for links, routes, next hops and queues, by
-    node and subject; all those of the last `heard_s` seconds are known.
+    `moved` has the seconds since the kernel reported a change of a subject, by node and subject, for what
+    `faultbed.testbed.node.watch` listens to; all those of the last `heard_s` seconds are known.
     """
 
     nodes: Mapping[str, Mapping[str, str]]

@@ -103,6 +103,10 @@ def test_watcher_knows_how_long_links_routes_and_queues_have_not_changed():
         later = program.ask(do="state", nodes={"here": None})
         assert later["heard_s"] > first["heard_s"]
         ago_s = later["moved"]["here"]
+        subprocess.run([*ip, "sh", "-c", "ip addr add 10.8.0.1/32 dev lo; ip addr del 10.8.0.1/32 dev lo"], check=True)
+        subprocess.run([*ip, "sh", "-c", "ip rule add pref 99 table 7; ip rule del pref 99"], check=True)
+        back = program.ask(do="state", nodes={"here": None})["moved"]["here"]
+        assert {"address lo 10.8.0.1/32", "rule 99 lookup 7"} <= back.keys(), "gone again, and not unseen"
         (route,) = (subject for subject in ago_s if "10.9.0.0" in subject)
         assert 0 <= ago_s[route] <= ago_s["link lo"] <= later["heard_s"]
     finally:
