@@ -386,6 +386,8 @@ def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
     if run.serving is not None:
         names |= {"ttft.p99": "time to first token, P99", "tpot.p99": "time per output token, P99"}
         units = {"ttft.p99": "s", "tpot.p99": "s", **units}
+    if run.twin is None:
+        del units["jct_ratio"]
     for name, unit in units.items():
         observation = observed.metrics[name]
         text = summary.format_value(observation.value, unit)
