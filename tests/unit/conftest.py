@@ -31,7 +31,7 @@ def no_request_to_stop():
 def pytest_collection_modifyitems(items):
     """Mark tests that need the process that forks commands, because it repeats the imports of the worker."""
     for item in items:
-        if "forked" in item.fixturenames:
+        if "forked" in getattr(item, "fixturenames", ()):  # an experiment file is an item, too
             item.add_marker(pytest.mark.process)
 
 

@@ -13,7 +13,7 @@ from samples import samples
 from faultbed.harness.cli.main import cli
 from faultbed.harness.packets.analysis import analyse
 from faultbed.harness.packets.evidence import Evidence
-from faultbed.harness.run.collect_measurements import _packets
+from faultbed.harness.parts.capture.capture_part import summary_of
 from faultbed.testbed.packets.pcapng_writer import write_pcapng
 
 US, MS = 1000, 1_000_000
@@ -95,7 +95,7 @@ def test_duplicates_single_copy_is_no_retransmission():
     (flow,) = analysis.flows
     assert (flow.duplicates, flow.again, flow.causes, flow.requests) == (1, 0, {}, 4)
     result = Evidence(epoch_offset_ns=0, clock_error_ns=0, proofs=(), slices={}, analysis=analysis)
-    assert _packets(result).goings_back == ()
+    assert summary_of(result).goings_back == ()
 
 
 @pytest.mark.parametrize("numbered", [False, True])
