@@ -511,7 +511,7 @@ def _expectation(item: _Expect, ids: Sequence[str]) -> Expectation:
     metric = lookup(item.metric, ids)
     if metric is None:
         near = nearest(item.metric, ids)
-        advice = f"did you mean {near}?" if near else "docs/experiment-reference.md lists them"
+        advice = f"did you mean {near}?" if near else "docs/metrics.md lists them"
         raise Wrong("metric", f'no metric "{item.metric}"; {advice}')
     if item.equals is not None and (item.min is not None or item.max is not None):
         raise Wrong("", "equals stands alone; drop min and max")

@@ -13,7 +13,7 @@ from experiment_text import COLLECTIVE, FLOW, JOB, read
 from house import DEMO, HOUSE
 
 from faultbed.harness.cli.main import cli
-from faultbed.harness.experiment.declare import editor_schema, key_tables
+from faultbed.harness.experiment.declare import editor_schema, key_tables, metric_tables
 from faultbed.harness.experiment.declare.section import OneOf, Table, fields_of
 from faultbed.harness.experiment.experiment_file import ExperimentFile, decode
 from faultbed.harness.experiment.parameters import parse_settings
@@ -76,10 +76,11 @@ def test_rate_of_a_flow_has_a_unit_or_is_in_megabits(written, rate_bps):
     assert read(FLOW.format("write", f"rate = {written}")).workload.rate_bps == rate_bps
 
 
-def test_schema_and_page_are_up_to_date():
-    """The module and the command named in both write them again."""
+def test_schema_and_pages_are_up_to_date():
+    """The commands in CONTRIBUTING.md write them again."""
     assert (HOUSE / "tests/experiments/schema.json").read_text() == editor_schema.schema_text()
     assert (HOUSE / "docs/experiment-file.md").read_text() == key_tables.page()
+    assert (HOUSE / "docs/metrics.md").read_text() == metric_tables.page()
 
 
 def test_schema_accepts_shipped_experiments_and_rejects_what_the_decoder_rejects():
