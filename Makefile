@@ -48,10 +48,11 @@ unit: setup-tests ## what needs no lab, on every core, but for commands, session
 bench: setup ## the numbers of docs/numbers.md, as ratios within one run
 	@$(RUN)python -m bench
 
-lint: setup ## style, types, and the playbooks by ansible-lint's profile production
+lint: setup ## style, types, every test can be collected, and the playbooks by ansible-lint's profile production
 	@$(RUN)ruff check .
 	@$(RUN)ruff format --check .
 	@$(RUN)mypy
+	@collected=$$($(RUN)python -m pytest tests --collect-only -qq) || { echo "$$collected" | tail -n 30; exit 1; }
 	@for tests in common soft lab; do $(RUN)mypy --config-file tests/mypy.ini tests/$$tests || exit 1; done
 	@cd playbooks && PATH="$(CURDIR)/$(RUN):$$PATH" ANSIBLE_ACTION_PLUGINS="$(CURDIR)/playbooks/action_plugins" ansible-lint -q
 
