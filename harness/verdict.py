@@ -171,12 +171,51 @@ class SchemeDeviation(msgspec.Struct, frozen=True, kw_only=True):
     fault: str = ""
 
 
+class FlowPlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """A placement of flows that a controller wrote to the switches and read back.
+
+    Attributes:
+        at_ns: controller time at which the cycle began.
+        done_ns: controller time after the readback.
+        cause: the begin of the run, the end of a cycle, or a change that a switch reported.
+        failed: links between switches that carried nothing.
+        keys: source RNICs and destination hosts that were placed.
+        moved: keys that had another uplink before.
+        without_path: keys that no live link carries.
+        bound_ratio: bytes of the fullest link over the bytes of the fullest rack divided by its live uplinks; None: no
+            key has any demand.
+    """
+
+    at_ns: int
+    done_ns: int
+    cause: Literal["start", "cycle", "change"]
+    failed: tuple[str, ...] = ()
+    keys: int = 0
+    moved: int = 0
+    without_path: int = 0
+    bound_ratio: float | None = None
+
+
+class FlowPlacements(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller of a placed scheme did while the scheme was applied.
+
+    `cycles` ended without an error; `largest_gap_s` is the longest time from one to the next, or to the end. `errors`
+    are those of the other cycles. A cycle that left all rules as they were has no placement.
+    """
+
+    cycles: int
+    largest_gap_s: float | None
+    placements: tuple[FlowPlacement, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
 class RoutingReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about the routing scheme of a run.
 
     `marked` are the packets that each switch has marked; None: the scheme marks none. `carried_packets` are those that
     left by ports among which the scheme chooses, while the workload ran; None: not read. `deviations` are the times at
-    which a switch did not route by it. `unproven` are the reasons why it does not prove that the scheme routed the
+    which a switch did not route by it. `placements` are those of the scheme's controller; None: the scheme has none.
+    `unproven` are the reasons why it does not prove that the scheme routed the
     workload.
     """
 
@@ -188,6 +227,7 @@ class RoutingReceipt(msgspec.Struct, frozen=True, kw_only=True):
     marked: dict[str, int] | None = None
     carried_packets: int | None = None
     deviations: tuple[SchemeDeviation, ...] = ()
+    placements: FlowPlacements | None = None
     cleared: SchemeCleared
     unproven: tuple[str, ...] = ()
 

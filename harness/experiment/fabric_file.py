@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from faultbed.harness.experiment.declare.field_types import Choice, Count
+from faultbed.harness.experiment.declare.field_types import Choice, Count, Duration, Flag
 from faultbed.harness.experiment.declare.section import Named, Section
 from faultbed.testbed.routing.schemes import SCHEMES, Routing
 
 __all__ = ["Fabric", "FabricSection"]
 
-_TAKEN_BY = {scheme.parameter: scheme.name for scheme in SCHEMES.values() if scheme.parameter}
+_TAKEN_BY = {parameter: scheme.name for scheme in SCHEMES.values() for parameter in scheme.parameters}
 _LONGEST_SEED = 2**32 - 1
 
 
@@ -22,18 +22,23 @@ class Fabric:
 
     `qp_hash_seed` is the seed of the hash of the destination queue pair (e-ecmp). `weights` are shares of links by name
     (weighted); a link that is not named has 1. `buckets` is the number of buckets of a next-hop group (resilient).
+
+    Of te: `cycle` is the time in s from one placement to the next. `backdoor`: a change that a switch reports causes
+    one at once. `demand`: what is placed, the bytes of the workload's schedule or those that ports counted.
     """
 
     routing: str
     qp_hash_seed: int = 1
     weights: dict[str, int] = field(default_factory=dict)
     buckets: int = 128
+    cycle: float = 5.0
+    backdoor: bool = True
+    demand: Literal["schedule", "measured"] = "schedule"
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The parameters that this scheme takes."""
-        name = SCHEMES[self.routing].parameter
-        return {name: getattr(self, name)} if name else {}
+        return {name: getattr(self, name) for name in SCHEMES[self.routing].parameters}
 
     @property
     def as_routing(self) -> Routing:
@@ -62,6 +67,22 @@ class FabricSection(Section):
     ] = None
     buckets: Annotated[
         int | None, Count("Buckets of a next-hop group (resilient); default 128.", least=2, most=4096)
+    ] = None
+    cycle: Annotated[
+        float | None,
+        Duration("Time from one placement of flows to the next (te); default 5s.", key="cycle", to="s", least=1),
+    ] = None
+    backdoor: Annotated[
+        bool | None,
+        Flag("Place flows as soon as a switch reports a change of links or routes (te); default true."),
+    ] = None
+    demand: Annotated[
+        Literal["schedule", "measured"] | None,
+        Choice(
+            "Bytes that are placed (te): of the workload's schedule, or as ports counted them in the last cycle; "
+            "default schedule.",
+            among=("schedule", "measured"),
+        ),
     ] = None
 
     def problems(self) -> Iterable[tuple[str, str]]:

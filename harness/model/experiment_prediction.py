@@ -19,6 +19,7 @@ from faultbed.harness.model.step_times import IterationCost, Paths, StepParamete
 from faultbed.harness.model.workload_traffic import (
     MOST_FLOWS,
     RankTraffic,
+    demands_of_workload,
     drawn_paths,
     drawn_queue_pair,
     rank_traffic,
@@ -30,6 +31,7 @@ from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.model.lab_kind import LabKind, traits_of
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.routing.link_arrays import LinkArrays, Path, link_arrays, path_of_flow
+from faultbed.testbed.routing.live_placement import place_on_live_links
 from faultbed.testbed.routing.max_min import Floats, link_rates, max_min_rates, merged
 from faultbed.testbed.routing.offered_load import uplink_mmr
 from faultbed.testbed.routing.schemes import Routing, scheme_named
@@ -280,6 +282,8 @@ def _phase(
         faults=faults,
         in_flight=_IN_FLIGHT,
     )
+    if scheme_named(scheme).is_placed:
+        state = _placed(setting, state)
     names = tuple(fault.spec.name for fault, _ in faults)
     rng = np.random.default_rng(setting.seed)
     if isinstance(work, Flow):
@@ -303,6 +307,15 @@ def _phase(
         worst_share=worst_share,
         mmr=_mmr(setting.topology, state.arrays, middle.link_bytes),
     )
+
+
+def _placed(setting: _Setting, state: FabricState) -> FabricState:
+    """Return the fabric with the flows placed on the links that are left, as the controller of `te` does at once."""
+    workload = setting.experiment.workload
+    demands = demands_of_workload(workload, FabricModel(kind=setting.kind, topology=setting.topology))
+    live = place_on_live_links(setting.topology, demands, state.fabric.failed)
+    routing = replace(state.fabric.routing, uplinks=live.placement.uplink)
+    return replace(state, fabric=replace(state.fabric, routing=routing))
 
 
 def _iteration(setting: _Setting, state: FabricState, traffic: RankTraffic, paths: Paths) -> IterationCost:

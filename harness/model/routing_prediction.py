@@ -16,7 +16,7 @@ from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.routing.offered_load import Fabric, offered_load, tier_mmr, uplink_mmr
 from faultbed.testbed.routing.placement_of_flows import Key, place
-from faultbed.testbed.routing.schemes import TE, Flow, Routing, scheme_named
+from faultbed.testbed.routing.schemes import Flow, Routing, scheme_named
 from faultbed.traffic.probes.ecmp_entropy import udp_sport
 from faultbed.traffic.schedules import build
 from faultbed.traffic.schedules.cost import NETWORKS, best_algorithm, shape_for
@@ -198,11 +198,11 @@ def predict(
     predictions = []
     for name, routing in schemes.items():
         rng = np.random.default_rng(seed)
-        if name == TE.name:
+        scheme, parameters = scheme_named(name), routing
+        if scheme.is_placed:
             placement = place(topology, demands_of(flows_of(traffic, ranks, rng)), failed=failed)
-            fabric = Fabric.of(topology, TE, replace(routing, uplinks=placement.uplink), failed=failed)
-        else:
-            fabric = Fabric.of(topology, scheme_named(name), routing, failed=failed)
+            parameters = replace(routing, uplinks=placement.uplink)
+        fabric = Fabric.of(topology, scheme, parameters, failed=failed)
         # A static scheme hashes the flows of a failed next hop, so its load depends on the draws, too.
         rounds = 1 if fabric.scheme.is_static and not failed else draws
         loads = [offered_load(fabric, flows_of(traffic, ranks, rng)) for _ in range(rounds)]

@@ -15,6 +15,7 @@ from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.routing.link_arrays import LinkArrays, Path, path_of_flow, path_of_nodes
 from faultbed.testbed.routing.offered_load import Fabric
+from faultbed.testbed.routing.placement_of_flows import Key
 from faultbed.testbed.routing.schemes import Flow as QueuePair
 from faultbed.traffic.engine.engine_client import FabricModel
 from faultbed.traffic.probes.ecmp_entropy import udp_sport
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_FLOWS",
     "RankTraffic",
+    "demands_of_workload",
     "drawn_paths",
     "drawn_queue_pair",
     "rank_traffic",
@@ -104,6 +106,38 @@ def rank_traffic(workload: Workload, lab: FabricModel) -> RankTraffic:
         compute_units=workload.compute_units,
         iterations=workload.iterations,
     )
+
+
+def demands_of_workload(workload: Workload, lab: FabricModel) -> dict[Key, float]:
+    """Return the bytes that each RNIC sends to each host in an iteration; flows of one workload count alike.
+
+    Raises:
+        UsageError: this kind of workload has no schedule of bytes, or the workload does not fit the lab.
+    """
+    sent: dict[Key, float] = {}
+
+    def add(source: str, destination: str, size_bytes: float) -> None:
+        key = source, destination.partition(":")[0]
+        if key[1] != source.partition(":")[0]:
+            sent[key] = sent.get(key, 0.0) + size_bytes
+
+    if isinstance(workload, Flow):
+        for src, dst in workload.pairs:
+            # The end that a read names first receives.
+            add(*((dst, src) if workload.flow == "read" else (src, dst)), 1.0)
+        return sent
+    if isinstance(workload, Collective):
+        places, _, programs = collective.fit(lab, collective_spec(workload))
+    elif isinstance(workload, Job):
+        places, programs, _ = job.fit(lab, job_spec(workload))
+    else:
+        kind = type(workload).__name__.lower()
+        raise UsageError(f'a workload of the kind {kind} has no schedule of bytes; write demand = "measured"')
+    ranks = [place.name for place in places]
+    for program in programs:
+        for _, dst, _, count in program["sends"]:
+            add(ranks[program["rank"]], ranks[dst], float(count * ITEM_BYTES[workload.dtype]))
+    return sent
 
 
 def drawn_queue_pair(src: str, dst: str, rng: np.random.Generator) -> QueuePair:

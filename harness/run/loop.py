@@ -21,6 +21,7 @@ import msgspec
 
 from faultbed.harness import judge
 from faultbed.harness.analysis import noise
+from faultbed.harness.model.workload_traffic import demands_of_workload
 from faultbed.harness.parts.part import planned_by
 from faultbed.harness.parts.passes import Active, Pass
 from faultbed.harness.parts.registry import PARTS
@@ -55,9 +56,11 @@ from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.observe import counters, telemetry
 from faultbed.testbed.observe.machine_load import MachineLoad
 from faultbed.testbed.observe.telemetry import Change
+from faultbed.testbed.routing.schemes import SCHEMES
 from faultbed.testbed.tenancy import audit_log, dirty, interventions
 from faultbed.testbed.tenancy.dirty import Work
 from faultbed.testbed.tenancy.reservation import covered
+from faultbed.traffic.engine.engine_client import FabricModel
 from faultbed.traffic.engine.running_traffic import OnEvent
 
 __all__ = ["Finished", "ResolvedRun", "execute", "refusal", "resolve", "touched"]
@@ -185,11 +188,11 @@ def _run_and_compare(
         work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=data.lease_s, progress=progress)
         _compare_with_emulation(resolved, lab, journal, data, progress)
         if wants_twin(resolved.experiment.expectations, control=resolved.plan.is_control):
-            with _routed(resolved, lab, journal, data, progress, is_twin=True):
-                data.twin, data.twin_load = _run_twin(resolved, lab, journal, data, progress, on_flights)
+            with _routed(resolved, lab, journal, data, progress, is_twin=True) as on_route:
+                data.twin, data.twin_load = _run_twin(resolved, lab, journal, data, progress, on_flights, on_route)
             _to_known_state(lab, journal, progress)
-        with _routed(resolved, lab, journal, data, progress):
-            _with_faults(resolved, lab, journal, data, progress, mutate, on_flights)
+        with _routed(resolved, lab, journal, data, progress) as on_route:
+            _with_faults(resolved, lab, journal, data, progress, mutate, on_flights, on_route)
     except _TwinWrong as error:
         data.twin_failure = str(error)
         journal.note("twin_failure", error=str(error))
@@ -231,21 +234,27 @@ def _compare_lab(lab: Lab, work: Work, data: RunData, interrupt: BaseException |
 @contextlib.contextmanager
 def _routed(
     resolved: ResolvedRun, lab: Lab, journal: Journal, data: RunData, progress: Progress, *, is_twin: bool = False
-) -> Iterator[None]:
-    """Run the block under the experiment's routing scheme. The receipt is kept even if the scheme cannot be applied."""
+) -> Iterator[Callable[[Change], None]]:
+    """Run the block under the experiment's routing scheme. The receipt is kept even if the scheme cannot be applied.
+
+    Yields what handles a change that a machine's kernel reported.
+    """
     fabric, data.routing = resolved.experiment.fabric, None
     if fabric is None:
-        yield
+        yield lambda _change: None
         return
     progress(f"applying the routing scheme {fabric.routing}")
-    scheme = routing_scheme.scheme_of(lab, fabric, journal, mutate=data.mutate_routing)
+    demands = None
+    if SCHEMES[fabric.routing].is_placed and fabric.demand == "schedule":
+        demands = demands_of_workload(resolved.experiment.workload, FabricModel(kind=lab.kind, topology=lab.topology))
+    scheme = routing_scheme.scheme_of(lab, fabric, journal, mutate=data.mutate_routing, demands=demands)
     if not is_twin:  # a comparison with a twin under another routing proves nothing
         scheme.doubts += [f"fault-free twin: {reason}" for reason in data.twin_not_routed]
     try:
         with scheme.applied(journal):
             decisions = scheme.decisions
             progress(f"{fabric.routing}: the kernels agree in {decisions.agreed} of {decisions.queried} decisions")
-            yield
+            yield scheme.on_change
             if is_twin:
                 scheme.check_still_applied()
             else:
@@ -313,7 +322,13 @@ def _to_each(active: Sequence[Active], *others: Callable[[Change], None]) -> Cal
 
 
 def _run_twin(
-    resolved: ResolvedRun, lab: Lab, journal: Journal, data: RunData, progress: Progress, on_flights: OnEvent
+    resolved: ResolvedRun,
+    lab: Lab,
+    journal: Journal,
+    data: RunData,
+    progress: Progress,
+    on_flights: OnEvent,
+    on_route: Callable[[Change], None],
 ) -> tuple[tuple[RankSeries, ...], MachineLoad]:
     """Run the same workload without faults. Return its series, and how busy the controller was meanwhile."""
     progress("fault-free twin: the same workload from the same snapshot")
@@ -325,7 +340,7 @@ def _run_twin(
     ):
         run = Pass(phase="twin", experiment=resolved.experiment, lab=lab, progress=lambda _text: None)
         active = _enter_parts(run, taps, data)
-        taps.enter_context(telemetry.start(lab, on_change=_to_each(active)))
+        taps.enter_context(telemetry.start(lab, on_change=_to_each(active, on_route)))
         running = workload.start(resolved.experiment, lab, on_flights)
         load = MachineLoad.watch()
         result = running.wait(workload.patience_s(resolved.experiment, running))
@@ -357,6 +372,7 @@ def _with_faults(
     progress: Progress,
     mutate: Mutation | None,
     on_flights: OnEvent,
+    on_route: Callable[[Change], None],
 ) -> None:
     """Run the workload with its faults, and record everything that is measured beside it."""
     live = Live()
@@ -368,7 +384,7 @@ def _with_faults(
         ready = prepare_all(injector, resolved.faults)
         run = Pass(phase="measured", experiment=resolved.experiment, lab=lab, progress=progress)
         active = _enter_parts(run, taps, data)
-        following = taps.enter_context(telemetry.start(lab, on_change=_to_each(active, live.on_change)))
+        following = taps.enter_context(telemetry.start(lab, on_change=_to_each(active, live.on_change, on_route)))
         live.heard_ns, live.without_log = following.heard_ns, following.without_log
         # Counted from here, because the start of all these is not part of the run: a holder takes ten seconds on an
         # emulated host.

@@ -57,6 +57,14 @@ class Actuator:
         """Turn the fault on."""
         raise NotImplementedError
 
+    def update(self, **_args: Any) -> None:
+        """Change what is on. Only a routing scheme whose controller places flows can be changed.
+
+        Raises:
+            Refused: this change stays as it was made.
+        """
+        raise Refused("it cannot be changed while it is on")
+
     def off(self) -> None:
         """Turn the fault off."""
         raise NotImplementedError

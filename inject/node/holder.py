@@ -8,6 +8,7 @@ machine's CLOCK_MONOTONIC in ns.
     {"do":"clock"}                      {"event":"clock","monotonic_ns":N}
     {"do":"prepare", ...}               {"event":"prepared","before":{...},"revert":"..."}
     {"do":"arm","at_ns":N?,"qp"?,"psn"?,"ahead"?} {"event":"scheduled"} or {"event":"armed","at_ns":N,"readback":{...}}
+    {"do":"update","args":{...}}        {"event":"updated","at_ns":N,"readback":{...}}
     {"do":"observe"}                    {"event":"observed","state":"prepared|scheduled|active|over","count":N,...}
     {"do":"beat"}                       {"event":"beat","state":"idle|prepared|scheduled|active|over"}
     {"do":"clear"}                      {"event":"cleared","ok":bool,"at_ns":N,"readback":{...},"observed":{...}}
@@ -143,6 +144,7 @@ class Holder:
             handlers = {
                 "prepare": self.do_prepare,
                 "arm": self.do_arm,
+                "update": self.do_update,
                 "observe": self.do_observe,
                 "clear": self.do_clear,
             }
@@ -241,6 +243,13 @@ class Holder:
             "armed_readback": first.readback if first is not None else None,
             "failure": self.failure,
         }
+
+    def do_update(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Change what is on, and read it back. If that fails, it stays on as far as it was changed."""
+        if not self.is_on or self.actuator is None:
+            raise Refused(f"cannot update what is {self.state}")
+        self.actuator.update(**request["args"])
+        return {"event": "updated", "at_ns": time.monotonic_ns(), "readback": self.actuator.read()}
 
     def do_clear(self, _request: dict[str, Any]) -> dict[str, Any]:
         """Revert and read back; a repeated request gets the same answer, unless the first attempt failed."""

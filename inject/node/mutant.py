@@ -31,6 +31,9 @@ class Mutant(Actuator):
     def on(self) -> None:
         self._claimed = self._lies
 
+    def update(self, **_args: Any) -> None:
+        pass
+
     def off(self) -> None:
         self._claimed = False
 

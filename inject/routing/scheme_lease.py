@@ -113,6 +113,7 @@ class SchemeLease:
     ) -> None:
         self._lab, self._journal, self._mutate = lab, journal, mutate
         names = [name for name in tables.switches if lab.carrier(name).name == machine]
+        self._names = names
         self._switch_of = {lab.netns(name): name for name in names}
         self.planned = _leased(lab, tables, machine, names)
         self.lease = Lease(lab, self.planned, ttl_s=LEASE_TTL_S)
@@ -147,6 +148,20 @@ class SchemeLease:
             self.readback = dict(answer["readback"])
             self.applied_ns = self.lease.offset.to_controller(answer["at_ns"])
             outcome |= {"readback": self.readback, "applied_ns": self.applied_ns}
+
+    def update(self, tables: SchemeTables) -> None:
+        """Give the switches the rules of `tables`, additions before removals, and store the new `readback`.
+
+        Raises:
+            FaultError: a switch refuses a rule; the message says why.
+            Unreachable: the holder is gone, so that its machine removes the scheme by itself.
+        """
+        rules = {name: tables.rules(name) for name in self._names}
+        with self._journal.doing("routing.update", scheme=self.planned.kind, rules=rules) as outcome:
+            interventions.refuse(self._lab.state_dir, self._lab.name, self._lab.reserved)
+            answer = self.lease.request({"do": "update", "args": {"rules": [*rules.values()]}})
+            self.readback = dict(answer["readback"])
+            outcome |= {"at_ns": self.lease.offset.to_controller(answer["at_ns"])}
 
     def is_applied(self) -> bool:
         """Return whether the holder reports the scheme as applied; False if the holder does not answer."""

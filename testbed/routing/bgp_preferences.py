@@ -28,6 +28,8 @@ _UNSUPPORTED = {
     "weighted": "FRR weighs next hops by the bandwidth that neighbours announce, and ignores a bandwidth that the "
     "switch itself sets (FRR 10.3, tried on a soft lab)",
     "spray": "public releases of SONiC have no setting for it; some vendors' releases and NICs have their own",
+    "te": "an ACL of SONiC can redirect by ingress port and prefix, but drops what it redirects to a dead uplink; a "
+    "rule of Linux falls through to BGP",
     "resilient": "SONiC's fine-grained groups (FG_NHG) name next hops by address, and sessions here are unnumbered",
 }
 

@@ -20,7 +20,7 @@ Direction = tuple[str, str]
 class Fabric:
     """A lab's switches with a routing scheme.
 
-    `healthy` are the paths of the inventory, `paths` those that avoid failed links.
+    `healthy` are the paths of the inventory, `paths` those that avoid the links that have `failed`.
     """
 
     topology: Topology
@@ -28,6 +28,7 @@ class Fabric:
     routing: Routing
     healthy: ValleyFreePaths
     paths: ValleyFreePaths
+    failed: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -40,6 +41,7 @@ class Fabric:
             routing=routing or Routing(),
             healthy=ValleyFreePaths(topology),
             paths=ValleyFreePaths(topology, failed=failed),
+            failed=failed,
         )
 
 

@@ -8,7 +8,7 @@
     weighted        hash of the 5-tuple into shares of unequal size
     resilient       hash of the 5-tuple into buckets; a dead next hop moves its own buckets and no other one
     te              the uplink that traffic engineering has chosen for the source RNIC and the destination host;
-                    elsewhere ECMP. Computed only: no lab applies it yet
+                    elsewhere ECMP. A controller places the flows again when links fail or return
 
 If a static next hop is dead, ECMP over the live ones replaces it: the table of that next hop has lost the route.
 """
@@ -27,7 +27,7 @@ from faultbed.testbed.packets.bth import ROCE_PORT
 from faultbed.testbed.routing.jenkins_hash import nft_jhash
 from faultbed.testbed.suggestions import nearest
 
-__all__ = ["SCHEMES", "TE", "Choice", "Flow", "Routing", "Scheme", "bucket_counts", "scheme_named"]
+__all__ = ["SCHEMES", "Choice", "Flow", "Routing", "Scheme", "bucket_counts", "scheme_named"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,23 +94,25 @@ class Scheme:
         summary: one line for people.
         is_static: whether the choice depends on the placement only: two runs on one placement load the links alike.
         choose: shares of a flow over the live next hops.
-        parameter: its parameter, by the name in `[fabric]` of an experiment.
+        parameters: its parameters, by their names in `[fabric]` of an experiment.
         fidelity: how real the scheme is on a soft lab.
         marks: nftables expression that draws a next hop's number for each packet, with `{hops}` and `{seed}`; empty:
             packets are not marked.
         is_per_packet: whether packets of one queue pair get different marks.
         shares: the attribute of the kernel's next-hop group with the shares; None: the kernel's hash does not choose.
+        is_placed: whether the choice depends on demands and live links, so that a controller has to follow them.
     """
 
     name: str
     summary: str
     is_static: bool
     choose: Callable[[Choice], Shares]
-    parameter: str | None = None
+    parameters: tuple[str, ...] = ()
     fidelity: Literal["real", "emulated"] = "real"
     marks: str = ""
     is_per_packet: bool = False
     shares: Literal["weights", "buckets"] | None = None
+    is_placed: bool = False
 
     @property
     def has_tables(self) -> bool:
@@ -124,8 +126,6 @@ def scheme_named(name: str) -> Scheme:
     Raises:
         UsageError: no scheme has this name.
     """
-    if name == TE.name:
-        raise UsageError(f"routing: {name} is computed by `faultbed routing predict` only; no lab applies it yet")
     if name not in SCHEMES:
         near = nearest(name, SCHEMES)
         hint = f"did you mean {near}?" if near else f"choose one of {', '.join(SCHEMES)}"
@@ -229,7 +229,7 @@ SCHEMES: dict[str, Scheme] = {
             summary="hash of the destination queue pair",
             is_static=False,
             choose=_e_ecmp,
-            parameter="qp_hash_seed",
+            parameters=("qp_hash_seed",),
             fidelity="emulated",  # the hash is ours, an ASIC has another one
             marks="jhash @th,104,24 mod {hops} seed {seed:#x}",
         ),
@@ -248,7 +248,7 @@ SCHEMES: dict[str, Scheme] = {
             summary="hash of the 5-tuple, unequal shares",
             is_static=False,
             choose=_weighted,
-            parameter="weights",
+            parameters=("weights",),
             shares="weights",
         ),
         Scheme(
@@ -256,10 +256,17 @@ SCHEMES: dict[str, Scheme] = {
             summary="hash of the 5-tuple into buckets",
             is_static=False,
             choose=_resilient,
-            parameter="buckets",
+            parameters=("buckets",),
             shares="buckets",
+        ),
+        Scheme(
+            name="te",
+            summary="the uplink that traffic engineering chose",
+            is_static=True,
+            choose=_te,
+            parameters=("cycle", "backdoor", "demand"),
+            is_placed=True,
         ),
     )
 }
 """Every scheme that labs apply, by its name."""
-TE = Scheme(name="te", summary="the uplink that traffic engineering chose", is_static=True, choose=_te)

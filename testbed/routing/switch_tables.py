@@ -4,6 +4,7 @@
     static schemes    one table for each uplink, with every prefix that BGP reaches over it; a rule for each prefix
     marking schemes   the same tables; nftables marks each RoCEv2 packet, a rule for each mark
     sharing schemes   one table whose routes have weights, or a resilient next-hop group; one rule
+    placed schemes    the tables of static schemes; a rule for each port of a source and each prefix of a destination
 
 Every table holds only routes that BGP has now (`faultbed.testbed.node.routing.agent` copies them). A lookup that finds
 no route in a scheme's table goes on to the main table, so a dead uplink or a withdrawn prefix falls back to BGP's own
@@ -13,7 +14,8 @@ ECMP.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +38,13 @@ class SwitchTables:
         hops: ports by which each prefix is reached, in the order of the inventory; prefixes with one are left out.
         static: port of each prefix; empty unless the scheme is static and chooses one.
         weights: share of each port.
+        placed: port of each (port of a source RNIC, prefix of a destination host); empty unless the scheme is placed.
     """
 
     hops: Mapping[str, tuple[str, ...]]
     static: Mapping[str, str] = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=dict)
+    placed: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def table_by_port(self) -> dict[str, int]:
@@ -72,29 +76,35 @@ class SchemeTables:
         """Return whether packets for an address leave `switch` by more than one port, whatever flow they are of."""
         return self.scheme.is_per_packet and bool(self._hops(switch, destination))
 
+    def rules(self, switch: str) -> list[tuple[int, int, str | None, int, str]]:
+        """Return the rules of a switch: priority, table, prefix (None: any), mark (0: any), port (empty: any)."""
+        tables_of_switch = self.switches[switch]
+        table_by_port = tables_of_switch.table_by_port
+        if not self.scheme.has_tables:
+            return []
+        if self.scheme.shares:
+            return [(PRIORITY, SHARED_TABLE, None, 0, "")]
+        if self.scheme.marks:
+            return [(PRIORITY, table, None, table, "") for table in table_by_port.values()]
+        placed = tables_of_switch.placed.items()
+        return [
+            *((PRIORITY, table_by_port[port], prefix, 0, "") for prefix, port in tables_of_switch.static.items()),
+            *((PRIORITY, table_by_port[port], prefix, 0, source) for (source, prefix), port in placed),
+        ]
+
     def request(self, switch: str, netns: str | None) -> dict[str, Any]:
         """Return the request to the agent on the switch's machine (JSON)."""
         tables_of_switch = self.switches[switch]
         tables = {str(table): port for port, table in tables_of_switch.table_by_port.items()}
-        rules: list[list[Any]]  # priority, table, prefix or None, mark
-        if not self.scheme.has_tables:
-            tables, rules = {}, []
-        elif self.scheme.shares:
-            tables, rules = {}, [[PRIORITY, SHARED_TABLE, None, 0]]
-        elif self.scheme.marks:
-            rules = [[PRIORITY, table, None, table] for table in tables_of_switch.table_by_port.values()]
-        else:
-            rules = [
-                [PRIORITY, tables_of_switch.table_by_port[port], prefix, 0]
-                for prefix, port in tables_of_switch.static.items()
-            ]
+        if self.scheme.shares or not self.scheme.has_tables:
+            tables = {}
         return {
             "netns": netns,
             "prefixes": {prefix: list(ports) for prefix, ports in tables_of_switch.hops.items()},
             "tables": tables,
             "weights": dict(tables_of_switch.weights) if self.scheme.shares else {},
             "buckets": self.routing.buckets if self.scheme.shares == "buckets" else 0,
-            "rules": rules,
+            "rules": [list(rule) for rule in self.rules(switch)],
             "marks": self._marks(tables_of_switch) if self.scheme.marks else [],
         }
 
@@ -150,7 +160,7 @@ def scheme_tables(topology: Topology, scheme: str, routing: Routing) -> SchemeTa
                     continue
                 prefix = str(ipaddress.ip_interface(rnic.address).network)
                 hops[prefix] = tuple(link.end(switch.name).netdev for link in links)
-                if chosen.is_static and not chosen.marks:
+                if chosen.is_static and not chosen.marks and not chosen.is_placed:
                     flow = Flow(src="", dst=f"{host.name}:{rnic.name}", size_bytes=1, src_port=0, dst_qpn=0)
                     at = Choice(
                         topology=topology, switch=switch.name, routing=routing, flow=flow, hops=links, alive=links
@@ -159,10 +169,36 @@ def scheme_tables(topology: Topology, scheme: str, routing: Routing) -> SchemeTa
                     static[prefix] = link.end(switch.name).netdev
         if hops:
             weights = _weights(topology, switch, routing)
-            switches[switch.name] = SwitchTables(hops=hops, static=static, weights=weights)
+            placed = _placed(topology, switch, routing, hops) if chosen.is_placed else {}
+            switches[switch.name] = SwitchTables(hops=hops, static=static, weights=weights, placed=placed)
     if not switches:
         raise Unsupported(f"{scheme}: no switch of this lab has two next hops to another rack, so there is no choice")
     return SchemeTables(scheme=chosen, routing=routing, switches=switches)
+
+
+def _placed(
+    topology: Topology, switch: Switch, routing: Routing, hops: Mapping[str, Sequence[str]]
+) -> dict[tuple[str, str], str]:
+    """Return the port of each source port and destination prefix at a rack switch.
+
+    Parallel links to one spine share a name, and take the keys of that name in turn.
+    """
+    source_port = {f"{link.b.node}:{link.rnic}": link.a.netdev for link in topology.links_of(switch.name) if link.rnic}
+    ports: dict[str, list[str]] = {}
+    for link in topology.links_of(switch.name):
+        if link.is_uplink and link.a.node == switch.name:
+            ports.setdefault(link.name, []).append(link.a.netdev)
+    turns = {name: itertools.cycle(among) for name, among in ports.items()}
+    placed = {}
+    for (source, host), name in sorted(routing.uplinks.items()):
+        if source not in source_port:
+            continue
+        port = next(turns[name])
+        for rnic in topology.host_by_name[host].rnics:
+            prefix = str(ipaddress.ip_interface(rnic.address).network)
+            if port in hops.get(prefix, ()):
+                placed[source_port[source], prefix] = port
+    return placed
 
 
 def _weights(topology: Topology, switch: Switch, routing: Routing) -> dict[str, int]:

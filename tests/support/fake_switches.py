@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from faultbed.testbed.errors import FaultError
 from faultbed.testbed.inventory import lab_inventory
 from faultbed.testbed.node.routing.owned_numbers import GROUP
 from faultbed.testbed.routing.schemes import bucket_counts
+from faultbed.testbed.routing.valley_free import ValleyFreePaths
 from faultbed.testbed.shipped import inventory_named
 
 TOPOLOGY = lab_inventory.load(inventory_named("soft-3rack")).topology
@@ -32,6 +34,10 @@ class FakeSchemeLease:
         self.readback = {"applied": is_there, "whole": is_there, "switches": 3, "rules": 6, "routes": 48}
         if self.tables.scheme.has_tables:  # plain ECMP leaves the switches as they are
             self.lab.obeys = self.tables if self.mutate is None else None
+
+    def update(self, tables):
+        if self.mutate is None:
+            self.lab.obeys = tables
 
     def is_applied(self):
         return self.lab.holds
@@ -67,6 +73,8 @@ class Switches:
             False,
             True,
         )
+        self.failed = frozenset()
+        """Links between switches over which BGP has no session."""
         self.deviations = ()
         """What the machine recorded while the scheme was applied (`faultbed.inject.routing.scheme_lease.Deviation`)."""
         self.changes = {}
@@ -86,20 +94,20 @@ class Switches:
 
     def state(self, node):
         tables = self.obeys
-        if tables is None:
+        if tables is None or node not in tables.switches:
             nothing = dict.fromkeys(("marked", "draws", "mark_rules"))
-            return {"groups": {}, **nothing, "rules": [], "tables": {"main": {}}}
+            return {"groups": {}, **nothing, "rules": [], "tables": {"main": self.main(node)}}
         hops = tables.switches[node].hops.values()
         groups = {
             str(GROUP + at): {"ports": list(each), "buckets": tables.routing.buckets} for at, each in enumerate(hops)
         }
         rules = [
-            {"priority": priority, "table": table, "to": prefix, "mark": mark or None}
-            for priority, table, prefix, mark in tables.request(node, None)["rules"]
+            {"priority": priority, "table": table, "to": prefix, "mark": mark or None, "in": source or None}
+            for priority, table, prefix, mark, source in tables.rules(node)
         ]
         marked = [400 if self.marks else 0] if tables.scheme.marks else None
         switch = tables.switches[node]
-        routes = {"main": {prefix: list(ports) for prefix, ports in switch.hops.items()}}
+        routes = {"main": self.main(node)}
         for prefix, ports in () if self.empties else switch.hops.items():
             numbers = [1000] if tables.scheme.shares else [switch.table_by_port[port] for port in ports]
             weights = switch.weights if tables.scheme.shares == "weights" and self.weighs else {}
@@ -116,12 +124,30 @@ class Switches:
             change(state)
         return state
 
+    def main(self, node):
+        """Return the ports of each prefix that BGP has at a switch."""
+        paths = ValleyFreePaths(self.topology, failed=self.failed)
+        main = {}
+        for link in self.topology.links:
+            if not link.is_uplink:
+                (prefix,) = (
+                    str(ipaddress.ip_interface(rnic.address).network)
+                    for rnic in self.topology.host_by_name[link.b.node].rnics
+                    if rnic.name == link.rnic
+                )
+                hops = [hop.end(node).netdev for hop in paths.next_hops(node, link.a.node)]
+                main[prefix] = hops or ([link.a.netdev] if node == link.a.node else [])
+        return main
+
     def decide(self, node, flow):
         sport, mark = flow[3], flow[5] if len(flow) > 5 else 0
         if self.obeys is None:
             return ["ctsw1" if sport % 2 else "ctsw2", 254]
         one = self.obeys.switches[node]
         prefix = next(each for each in one.hops if flow[1].rpartition(".")[0] in each and is_in(flow[1], each))
+        if self.obeys.scheme.is_placed:
+            port = one.placed.get((flow[2], prefix))
+            return [port, one.table_by_port[port]] if port else ["ctsw1" if sport % 2 else "ctsw2", 254]
         if self.obeys.scheme.shares:
             ports = one.hops[prefix]
             counts = [one.weights[port] for port in ports]

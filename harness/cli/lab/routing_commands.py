@@ -40,7 +40,7 @@ from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.observe import switch_routing
 from faultbed.testbed.routing.offered_load import Fabric, offered_load
 from faultbed.testbed.routing.replacements import Replacement, replacements
-from faultbed.testbed.routing.schemes import SCHEMES, TE, Flow, Routing, scheme_named
+from faultbed.testbed.routing.schemes import SCHEMES, Flow, Routing, scheme_named
 from faultbed.testbed.suggestions import hint
 from faultbed.traffic.engine.engine_client import endpoint
 from faultbed.traffic.engine.task_specs import refuse_local
@@ -62,8 +62,7 @@ _SENT_BYTES = 4 << 20
 _LEAST_FLOW_BYTES = 16 << 10
 """Mean bytes of a queue pair in an iteration, so that ACKs, which take other paths, change the MMR by under 5 %."""
 
-_PREDICTED = (*SCHEMES, TE.name)
-_STATIC = tuple(name for name, scheme in SCHEMES.items() if scheme.is_static)
+_STATIC = tuple(name for name, scheme in SCHEMES.items() if scheme.is_static and not scheme.is_placed)
 _job_options = (
     click.option("--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: one per host."),
     click.option("--collective", default="all-to-all", show_default=True, type=click.Choice(COLLECTIVES)),
@@ -110,7 +109,7 @@ def routing() -> None:
     "--scheme",
     "schemes",
     multiple=True,
-    type=click.Choice(_PREDICTED),
+    type=click.Choice(tuple(SCHEMES)),
     help="Repeatable; default: every scheme.",
 )
 @_of_a_job
@@ -138,7 +137,7 @@ def routing_predict(
 
     1 is even; 2 means that the busiest uplink carries twice its fair share, so a collective limited by it takes twice
     as long. For schemes with a hash: mean, and 1st to 99th percentile over random queue pair numbers. `te` places the
-    flows of each RNIC to each host over the uplinks that are left; no lab applies it yet.
+    flows of each RNIC to each host over the uplinks that are left.
     """
     inventory = session.inventory()
     topology = inventory.topology
@@ -149,7 +148,7 @@ def routing_predict(
         topology,
         placed,
         traffic,
-        dict.fromkeys(schemes or _PREDICTED, parameters),
+        dict.fromkeys(schemes or SCHEMES, parameters),
         failed=frozenset(failed),
         draws=draws,
         seed=seed,
@@ -308,6 +307,7 @@ def _routing_rows(switch_state: Mapping[str, Any]) -> list[tuple[str, str, str]]
         )
         buckets = max((group.get("buckets", 0) for group in groups), default=0)
         packets = f"to {rule['to']}" if rule["to"] else f"with mark {rule['mark']}" if rule["mark"] else "all"
+        packets = f"from {rule['in']} {packets}" if rule["in"] else packets
         hops_text = ", ".join(ports) + (f" ({buckets} buckets)" if buckets else "")
         rows.append((packets, str(rule["table"]), hops_text or "none: as BGP"))
     if switch_state["marked"] is not None:

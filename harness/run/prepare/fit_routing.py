@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.experiment.fabric_file import Fabric
-from faultbed.testbed.errors import ConfigError, Unsupported
+from faultbed.harness.model.workload_traffic import demands_of_workload
+from faultbed.testbed.errors import ConfigError, Unsupported, UsageError
 from faultbed.testbed.model.lab_kind import LabKind, traits_of
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.routing.schemes import SCHEMES
 from faultbed.testbed.routing.switch_tables import scheme_tables
 from faultbed.testbed.suggestions import hint
-from faultbed.traffic.engine.engine_client import endpoint
+from faultbed.traffic.engine.engine_client import FabricModel, endpoint
 
 __all__ = ["fit_routing", "require_scheme"]
 
@@ -51,6 +52,11 @@ def fit_routing(experiment: Experiment, topology: Topology, lab_kind: LabKind, e
         if fabric.buckets < most:
             problem = f"is less than the {most} next hops of a group, so that one would have no bucket"
             raise ConfigError(f"{experiment.at('fabric.buckets')}: {fabric.buckets} {problem}; write at least {most}")
+    if SCHEMES[fabric.routing].is_placed and fabric.demand == "schedule":
+        try:
+            demands_of_workload(experiment.workload, FabricModel(kind=lab_kind, topology=topology))
+        except UsageError as error:
+            raise ConfigError(f"{experiment.at('fabric.demand')}: schedule: {error}") from error
     names = [link.name for link in topology.uplinks]
     for name in fabric.weights:
         if name not in names:

@@ -26,6 +26,7 @@ __all__ = [
     "RouteProbe",
     "changed_marks",
     "decision_mismatches",
+    "installed_rules",
     "missing_rules",
     "query_decisions",
     "wrong_marks",
@@ -44,7 +45,8 @@ _SHARE_ERROR = 0.1
 class RouteProbe:
     """Sample packets for one prefix at one switch, and the decision that the scheme expects.
 
-    `ports` are (port, expected share) pairs: one port, or the ports among which the source ports are spread.
+    They arrive at the port `source`; empty: at any port of a host. `ports` are (port, expected share) pairs: one port,
+    or the ports among which the source ports are spread.
     """
 
     switch: str
@@ -54,6 +56,7 @@ class RouteProbe:
     ports: tuple[tuple[str, float], ...]
     sports: Sequence[int]
     compares_shares: bool = False
+    source: str = ""
 
 
 def query_decisions(lab: Lab, tables: SchemeTables) -> RoutingDecisions:
@@ -111,16 +114,19 @@ def missing_rules(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[st
     """Return one sentence for each switch that lacks rules of the scheme; `state_by_switch` is their readback."""
     missing = []
     for switch in tables.switches:
-        rules = tables.request(switch, None)["rules"]
-        expected = {(priority, table, prefix, mark or None) for priority, table, prefix, mark in rules}
-        installed = {
-            (rule["priority"], rule["table"], rule["to"], rule["mark"]) for rule in state_by_switch[switch]["rules"]
-        }
-        if absent := expected - installed:
+        expected = set(tables.rules(switch))
+        if absent := expected - installed_rules(state_by_switch[switch]):
             missing.append(
                 f"{switch}: {len(absent)} of {len(expected)} rules of the scheme missing at the end of the workload"
             )
     return missing
+
+
+def installed_rules(state: Mapping[str, Any]) -> set[tuple[int, int, str | None, int, str]]:
+    """Return the rules of a switch's readback, as `SchemeTables.rules` names them."""
+    return {
+        (rule["priority"], rule["table"], rule["to"], rule["mark"] or 0, rule["in"] or "") for rule in state["rules"]
+    }
 
 
 def wrong_routes(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -249,9 +255,17 @@ def _route_probes(tables: SchemeTables) -> Iterator[RouteProbe]:
 def _probes_of_prefix(tables: SchemeTables, switch: str, prefix: str) -> Iterator[RouteProbe]:
     scheme, switch_tables, buckets = tables.scheme, tables.switches[switch], tables.routing.buckets
     hops = switch_tables.hops[prefix]
-    if not scheme.has_tables:  # ecmp: BGP's own table must decide
+    placed = [(source, port) for (source, to), port in switch_tables.placed.items() if to == prefix]
+    if not scheme.has_tables or (scheme.is_placed and not placed):  # BGP's own table must decide
         shares = tuple((port, 1 / len(hops)) for port in hops)
         yield RouteProbe(switch=switch, prefix=prefix, mark=0, table=_MAIN, ports=shares, sports=_SPORTS[:8])
+    elif scheme.is_placed:
+        for source, port in placed:
+            table = switch_tables.table_by_port[port]
+            ports = ((port, 1.0),)
+            yield RouteProbe(
+                switch=switch, prefix=prefix, mark=0, table=table, ports=ports, sports=_SPORTS[:4], source=source
+            )
     elif scheme.marks:
         for port in hops:
             table = switch_tables.table_by_port[port]
@@ -308,7 +322,7 @@ def _source(lab: Lab, probe: RouteProbe) -> tuple[str, str]:
     """
     used = {port for port, _ in probe.ports}
     for link in lab.topology.links_of(probe.switch):
-        if link.rnic is not None:
+        if link.rnic is not None and probe.source in ("", link.a.netdev):
             rnics = {rnic.name: rnic for rnic in lab.topology.host_by_name[link.b.node].rnics}
             return rnics[link.rnic].ip, link.a.netdev
     ports = [link.end(probe.switch).netdev for link in lab.topology.links_of(probe.switch)]

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.run.routing.flow_controller import FlowController
 from faultbed.harness.run.routing.routing_probes import (
     changed_marks,
     missing_rules,
@@ -28,10 +29,12 @@ from faultbed.harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArm
 from faultbed.inject.injector import Mutation
 from faultbed.inject.journal import Journal
 from faultbed.inject.routing.scheme_lease import LEASE_TTL_S, REMOVAL_TIMEOUT_S, SchemeLease, SchemeRelease
-from faultbed.testbed.errors import FaultbedError
+from faultbed.testbed.errors import FaultbedError, LabError
 from faultbed.testbed.lab import Lab
 from faultbed.testbed.observe import switch_routing
 from faultbed.testbed.observe.counters import Snapshot, flat_deltas
+from faultbed.testbed.observe.telemetry import Change
+from faultbed.testbed.routing.placement_of_flows import Key
 from faultbed.testbed.routing.switch_tables import SchemeTables, scheme_tables
 
 __all__ = [
@@ -64,6 +67,8 @@ class ActiveScheme:
     tables: SchemeTables
     lab: Lab
     leases: list[SchemeLease] = field(default_factory=list)
+    demands: Mapping[Key, float] = field(default_factory=dict)
+    controller: FlowController | None = None
     armed: SchemeArmed = field(default_factory=SchemeArmed)
     decisions: RoutingDecisions = field(default_factory=lambda: RoutingDecisions(queried=0, agreed=0))
     marked: dict[str, int] | None = None
@@ -94,6 +99,9 @@ class ActiveScheme:
                 for lease in self.leases:
                     releases.callback(release, lease)
                 self._apply(journal)
+                if self.controller is not None:
+                    releases.callback(self.controller.stop)
+                    self.controller.start()
                 yield
         finally:
             self.lab.scheme = None
@@ -114,6 +122,8 @@ class ActiveScheme:
         try:
             for lease in self.leases:
                 lease.apply()
+            if self.tables.scheme.is_placed:
+                self._place(journal)
         except FaultbedError as error:
             self.armed = SchemeArmed(error=str(error))
             raise
@@ -124,6 +134,20 @@ class ActiveScheme:
             if self.tables.scheme.marks:
                 self.applied_marks = switch_routing.read(self.lab, self.tables.switches).switches
             outcome |= {"asked": self.decisions.queried, "wrong": list(self.decisions.wrong)}
+
+    def _place(self, journal: Journal) -> None:
+        """Place the flows for the first time. If a switch does not show the rules, the scheme is not proven."""
+        self.controller = FlowController(self.lab, self.fabric, self.tables, self.leases, journal, self.demands)
+        try:
+            self.controller.place("start")
+        except LabError as error:
+            self.doubts.append(f"{error}")
+        self.tables = self.controller.tables
+
+    def on_change(self, change: Change) -> None:
+        """Tell the controller of a placed scheme, if there is one, what a machine's kernel reported."""
+        if self.controller is not None:
+            self.controller.on_change(change)
 
     def check_end(
         self,
@@ -166,6 +190,10 @@ class ActiveScheme:
         Raises:
             LabError: a machine could not answer.
         """
+        if self.controller is not None:
+            self.controller.stop()
+            self.doubts += self.controller.doubts()
+            self.tables = self.controller.tables
         for lease in self.leases:
             if not lease.is_applied():
                 node = lease.planned.place.node
@@ -198,6 +226,7 @@ class ActiveScheme:
             marked=self.marked,
             carried_packets=self.carried_packets,
             deviations=self.deviations,
+            placements=None if self.controller is None else self.controller.record(),
             cleared=self.cleared,
             unproven=tuple(self._unproven()),
         )
@@ -224,12 +253,22 @@ class ActiveScheme:
             yield f"not removed: {self.cleared.error or 'the readback still shows part of the scheme'}"
 
 
-def scheme_of(lab: Lab, fabric: Fabric, journal: Journal, *, mutate: Mutation | None = None) -> ActiveScheme:
-    """Return the scheme of `fabric`. The lab is not touched before `ActiveScheme.applied`."""
+def scheme_of(
+    lab: Lab,
+    fabric: Fabric,
+    journal: Journal,
+    *,
+    mutate: Mutation | None = None,
+    demands: Mapping[Key, float] | None = None,
+) -> ActiveScheme:
+    """Return the scheme of `fabric`. The lab is not touched before `ActiveScheme.applied`.
+
+    `demands` are the bytes that a placed scheme places; None: every RNIC sends alike to every host.
+    """
     tables = scheme_tables(lab.topology, fabric.routing, fabric.as_routing)
     machines = dict.fromkeys(lab.carrier(name).name for name in tables.switches)
     leases = [SchemeLease(lab, tables, machine, journal, mutate=mutate) for machine in machines]
-    return ActiveScheme(fabric=fabric, tables=tables, lab=lab, leases=leases)
+    return ActiveScheme(fabric=fabric, tables=tables, lab=lab, leases=leases, demands=demands or {})
 
 
 @contextlib.contextmanager

@@ -91,6 +91,14 @@ class SchemeActuator(Actuator):
             agent.apply()
             agent.begin_watch()
 
+    def update(self, *, rules: list[list[list[Any]]]) -> None:  # type: ignore[override]
+        """Give each switch the rules of the same position in `rules`."""
+        if len(rules) != len(self._agents):
+            raise Refused(f"rules of {len(rules)} switches for {len(self._agents)}")
+        for agent, wanted in zip(self._agents, rules, strict=True):
+            heartbeat()
+            agent.replace_rules(wanted)
+
     def tick(self, now_ns: int) -> None:
         """Copy BGP's changes to switches whose kernel has reported one, and compare these switches with the scheme."""
         for agent in self._agents:

@@ -137,6 +137,7 @@ class SwitchAgent:
     def conflict(self) -> str:
         """Return why the scheme cannot be applied (state in its ranges, or a missing port); empty if it can."""
         ports = dict.fromkeys(port for hops in self._prefixes.values() for port in hops)
+        ports |= dict.fromkeys(rule.interface for rule in self._rules if rule.interface)
         if missing := [port for port in ports if port not in self._index_of]:
             return f"{self.name}: no port {missing[0]}; check that the lab is provisioned (`faultbed up`)"
         conflicts = [
@@ -185,6 +186,34 @@ class SwitchAgent:
             install_marks(self._netns, self._marks)
         for rule in self._rules:
             self._kernel.add_rule(rule)
+
+    def replace_rules(self, rules: list[list[Any]]) -> int:
+        """Make the scheme's rules `rules`, with additions before removals. Returns the number of changes.
+
+        The kernel adds a rule behind those of its priority (fib_nl_newrule in net/core/fib_rules.c). A key that moves
+        therefore keeps its old rule until that rule is removed, and has a rule at every moment.
+
+        Raises:
+            OSError: the kernel refused. Rules that were changed until then remain changed.
+            ValueError: a rule names a port or a table that the scheme does not have.
+        """
+        desired = {rule.key: rule for rule in (Rule(*rule) for rule in rules)}
+        for rule in desired.values():
+            if rule.table not in self._port_of or (rule.interface and rule.interface not in self._index_of):
+                raise ValueError(f"{self.name}: no port {rule.interface} or no table {rule.table} of this scheme")
+        if self._is_watching:
+            # What another program has changed until now is recorded before it is put right.
+            self.drain()
+            if self._changed_ns:
+                self._compare()
+        installed = {rule.key: rule for rule in self._kernel.rules() if rule.protocol == PROTOCOL}
+        self._rules = [*desired.values()]
+        added, removed = desired.keys() - installed.keys(), installed.keys() - desired.keys()
+        for key in added:
+            self._kernel.add_rule(desired[key])
+        for key in removed:
+            self._kernel.remove_rule(installed[key])
+        return len(added) + len(removed)
 
     def follow(self) -> int:
         """Copy BGP's present next hops into the scheme's tables. Returns the number of changes.

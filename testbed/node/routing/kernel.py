@@ -17,7 +17,7 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    RuleKey = tuple[int, int, str | None, int, tuple[tuple[str, bytes], ...]]
+    RuleKey = tuple[int, int, str | None, int, str, tuple[tuple[str, bytes], ...]]
 
 __all__ = [
     "LOCAL",
@@ -43,9 +43,10 @@ _NEWNEXTHOP, _DELNEXTHOP, _GETNEXTHOP = 104, 105, 106
 _UNICAST, _TO_TABLE, _RESILIENT = 1, 1, 1
 _RTMSG, _RULE, _NHMSG = struct.Struct("=8BI"), struct.Struct("=8BI"), struct.Struct("=4BI")
 _DST, _OIF, _GATEWAY, _TABLE, _VIA, _NH_ID = 1, 4, 5, 15, 18, 30
-_RULE_DST, _RULE_PRIORITY, _RULE_MARK, _RULE_TABLE, _RULE_MASK, _RULE_PROTOCOL = 1, 6, 10, 15, 16, 21
+_RULE_DST, _RULE_INTERFACE, _RULE_PRIORITY, _RULE_MARK = 1, 3, 6, 10
+_RULE_TABLE, _RULE_MASK, _RULE_PROTOCOL = 15, 16, 21
 _RULE_SUPPRESS = 14
-_RULE_COMPARED = {_RULE_DST, _RULE_PRIORITY, _RULE_MARK, _RULE_TABLE, _RULE_PROTOCOL}
+_RULE_COMPARED = {_RULE_DST, _RULE_INTERFACE, _RULE_PRIORITY, _RULE_MARK, _RULE_TABLE, _RULE_PROTOCOL}
 _INVERTED, _ANY_MASK = 2, 0xFFFFFFFF
 _ID, _GROUP, _GROUP_TYPE, _NHA_OIF, _NHA_GATEWAY, _RESILIENT_GROUP = 1, 2, 3, 5, 6, 12
 _BUCKETS, _IDLE, _UNBALANCED = 1, 2, 3
@@ -81,8 +82,8 @@ class Route:
 class Rule:
     """A policy rule: the table to look up, for packets to a prefix (None: any) with a mark (0: any).
 
-    `others` is what else limits or changes it, such as an interface, a port or an action that is not a lookup; rules of
-    schemes have none of it.
+    `interface` is the port at which the packets arrive; empty: any. `others` is what else limits or changes the rule,
+    such as a port of UDP or an action that is not a lookup; rules of schemes have none of it.
     """
 
     def __init__(
@@ -91,16 +92,17 @@ class Rule:
         table: int,
         prefix: str | None,
         mark: int,
+        interface: str = "",
         protocol: int = PROTOCOL,
         others: tuple[tuple[str, bytes], ...] = (),
     ) -> None:
         self.priority, self.table, self.prefix, self.mark, self.protocol = priority, table, prefix, mark, protocol
-        self.others = others
+        self.interface, self.others = interface, others
 
     @property
     def key(self) -> RuleKey:
         """Key for comparison: two rules are equal if their keys are."""
-        return self.priority, self.table, self.prefix, self.mark, self.others
+        return self.priority, self.table, self.prefix, self.mark, self.interface, self.others
 
 
 class NextHopObject:
@@ -186,6 +188,7 @@ class Kernel:
                 _number(attrs.get(_RULE_TABLE), table),
                 prefix,
                 _number(attrs.get(_RULE_MARK)),
+                attrs.get(_RULE_INTERFACE, b"").rstrip(b"\0").decode(),
                 _number(attrs.get(_RULE_PROTOCOL)),
                 tuple(_others(attrs, source, tos, action, flags)),
             )
@@ -276,7 +279,7 @@ def is_of_scheme(kind: int, body: bytes) -> bool:
 
 
 def _others(attrs: dict[int, bytes], source: int, tos: int, action: int, flags: int) -> Iterator[tuple[str, bytes]]:
-    """Yield what a rule has besides priority, table, destination and mark, each as a name and its value."""
+    """Yield what a rule has besides priority, table, destination, mark and interface, each as a name and its value."""
     fields = {"source": source, "tos": tos, "action": action if action != _TO_TABLE else 0, "not": flags & _INVERTED}
     yield from ((name, bytes([value])) for name, value in fields.items() if value)
     no_part = {_RULE_SUPPRESS: _u32(_ANY_MASK), **({_RULE_MASK: _u32(_ANY_MASK)} if _RULE_MARK in attrs else {})}
@@ -330,6 +333,8 @@ def _rule(rule: Rule) -> bytes:
     body += attribute(_RULE_DST, socket.inet_aton(address)) if address else b""
     body += attribute(_RULE_PRIORITY, _u32(rule.priority)) + attribute(_RULE_TABLE, _u32(rule.table))
     body += attribute(_RULE_PROTOCOL, bytes([rule.protocol]))
+    if rule.interface:
+        body += attribute(_RULE_INTERFACE, rule.interface.encode() + b"\0")
     if rule.mark:
         body += attribute(_RULE_MARK, _u32(rule.mark)) + attribute(_RULE_MASK, _u32(0xFFFFFFFF))
     return body

@@ -45,7 +45,13 @@ def read_switch(namespace: str | None) -> dict[str, Any]:
         port_of = {next_hop.id: names.get(next_hop.hop.index, "?") for next_hop in groups if next_hop.hop}
         return {
             "rules": [
-                {"priority": rule.priority, "table": rule.table, "to": rule.prefix, "mark": rule.mark or None}
+                {
+                    "priority": rule.priority,
+                    "table": rule.table,
+                    "to": rule.prefix,
+                    "mark": rule.mark or None,
+                    "in": rule.interface or None,
+                }
                 for rule in kernel.rules()
                 if TABLE <= rule.table <= LAST_TABLE
             ],

@@ -21,7 +21,7 @@ STATE = {"rules": [], "tables": {"main": {TO_HOST3: ["ctsw1", "ctsw2"]}}, "group
 
 
 def rule(table, *, to=None, mark=None):
-    return {"priority": 1000, "table": table, "to": to, "mark": mark}
+    return {"priority": 1000, "table": table, "to": to, "mark": mark, "in": None}
 
 
 def shown(monkeypatch, state, *words, held=("static-parity",)):

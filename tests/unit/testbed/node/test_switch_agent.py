@@ -289,3 +289,49 @@ def test_nft_timeout_leaves_the_state_of_the_table_unknown(monkeypatch):
     monkeypatch.setattr(subprocess, "run", hangs)
     with pytest.raises(TimeoutError, match="did not end within"):
         marking_rules.marked_packets(None)
+
+
+@pytest.fixture(scope="module")
+def placed():
+    return in_a_namespace("switch_placed.py")
+
+
+def test_switch_agent_rule_of_a_source_port_and_prefix_decides_for_them_alone(placed):
+    assert placed["refused"] == ""
+    assert placed["first"] == {
+        "far1 to 10.77.2.1": ["up1", 1001],
+        "far1 to 10.77.3.1": ["up2", 1002],
+        "far2 to 10.77.2.1": ["up2", 1002],
+        "far2 to 10.77.3.1": ["up2", 254],
+    }, "the last one has no rule, so BGP decides"
+    assert {(rule["in"], rule["to"], rule["table"]) for rule in placed["rules"]} == {
+        ("far1", P2, 1001), ("far1", P3, 1002), ("far2", P2, 1002),
+    }  # fmt: skip
+
+
+def test_switch_agent_moved_keys_have_a_rule_at_every_moment(placed):
+    """The kernel is asked before each removal: a key has its old or its new uplink, and never BGP's."""
+    assert placed["idle"] == 0
+    assert placed["changed"] == 4, "two rules added, two removed"
+    assert placed["moved"]["far1 to 10.77.2.1"] == ["up2", 1002]
+    assert placed["moved"]["far2 to 10.77.2.1"] == ["up1", 1001]
+    assert len(placed["between"]) == 2
+    for moment in placed["between"]:
+        assert all(moment[key][1] in (1001, 1002) for key in moment if key != "far2 to 10.77.3.1")
+    assert placed["deviations"] == [], "the agent's own changes are none"
+
+
+def test_switch_agent_rule_that_an_update_puts_back_is_recorded_as_missing(placed):
+    assert placed["put back"] == placed["moved"]
+    assert placed["seen"] == ["1 of 3 rules of the scheme were missing"]
+
+
+def test_switch_agent_rule_of_a_dead_uplink_falls_through_to_bgp(placed):
+    assert placed["dead uplink"]["far2 to 10.77.2.1"] == ["up2", 254]
+
+
+def test_switch_agent_refuses_rules_of_another_switch_and_keeps_its_own(placed):
+    assert "no port far9" in placed["no port"]
+    assert "no table 1077" in placed["no table"]
+    assert len(placed["after refusals"]) == 3
+    assert placed["removed"] == []

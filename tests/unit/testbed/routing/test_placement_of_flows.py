@@ -14,7 +14,7 @@ from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.topology import Host, Link, Port, Rnic, Switch, Topology
 from faultbed.testbed.routing.offered_load import Fabric, offered_load, uplink_mmr
 from faultbed.testbed.routing.placement_of_flows import place
-from faultbed.testbed.routing.schemes import TE, Flow, Routing, scheme_named
+from faultbed.testbed.routing.schemes import SCHEMES, Flow, Routing, scheme_named
 
 
 def clos(racks, spines, hosts, rnics=1):
@@ -91,7 +91,9 @@ def test_what_a_placement_says_is_what_its_links_would_carry(wanted, failed):
         Flow(src=source, dst=f"{host}:rxe0", size_bytes=size_bytes, src_port=1, dst_qpn=1)
         for (source, host), size_bytes in wanted.items()
     ]
-    load = offered_load(Fabric.of(SMALL, TE, Routing(uplinks=placed.uplink), failed=frozenset(failed)), flows)
+    load = offered_load(
+        Fabric.of(SMALL, SCHEMES["te"], Routing(uplinks=placed.uplink), failed=frozenset(failed)), flows
+    )
     assert max(load.values()) == pytest.approx(placed.fullest_bytes, rel=1e-9)
     assert placed.bound_bytes <= placed.whole_bound_bytes * (1 + 1e-9)
     assert placed.whole_bound_bytes <= placed.fullest_bytes * (1 + 1e-9)
@@ -134,7 +136,7 @@ def test_flows_that_static_routing_sends_over_half_of_the_links_are_even():
     flows = [Flow(src=a, dst=b, size_bytes=1, src_port=1, dst_qpn=1) for a in job for b in job if a != b]
     parity = uplink_mmr(topology, offered_load(Fabric.of(topology, scheme_named("static-parity")), flows))
     placed = place(topology, demands_of(flows))
-    te = uplink_mmr(topology, offered_load(Fabric.of(topology, TE, Routing(uplinks=placed.uplink)), flows))
+    te = uplink_mmr(topology, offered_load(Fabric.of(topology, SCHEMES["te"], Routing(uplinks=placed.uplink)), flows))
     assert (parity["rtsw0"], te["rtsw0"]) == (2.0, 1.0)
 
 
@@ -150,12 +152,3 @@ def test_key_without_a_path_is_refused_by_name():
         place(SMALL, {("host0-0:rxe0", "host1-0"): 1.0}, failed=failed)
     with pytest.raises(UsageError, match="no such RNIC"):
         place(SMALL, {("nobody:rxe0", "host1-0"): 1.0})
-
-
-def test_no_lab_applies_traffic_engineering_yet():
-    with pytest.raises(UsageError, match="computed by `faultbed routing predict` only"):
-        scheme_named("te")
-
-
-def test_nothing_to_place_is_an_empty_placement():
-    assert place(SMALL, {("host0-0:rxe0", "host0-1"): 5.0}).uplink == {}
