@@ -12,7 +12,7 @@ import numpy as np
 
 from faultbed.harness.packets import gobackn
 from faultbed.harness.packets.congestion_signals import Answers, Congestion, answers_to_marks, congestion
-from faultbed.harness.packets.doubts import Capture, doubts, psn_jumps, unfinished_flow
+from faultbed.harness.packets.doubts import Capture, doubt_of_order, doubts, psn_jumps, unfinished_flow
 from faultbed.harness.packets.duplicates import without_copies
 from faultbed.harness.packets.episodes import Episode, episodes
 from faultbed.harness.packets.flows import Flow, Side, flows_of
@@ -156,6 +156,7 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None, cnp: Cn
     capture = Capture(
         frames=frames,
         packets=packets,
+        late=late,
         behind_ns=behind_ns,
         host_ports=host_ports,
         flows=flows,
@@ -168,10 +169,10 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None, cnp: Cn
         notes.append(
             f"{late:,} packets come after later ones in the file, by up to {behind_ns / 1e9:.6f} s: sorted by time"
         )
-    reports = [
-        _report(packets, one, frames.interfaces[one.whole.port], check_rules=capture.has_all_packets_in_order)
-        for one in followed
-    ]
+    reports = _reports(capture, followed, check_rules=capture.has_all_packets_in_order)
+    disorder = tuple(doubt_of_order(capture, reports))
+    if disorder:
+        reports = _reports(capture, followed, check_rules=False)
     unfinished = [
         doubt
         for one, report in zip(followed, reports, strict=True)
@@ -182,12 +183,21 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None, cnp: Cn
         roce=len(packets),
         ports=frames.interfaces,
         flows=tuple(reports),
-        doubts=(*doubts(capture, jumps), *unfinished),
+        doubts=(*doubts(capture, jumps), *disorder, *unfinished),
         notes=tuple(notes),
         cnp=None
         if cnp is None
-        else answers_to_marks(packets, flows, cnp, frames.interfaces, is_whole=capture.has_all_packets_in_order),
+        else answers_to_marks(
+            packets, flows, cnp, frames.interfaces, is_whole=capture.has_all_packets_in_order and not late
+        ),
     )
+
+
+def _reports(capture: Capture, followed: Sequence[_Followed], *, check_rules: bool) -> list[FlowReport]:
+    return [
+        _report(capture.packets, one, capture.frames.interfaces[one.whole.port], check_rules=check_rules)
+        for one in followed
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from faultbed.testbed.packets.bth import ACKNOWLEDGE, OPERATION, PSN_SPACE, distance, is_ack, is_syndrome_known
+from faultbed.testbed.packets.bth import ACKNOWLEDGE, MTUS, OPERATION, PSN_SPACE, distance, is_ack, is_syndrome_known
 from faultbed.testbed.suggestions import first_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from faultbed.testbed.packets.columns import Packets
     from faultbed.testbed.packets.frames import Frames
 
-__all__ = ["Capture", "PsnJump", "doubts", "psn_jumps", "unfinished_flow"]
+__all__ = ["Capture", "PsnJump", "doubt_of_order", "doubts", "psn_jumps", "unfinished_flow"]
 
 NEEDED_BYTES = 70
 CLOCK_STEP_NS = 1_000_000_000
@@ -35,14 +35,15 @@ _NAMED = 8
 class Capture:
     """A capture whose packets were sorted by time and into flows.
 
-    `frames` are the frames of the file, `packets` those that are RoCEv2. In the file, a packet comes at most
-    `behind_ns` after a later one of its port. `host_ports` says for each interface whether a host is at its far end.
+    `frames` are the frames of the file, `packets` those that are RoCEv2. In the file, `late` packets come after later
+    ones of their port, by at most `behind_ns`. `host_ports` says for each interface whether a host is at its far end.
     `doubled` are the flows of hosts' ports that contain each packet twice. `unpaired` are responses that match no
     request.
     """
 
     frames: Frames
     packets: Packets
+    late: int
     behind_ns: int
     host_ports: Sequence[bool]
     flows: Sequence[Flow]
@@ -54,7 +55,7 @@ class Capture:
         """Whether rules can be checked: packets that are cut, missing or in the wrong order look like a broken rule."""
         packets = self.packets
         is_whole = not (packets.cut or packets.not_decoded or packets.hidden or self.frames.dropped)
-        return is_whole and self.behind_ns <= CLOCK_STEP_NS
+        return is_whole and not packets.odd_lengths and self.behind_ns <= CLOCK_STEP_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,12 @@ def _not_decoded(capture: Capture) -> Iterator[str]:
             f"({', '.join(f'{count:,} in {name}' for name, count in sorted(packets.hidden.items()))}), so no rule was "
             "checked; capture where the packets are not in it"
         )
+    if packets.odd_lengths:
+        yield (
+            f"{sum(packets.odd_lengths.values()):,} RoCEv2 packets have an IP length that cannot be theirs "
+            f"({', '.join(f'{count:,} {name}' for name, count in sorted(packets.odd_lengths.items()))}), so no rule "
+            "was checked; capture whole frames, at a port whose offloads are off (ethtool -K PORT gro off gso off)"
+        )
     if dropped:
         yield (
             f"{dropped:,} frames were dropped when the file was captured, as its statistics say, so no rule was "
@@ -175,6 +182,21 @@ def _clock_set(capture: Capture) -> Iterator[str]:
         )
 
 
+def doubt_of_order(capture: Capture, reports: Sequence[FlowReport]) -> Iterator[str]:
+    """Yield a doubt if broken rules rest on times that contradict the order of the file: either may be wrong.
+
+    Times are right where an RNIC's queues were stored one after the other, and rules that all hold in their order show
+    that. The order of the file is right where packets were stamped by different clocks, or stamped again by a tool.
+    """
+    broken = sum(sum(report.broken.values()) for report in reports)
+    if broken and capture.late:
+        yield (
+            f"{capture.late:,} packets come after later ones in the file, by up to {capture.behind_ns / 1e9:.6f} s, "
+            f"and in the order of their times {broken:,} rules would be broken: which order is right is not known, so "
+            "no rule was checked; capture again with one clock, and without tools that change times or order"
+        )
+
+
 def _one_direction(capture: Capture) -> Iterator[str]:
     """Yield a doubt for each host port where only one direction was captured, if another port has both."""
     packets = capture.packets
@@ -200,7 +222,12 @@ def unfinished_flow(packets: Packets, flow: Flow, data: DataTrack, report: FlowR
             f"{name}: {_packets_of(packets, flow.strange)} have the opcode {first_of(numbers, _NAMED)}, which is none "
             "of RC, XRC, UC, UD or CNP: how many PSNs it takes is not known, so no rule of this flow was checked"
         )
-    if not flow.is_mtu_known:
+    if flow.mtu not in MTUS:
+        yield (
+            f"{name}: its first and middle packets have {flow.mtu:,} bytes, which is no path MTU (an offload may have "
+            "joined or split them), so no rule of this flow was checked; capture at a port whose offloads are off"
+        )
+    elif not flow.is_mtu_known:
         yield (
             f"{name}: no packet shows the path MTU, so how many PSNs its READs take is not known and no rule of this "
             "flow was checked; capture both directions"

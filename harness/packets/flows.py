@@ -22,7 +22,7 @@ import numpy as np
 
 from faultbed.harness.packets.pairing import NEAR, Requests, pair
 from faultbed.testbed.errors import UsageError
-from faultbed.testbed.packets.bth import IS_CHECKED, IS_READ, IS_REQUEST, IS_RESPONSE, IS_UNRELIABLE, distance
+from faultbed.testbed.packets.bth import IS_CHECKED, IS_READ, IS_REQUEST, IS_RESPONSE, IS_UNRELIABLE, MTUS, distance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,6 @@ _FIRST_OR_MIDDLE = np.isin(
 )
 _READ_FIRST_OR_MIDDLE = np.isin(_CODES, (0x0D, 0x0E, 0xAD, 0xAE))
 """By opcode: whether the packet is as long as the path MTU."""
-_MTUS = (256, 512, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,8 +52,8 @@ class Flow:
     is how many PSNs each request takes: 1, or for a READ the number of packets in its response. `reply_qpn` is the QP
     that the responses go to; None if no response was seen or the flow is ambiguous. `is_ambiguous`: responses of
     several queue pairs match these requests equally well. `is_doubled`: the capture contains each of its packets twice.
-    `is_mtu_known` is False if the number of PSNs of its READs is a guess. `is_unreliable`: it is a flow of UC.
-    `strange` are packets of its queue pairs, in either direction, whose opcode is unknown.
+    `is_mtu_known` is False if no packet shows the path MTU, or its packets have the length of none. `is_unreliable`: it
+    is a flow of UC. `strange` are packets of its queue pairs, in either direction, whose opcode is unknown.
     """
 
     port: int
@@ -203,7 +202,7 @@ def _requests(packets: Packets, requests: Indices, candidates: list[Indices]) ->
     if len(reads):
         size = packets.dma_bytes[requests[reads]]
         span[reads] = np.maximum(1, -(-size // mtu))
-        is_known = is_known or not (size > _MTUS[0]).any()
+        is_known = is_known or not (size > MTUS[0]).any()
     guessed = (
         np.flatnonzero(~IS_CHECKED[opcode]) if is_known else np.union1d(reads, np.flatnonzero(~IS_CHECKED[opcode]))
     )
@@ -285,23 +284,26 @@ def _mtu(
     """
     full = packets.payload[requests[_FIRST_OR_MIDDLE[packets.opcode[requests]]]]
     if len(full):
-        return max(_MTUS[0], int(full.max())), True
+        # The usual length, so that one packet of another length is the wrong one, and not all others are.
+        usual = max(MTUS[0], int(np.bincount(full).argmax()))
+        return usual, usual in MTUS
     if not len(reads):
-        return _MTUS[-1], True
+        return MTUS[-1], True
     sizes = [
-        int(packets.payload[group[mask]].max())
+        int(np.bincount(packets.payload[group[mask]]).argmax())
         for group in candidates
         if (mask := _READ_FIRST_OR_MIDDLE[packets.opcode[group]]).any()
     ]
     if sizes:
-        return max(_MTUS[0], *sizes), True
+        usual = max(MTUS[0], *sizes)
+        return usual, usual in MTUS
     followed = reads[reads < len(psn) - 1]
     step, size = psn[followed + 1] - psn[followed], packets.dma_bytes[requests[followed]]
-    shown = {mtu: int(((step > 1) & (-(-size // mtu) == step)).sum()) for mtu in _MTUS}
-    mtu = max(_MTUS, key=lambda one: (shown[one], one))
+    shown = {mtu: int(((step > 1) & (-(-size // mtu) == step)).sum()) for mtu in MTUS}
+    mtu = max(MTUS, key=lambda one: (shown[one], one))
     if shown[mtu]:
         return mtu, True
     # Every packet is at most as long as the path MTU, so no longer READ takes more than one PSN.
     seen = [packets.payload[group] for group in (requests, *candidates)]
-    longest = max(int(np.concatenate([*seen, size[step == 1]]).max()), _MTUS[0])
-    return _MTUS[-1], not (packets.dma_bytes[requests[reads]] > longest).any()
+    longest = max(int(np.concatenate([*seen, size[step == 1]]).max()), MTUS[0])
+    return MTUS[-1], not (packets.dma_bytes[requests[reads]] > longest).any()

@@ -253,7 +253,7 @@ class _Walk:
         if gap is None or self.flow.side != "sender":
             return []
         later = self.asks[
-            (self.packets.number[self.flow.requests[self.asks]] > gap.frame) & (self.flow.psn[self.asks] > gap.psn)
+            (self.packets.time_ns[self.flow.requests[self.asks]] > gap.time_ns) & (self.flow.psn[self.asks] > gap.psn)
         ]
         if len(later) <= _MOST_OUTSTANDING:
             return []

@@ -31,6 +31,7 @@ __all__ = [
     "IS_REQUEST",
     "IS_RESPONSE",
     "IS_UNRELIABLE",
+    "MTUS",
     "NAK_SEQUENCE",
     "OPCODES",
     "OPERATION",
@@ -52,6 +53,8 @@ __all__ = [
 ]
 
 ROCE_PORT = 4791
+MTUS = (256, 512, 1024, 2048, 4096)
+"""Path MTUs in bytes (enum ib_mtu of include/rdma/ib_verbs.h). No packet has more payload."""
 PSN_SPACE = 1 << 24
 CNP = 0x81
 ACKNOWLEDGE, ATOMIC_ACKNOWLEDGE, READ_REQUEST = 0x11, 0x12, 0x0C

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from faultbed.testbed.packets.bth import EXTENDED_BYTES, HAS_AETH, RETH_AT, ROCE_PORT
+from faultbed.testbed.packets.bth import EXTENDED_BYTES, HAS_AETH, MTUS, RETH_AT, ROCE_PORT
 from faultbed.testbed.packets.encapsulation import FIRST, IPV4, LATER, UDP, locate, u16
 from faultbed.testbed.packets.frames import column, heads_at, records_at
 
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Packets", "decode"]
 
 _BTH_BYTES, _ICRC_BYTES, _UDP_BYTES, _IPV6_BYTES = 12, 4, 8, 40
-_TOO_SHORT = "IP packets that are too short for their own headers"
+_TOO_SHORT = "too short for their own headers"
+_CONTRADICTED = "contradicted by their UDP header or by their frame"
+_JOINED = "longer than the largest path MTU"
 _AT_ONCE = 1 << 15
 """Frames that are decoded at once: arrays of so many numbers stay in the processor's cache."""
 
@@ -39,7 +41,8 @@ class Packets:
     """RoCEv2 packets in the order of the capture. All arrays have the same length.
 
     `cut` counts truncated frames, `not_decoded` RoCEv2 packets that are left out because they are fragments, and
-    `hidden` frames that may contain RoCEv2, by the name of the tunnel or encryption that hides it.
+    `hidden` frames that may contain RoCEv2, by the name of the tunnel or encryption that hides it. `odd_lengths` counts
+    packets whose IP length cannot be theirs, by what is wrong with it: an offload or a damaged header.
 
         number       number of the frame in the file, from 1, as in Wireshark
         time_ns      time stamp in the file
@@ -79,6 +82,7 @@ class Packets:
     cut: int = 0
     not_decoded: int = 0
     hidden: dict[str, int] = field(default_factory=dict)
+    odd_lengths: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.number)
@@ -89,7 +93,7 @@ class Packets:
         return Packets(**{name: getattr(self, name) for name in _SHARED}, **columns)
 
 
-_SHARED = ("addresses", "cut", "not_decoded", "hidden")
+_SHARED = ("addresses", "cut", "not_decoded", "hidden", "odd_lengths")
 
 
 def decode(frames: Frames) -> Packets:
@@ -109,12 +113,12 @@ def decode(frames: Frames) -> Packets:
         for one in fields(Packets)
         if one.name not in _SHARED
     }
-    hidden = sum((Counter(part.hidden) for part in parts), Counter[str]())
     return Packets(
         addresses=addresses.names(),
         cut=sum(part.cut for part in parts),
         not_decoded=sum(part.not_decoded for part in parts),
-        hidden=dict(hidden),
+        hidden=dict(sum((Counter(part.hidden) for part in parts), Counter[str]())),
+        odd_lengths=dict(sum((Counter(part.odd_lengths) for part in parts), Counter[str]())),
         **columns,
     )
 
@@ -146,8 +150,14 @@ def _decode_part(frames: Frames, first: int, addresses: _Addresses) -> Packets:
     dma_bytes = np.full(len(chosen), -1, dtype=np.int64)
     dma_bytes[with_reth] = records_at(data, (extended + reth_at + 12)[with_reth], _LENGTH)
     src, dst = addresses.numbers(ip_head, v4)
-    overhead = _UDP_BYTES + _BTH_BYTES + _ICRC_BYTES + (head[:, 9] >> 4 & 3) + EXTENDED_BYTES[opcode]
-    too_short = int((found.size[chosen] < overhead).sum())
+    size, overhead = found.size[chosen], _UDP_BYTES + _BTH_BYTES + _ICRC_BYTES + (head[:, 9] >> 4 & 3)
+    overhead = overhead + EXTENDED_BYTES[opcode]
+    is_short = size < overhead
+    # A switch may cut what it mirrors, so only the length of a frame of its own is the packet's.
+    is_beyond = (at + size > (frames.start + frames.length)[chosen]) & (found.start == frames.start)[chosen]
+    is_contradicted = ~is_short & ((column(head, 4, ">u2") != size) | is_beyond)
+    is_joined = ~is_contradicted & (size - overhead > MTUS[-1])
+    odd = {_TOO_SHORT: is_short, _CONTRADICTED: is_contradicted, _JOINED: is_joined}
     return Packets(
         addresses=(),
         number=chosen + first,
@@ -166,11 +176,12 @@ def _decode_part(frames: Frames, first: int, addresses: _Addresses) -> Packets:
         syndrome=np.where(aeth, head[:, 20], np.int16(-1)).astype(np.int16),
         msn=np.where(aeth, aeth_words & 0xFFFFFF, -1),
         dma_bytes=dma_bytes,
-        payload=np.maximum(found.size[chosen] - overhead, 0),
+        payload=np.maximum(size - overhead, 0),
         wire=(frames.length + frames.start - found.start)[chosen],
         cut=cut,
         not_decoded=int(is_fragment.sum()),
-        hidden={**found.hidden, _TOO_SHORT: too_short} if too_short else found.hidden,
+        hidden=found.hidden,
+        odd_lengths={name: int(chosen.sum()) for name, chosen in odd.items() if chosen.any()},
     )
 
 
