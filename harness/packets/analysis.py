@@ -176,7 +176,7 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None, cnp: Cn
     unfinished = [
         doubt
         for one, report in zip(followed, reports, strict=True)
-        for doubt in unfinished_flow(packets, one.single, one.data, report)
+        for doubt in unfinished_flow(packets, one.single, one.tracked, one.data, report)
     ]
     return Analysis(
         frames=len(frames),

@@ -10,15 +10,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from faultbed.testbed.packets.bth import ACKNOWLEDGE, MTUS, OPERATION, PSN_SPACE, distance, is_ack, is_syndrome_known
+import numpy as np
+
+from faultbed.testbed.packets.bth import (
+    ACKNOWLEDGE,
+    MTUS,
+    NAK_SEQUENCE,
+    OPERATION,
+    PSN_SPACE,
+    distance,
+    is_ack,
+    is_rnr,
+    is_syndrome_known,
+)
 from faultbed.testbed.suggestions import first_of
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from faultbed.harness.packets.analysis import FlowReport
     from faultbed.harness.packets.flows import Flow, Unpaired
+    from faultbed.harness.packets.gobackn import Track
     from faultbed.harness.packets.read_data import DataTrack
     from faultbed.testbed.packets.columns import Packets
     from faultbed.testbed.packets.frames import Frames
@@ -213,7 +225,9 @@ def _one_direction(capture: Capture) -> Iterator[str]:
             yield f"{capture.frames.interfaces[port]}: all packets {captured}: responses were not checked there"
 
 
-def unfinished_flow(packets: Packets, flow: Flow, data: DataTrack, report: FlowReport) -> Iterator[str]:
+def unfinished_flow(
+    packets: Packets, flow: Flow, tracked: Track, data: DataTrack, report: FlowReport
+) -> Iterator[str]:
     """Yield what is not known of one flow: packets without a known meaning, and what the capture's end left open."""
     name = f"{flow.src} -> {flow.dst} QP {flow.dqpn}{f' at {report.port}' if report.port else ''}"
     if len(flow.strange):
@@ -249,6 +263,28 @@ def unfinished_flow(packets: Packets, flow: Flow, data: DataTrack, report: FlowR
         )
     if report.is_checked and not flow.is_unreliable and not any(nak.is_fatal for nak in report.negative):
         yield from _left_open(name, flow, data, report)
+        yield from _ignored(name, packets, flow, tracked)
+
+
+def _ignored(name: str, packets: Packets, flow: Flow, tracked: Track) -> Iterator[str]:
+    """Yield a doubt if a packet that a NAK requested did not pass again before it was acknowledged."""
+    syndrome, answer = packets.syndrome[flow.responses], tracked.answer
+    is_acknowledged = (OPERATION[packets.opcode[flow.responses]] == ACKNOWLEDGE) & is_ack(syndrome)
+    acknowledged = np.where(is_acknowledged, answer, np.iinfo(np.int64).min)
+    ignored = []
+    for at in np.flatnonzero((syndrome == NAK_SEQUENCE) | is_rnr(syndrome)).tolist():
+        after = np.flatnonzero(acknowledged[at + 1 :] >= answer[at])
+        if len(after):
+            between = slice(int(tracked.place[at]), int(tracked.place[at + 1 + after[0]]))
+            low, high = flow.psn[between], flow.psn[between] + flow.span[between]
+            if not ((low <= answer[at]) & (answer[at] < high)).any():
+                ignored.append(at)
+    if ignored:
+        yield (
+            f"{name}: {len(ignored):,} NAKs (the first one in frame {int(packets.number[flow.responses[ignored[0]]])}) "
+            "requested packets that were acknowledged later and had not passed again: whether they came late on "
+            "another path, or the requester or the responder is wrong, is not known"
+        )
 
 
 def _packets_of(packets: Packets, rows: NDArray[np.int64]) -> str:

@@ -301,6 +301,8 @@ def data_violations(packets: Packets, flow: Flow, tracked: Track) -> list[Violat
     broken = [
         violation(packets, "response-ahead", place, "no request for it had passed") for place in at[is_ahead].tolist()
     ]
+    if flow.side == "receiver":
+        broken += _before_all_requests(packets, flow, at, answer)
     plain = np.setdiff1d(flow.psn, flow.psn[asks])
     if not len(asks):
         wrong, inside = np.isin(answer, plain), np.zeros(len(data), dtype=np.bool_)
@@ -337,6 +339,16 @@ def data_violations(packets: Packets, flow: Flow, tracked: Track) -> list[Violat
             for place in at[inside & too_long].tolist()
         ]
     return broken
+
+
+def _before_all_requests(packets: Packets, flow: Flow, at: Indices, answer: Indices) -> list[Violation]:
+    """Return data for READs of before the capture that a responder sent after data for one in it."""
+    is_older = answer < int(flow.psn.min())
+    is_late = is_older & np.maximum.accumulate(~is_older)
+    return [
+        violation(packets, "response-order", place, "data with later PSNs was sent before it")
+        for place in at[is_late].tolist()
+    ]
 
 
 def _kinds(

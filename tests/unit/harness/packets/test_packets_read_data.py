@@ -1,13 +1,30 @@
 """Response data of READs and atomics is checked as requests are; NAKs and unknown packets are named."""
 
-import struct
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from gbn_model import LQPN, MTU, NAK, RQPN, SPACE, A, B, Wire, frame
+from gbn_model import (
+    ATOMIC_ACK,
+    FETCH_ADD,
+    FIRST,
+    LAST,
+    LQPN,
+    MIDDLE,
+    NAK,
+    ONLY,
+    READ,
+    RQPN,
+    SIDES,
+    SPACE,
+    A,
+    B,
+    Reads,
+    Wire,
+    frame,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples
@@ -21,46 +38,6 @@ from faultbed.testbed.packets.capture_file import read
 
 CAPTURES = Path(__file__).parents[3] / "data" / "captures"
 US = 1000
-READ, FIRST, MIDDLE, LAST, ONLY, ATOMIC_ACK, FETCH_ADD = 0x0C, 0x0D, 0x0E, 0x0F, 0x10, 0x12, 0x14
-SIDES = {"sender": "rtsw1:host1:rnic0", "receiver": "rtsw2:host2:rnic0", "between": ""}
-
-
-class Reads(Wire):
-    """READs of `size` packets each at one port, with their responses. Times advance by a microsecond a packet."""
-
-    def __init__(self, side="sender", first=1000):
-        super().__init__(name=SIDES[side])
-        self.side, self.first, self.now = side, first, 0
-
-    def _put(self, src, dst, outbound, **fields):
-        self.now += US
-        self.put(self.now, frame(src, dst, **fields), outbound=outbound)
-
-    def ask(self, place, size, opcode=READ):
-        """Request `size` packets of data from place `place` on."""
-        reth = struct.pack(">QII", 0, 0, size * MTU)
-        extended = bytes(28) if opcode & 0x1F == FETCH_ADD else reth
-        if opcode >= 0xA0:
-            extended = bytes(4) + extended
-        self._put(A, B, self.side == "receiver", opcode=opcode, dqpn=RQPN, psn=self.first + place, extended=extended)
-
-    def data(self, *places, begin, end, opcode=None):
-        """Send the data of some places of a READ of places `begin` to `end`."""
-        for place in places:
-            alone = end - begin == 1
-            kind = ONLY if alone else FIRST if place == begin else LAST if place == end - 1 else MIDDLE
-            kind = kind if opcode is None else opcode
-            aeth = b"" if kind & 0x1F == MIDDLE else bytes(4)
-            aeth += bytes(8) if kind & 0x1F == ATOMIC_ACK else b""
-            payload = 0 if kind & 0x1F == ATOMIC_ACK else MTU
-            self._put(
-                B, A, self.side == "sender",
-                opcode=kind, dqpn=LQPN, psn=self.first + place, extended=aeth, payload=payload,
-            )  # fmt: skip
-
-    def read(self, begin, end):
-        self.ask(begin, end - begin)
-        self.data(*range(begin, end), begin=begin, end=end)
 
 
 def good(side="sender", *, first=1000):
