@@ -238,6 +238,10 @@ class RunDir:
         """Read `plan.json`."""
         return self._decoded("plan.json", plan_file.decode)
 
+    def read_plan_by(self, decode: Callable[[bytes], T]) -> T:
+        """Read `plan.json` by `decode`, for a caller that needs a part of it from thousands of runs."""
+        return self._decoded("plan.json", decode)
+
     def read_ledger(self) -> Ledger:
         """Read `ledger.json`. That of a run that was killed has only unknown claims."""
         return self._decoded("ledger.json", ledger_file.decode)
