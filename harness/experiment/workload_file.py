@@ -27,6 +27,7 @@ from faultbed.harness.experiment.job_sections import (
     write_grid,
     write_phase,
 )
+from faultbed.harness.experiment.program.command_section import Command
 from faultbed.harness.experiment.rank_fields import Entropy, OnRanks, QueuePair, same_fields
 from faultbed.harness.experiment.replayed import Replay
 from faultbed.testbed.errors import UsageError
@@ -278,7 +279,7 @@ class Ranking(OnRanks):
         return RankingSpec(**same_fields(RankingSpec, self))
 
 
-Workload = Collective | Flow | Job | InferenceSpec | RankingSpec | Replay
+Workload = Collective | Flow | Job | InferenceSpec | RankingSpec | Replay | Command
 """An inference or ranking job ends after its requests or iterations, and has the type that traffic requires."""
 
 _KINDS: Mapping[str, type[Section]] = {
@@ -288,15 +289,17 @@ _KINDS: Mapping[str, type[Section]] = {
     "requests": Inference,
     "embedding": Ranking,
     "replay": Replay,
+    "command": Command,
 }
 WORKLOAD = OneOf(
-    "What runs: a collective, a flow, a job, or a trace.",
+    "What runs: a collective, a flow, a job, a trace, or a program.",
     kinds=_KINDS,
     remedy='say what runs: collective = "all-reduce", or flow = "write", or a job: grid = "tp=2,dp=2" to train, '
-    'requests = 50 to infer, embedding = "1MiB" to rank, or replay = "traces/job.json"',
+    'requests = 50 to infer, embedding = "1MiB" to rank, or replay = "traces/job.json", or your program: '
+    "command = 'ib_write_bw -d {rnic} -x {gid} {server}'",
 )
 
 
 def duration_ns(workload: Workload) -> int | None:
     """Return the duration of a workload; None if it ends after iterations, requests or a trace."""
-    return workload.duration_ns if isinstance(workload, Collective | Flow) else None
+    return workload.duration_ns if isinstance(workload, Collective | Flow | Command) else None

@@ -16,6 +16,7 @@ from faultbed.harness.parts import (
 )
 from faultbed.harness.parts.bystander import bystander_part
 from faultbed.harness.parts.capture import capture_part
+from faultbed.harness.parts.command import command_part
 from faultbed.harness.parts.part import Part
 from faultbed.harness.parts.probes import probes_part
 from faultbed.harness.parts.stops import stop_claims
@@ -30,6 +31,7 @@ PARTS: tuple[Part, ...] = tuple(
         bystander_part,
         control_claims,
         workload_claims,
+        command_part,
         data_claims,
         emulation_claims,
         routing_claims,

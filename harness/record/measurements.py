@@ -27,6 +27,7 @@ from faultbed.testbed.observe.machine_load import MachineLoad
 from faultbed.testbed.observe.telemetry import Change as NetworkChange
 from faultbed.testbed.observe.telemetry import Machine
 from faultbed.traffic.engine.run_results import QpError, Standstill
+from faultbed.traffic.programs.program_results import ProgramEnd
 from faultbed.traffic.workloads.elastic.elastic_results import RankState, Restart
 
 __all__ = [
@@ -306,6 +307,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         silent_flows: flows (`host1:rxe0 > host2:rxe0`) of which no byte arrived; None: not recorded, or no flows.
         unchecked_flows: flows that had to compare their bytes, and compared none.
         readers: hosts that read the job's storage beside it (`readers` of `[workload.storage]`).
+        programs: every end of a process of a workload with `command`; None: another workload.
         errors: errors of the harness itself. Any of them makes the run an ERROR.
         routing: receipt of the run's routing scheme; None: the experiment chose none, or it was never applied.
         lab_diff: differences of the lab's fingerprint after the run from that before; empty if `lab_state` is CLEAN.
@@ -347,6 +349,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     unchecked_flows: tuple[str, ...] = ()
     resilience: ResilienceRun | None = None
     readers: tuple[ReaderRun, ...] = ()
+    programs: tuple[ProgramEnd, ...] | None = None
     changes: tuple[NetworkChange, ...] = ()
     kernel: tuple[NetworkChange, ...] = ()
     watched: tuple[Machine, ...] = ()

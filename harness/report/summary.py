@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.conditions import unmet
@@ -134,6 +135,12 @@ def _bound(checks: Sequence[Check], *names: str) -> str:
     return ""
 
 
+def _program_of(command: Any) -> str:
+    first = next(iter(command.values()), "") if isinstance(command, dict) else command
+    words = first.split() if isinstance(first, str) else first
+    return str(words[0]) if words else ""
+
+
 def describe_workload(run: Measurements) -> str:
     """Describe the workload in a few words."""
     spec = run.workload
@@ -157,6 +164,16 @@ def describe_workload(run: Measurements) -> str:
     if "replay" in spec:
         times = "" if spec["repeat"] == 1 else f" {spec['repeat']} times"
         return f"trace {spec['replay']}, replayed{times} on {len(run.ranks)} ranks"
+    return _describe_programs(spec) if "roles" in spec else _describe_collective(run, size)
+
+
+def _describe_programs(spec: Mapping[str, Any]) -> str:
+    places = ", ".join(f"{role} on {' '.join(rnics)}" for role, rnics in spec["roles"].items())
+    return f"program {_program_of(spec['command'])}, {places}"
+
+
+def _describe_collective(run: Measurements, size: str) -> str:
+    spec = run.workload
     compute = " with a compute phase" if spec.get("compute_units") else ""
     count = spec.get("qps_per_peer") or 1
     queue_pairs = f", {count} queue pairs per peer" if count > 1 else ""

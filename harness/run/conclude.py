@@ -10,7 +10,7 @@ from pathlib import Path
 
 from faultbed.harness.analysis import noise
 from faultbed.harness.parts.passes import Ended
-from faultbed.harness.record import rundir
+from faultbed.harness.record import program_output, rundir
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.run import ends
 from faultbed.harness.run.collect_measurements import RunData, measurements_of, windows
@@ -49,6 +49,8 @@ def conclude(
             run_dir.write_evidence(name, phase, sealed)
     if flights := getattr(data.result, "flights", ()):  # flows have none
         run_dir.write_flights(flights)
+    if (output := getattr(data.result, "output", None)) is not None:
+        program_output.write(run_dir.path, output, t0_ns=data.t0_ns)
     measured = measurements_of(resolved, lab, data)
     run_dir.write_measurements(measured)
     run_dir.write_telemetry(data.recorded, t0_ns=data.t0_ns)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from faultbed.harness.experiment import replayed
+from faultbed.harness.experiment.program.command_section import Command, command_spec, keep_files
 from faultbed.harness.experiment.replayed import Replay, spec_of, trace_of
 from faultbed.harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
 from faultbed.harness.experiment.workload_specs import collective_spec, flow_specs, job_spec
@@ -26,6 +27,8 @@ from faultbed.traffic.engine.task_specs import refuse_local
 from faultbed.traffic.flows import flow_run
 from faultbed.traffic.flows.flow_run import FlowsResult
 from faultbed.traffic.flows.matrix import pairs_in
+from faultbed.traffic.programs import command_run
+from faultbed.traffic.programs.program_results import ProgramsResult
 from faultbed.traffic.schedules import cost, peers_of
 from faultbed.traffic.workloads import collective, inference, job, ranking, replay, storage_readers
 from faultbed.traffic.workloads.collective import CollectiveResult
@@ -291,6 +294,48 @@ class _Replay(_Ranks):
         replayed.keep(work, source, folder)
 
 
+class _Programs(_Ranks):
+    """Programs of other authors. Their processes are the ranks."""
+
+    def fit(self, names: LabNames, work: Command) -> Command:
+        roles: dict[str, tuple[str, ...]] = {}
+        seen: dict[str, str] = {}
+        for role, written in work.roles.items():
+            path = f"workload.roles.{role}"
+            roles[role] = tuple(rnic for text in written for rnic in names.select(path, text))
+            for rnic in roles[role]:
+                names.check_rnic(path, rnic)
+                if rnic in seen:
+                    problem = f"{rnic} is already an RNIC of {seen[rnic]}; name each RNIC once"
+                    raise names.error(path, problem)
+                seen[rnic] = role
+        return replace(work, roles=roles)
+
+    def start(self, lab: Lab, work: Command, source: str, on_event: OnEvent) -> Running[Any]:
+        return command_run.start(lab, command_spec(work, source), on_event)
+
+    def patience_s(self, work: Command, running: Running[Any]) -> float:
+        return work.timeout_ns / 1e9 + GRACE_S
+
+    def rank_names(self, work: Command) -> tuple[str, ...]:
+        return ()  # the phases of their iterations are unknown, so that no rank can be called slow
+
+    def endpoints(self, work: Command) -> tuple[str, ...]:
+        return tuple(rnic for rnics in work.roles.values() for rnic in rnics)
+
+    def senders_and_receivers(self, work: Command) -> tuple[tuple[str, ...], tuple[str, ...], float]:
+        return self.endpoints(work), self.endpoints(work), 0.0
+
+    def default_metric(self, *, has_faults: bool) -> str:
+        return "goodput_mean_ratio" if has_faults else "goodput.mean"
+
+    def measured(self, work: Command, result: ProgramsResult) -> dict[str, Any]:
+        return {"programs": result.ends, "sample_ns": result.resolution_ns}
+
+    def keep_inputs(self, work: Command, source: str, folder: Path) -> None:
+        keep_files(work, source, folder)
+
+
 _KINDS: Mapping[type, WorkloadKind[Any]] = {
     Collective: _Collective(),
     Flow: _Flows(),
@@ -298,6 +343,7 @@ _KINDS: Mapping[type, WorkloadKind[Any]] = {
     InferenceSpec: _Inference(),
     RankingSpec: _Ranking(),
     Replay: _Replay(),
+    Command: _Programs(),
 }
 
 

@@ -18,10 +18,10 @@ Requests                                                          replies and la
 `resume` {generation, rank, iterations} names the checkpoint that a rank begins with; the rank reports `restored` first.
 With `history` the rank compares its final state with the one that this history leads to, and reports `state`.
 
-`kind` is rank, flow_tx or flow_rx (or unreliable_, numbered_, echo_, admitted_ or checked_). The requests qp, connect
-and go on both ends establish a connection, and rebuild it after an error; the controller pairs them. `forget` releases
-all tasks, so that the next run can use the same engine. A request that fails is answered with {"event": "error",
-"error", "where"}. The end of stdin means that the controller is gone: the engine closes everything and ends.
+`kind` is rank, program, flow_tx or flow_rx (or unreliable_, numbered_, echo_, admitted_ or checked_). The requests qp,
+connect and go on both ends establish a connection, and rebuild it after an error; the controller pairs them. `forget`
+releases all tasks, so that the next run can use the same engine. A request that fails is answered with {"event":
+"error", "error", "where"}. The end of stdin means that the controller is gone: the engine closes everything and ends.
 
 The engine has one thread. A selector waits for stdin, the completion channels, and the sockets of GPU and storage. A
 second waiting thread would hold the GIL inside pyverbs, and on one core two threads only take turns.
@@ -218,6 +218,10 @@ class Engine:
             from faultbed.traffic.node.ranks.rank import RankTask  # numpy takes seconds to load on an emulated CPU
 
             return RankTask(*arguments, self.selector)
+        if kind == "program":
+            from faultbed.traffic.node.programs.program_task import ProgramTask
+
+            return ProgramTask(*arguments, self.selector)
         flow_kind, _, end = kind.rpartition("_")
         module, sender, receiver = FLOW_TASKS[flow_kind]
         name = {"tx": sender, "rx": receiver}[end]

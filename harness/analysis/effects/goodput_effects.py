@@ -63,7 +63,9 @@ def goodput_effects(
         level: confidence level beyond which an impact is not chance.
     """
     per_rank = {
-        series.rank: timeline.goodput(series.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns)
+        series.rank: timeline.goodput(
+            series.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns, step_ns=run.sample_ns
+        )
         for series in run.series
     }
     if not per_rank:

@@ -1,0 +1,1 @@
+"""The section of a workload that is a program of another author."""

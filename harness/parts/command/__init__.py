@@ -1,0 +1,1 @@
+"""Programs of other authors: how their processes ended, and whether their progress is known."""
