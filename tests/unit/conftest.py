@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
-import sys
 
 import pytest
 from forked import Forked
 from house import HOUSE
 from qmp_server import Qemu
+from role_programs import changes, load, program, saved_state  # noqa: F401 (fixtures)
 
 from faultbed.inject.leases.channels import LocalChannel
 from faultbed.testbed import stopping
-from faultbed.testbed.shipped import playbooks
 
 gc.disable()  # until all tests are collected: imports create little garbage, and each pass visits all objects
 
@@ -42,24 +40,6 @@ def pytest_collection_finish():
     gc.enable()
 
 
-@pytest.fixture(scope="module")
-def load():
-    """Return a function that imports a file as Ansible or a node would."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(playbooks() / "module_utils"))
-        patch.setattr(sys, "dont_write_bytecode", True)
-
-        def one(path):
-            spec = importlib.util.spec_from_file_location(f"under_test_{path.stem}", path)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module
-
-        yield one
-    for path in (playbooks() / "module_utils").glob("*.py"):
-        sys.modules.pop(path.stem, None)
-
-
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
     """Put the stand-ins for a rack's tools first in PATH; return the file with their state."""
@@ -71,21 +51,6 @@ def tools(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(sonic, "ACL_POLL_WAS", str(tmp_path / "acl-poll"))
     return state
-
-
-@pytest.fixture(scope="module")
-def saved_state(load):
-    return load(playbooks() / "module_utils" / "faultbed_saved.py").SavedState
-
-
-@pytest.fixture(scope="module")
-def changes(load):
-    return load(playbooks() / "module_utils" / "faultbed_state.py").Changes
-
-
-@pytest.fixture(scope="module")
-def program(load):
-    return lambda name: load(playbooks() / f"roles/{name}/files/{name}.py")
 
 
 @pytest.fixture(scope="session")
