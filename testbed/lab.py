@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Lab",
     "machine_address",
+    "machine_addresses",
     "open_keeper",
     "open_lab",
     "open_machine",
@@ -387,21 +388,37 @@ def machine_address(name: str, management: Management) -> Address:
     Raises:
         Unreachable: its host key is not pinned.
     """
+    return machine_addresses({name: management})[name]
+
+
+def machine_addresses(machines: Mapping[str, Management]) -> dict[str, Address]:
+    """Return how to reach each machine, by name, with its pinned host key.
+
+    Raises:
+        Unreachable: host keys are not pinned; the message names all of these machines.
+    """
     known = paramiko.HostKeys()
     path = Path("~/.ssh/known_hosts").expanduser()
     if path.exists():
         known.load(str(path))
-    host, port = management.address or name, management.port or 22
-    keys = known.lookup(host if port == 22 else f"[{host}]:{port}")  # noqa: PLR2004 (SSH's port)
-    if not keys or "ssh-ed25519" not in keys:
-        raise Unreachable(
-            f"{name}: {path} has no ssh-ed25519 host key of {host}; verify the key on its console and add it, because "
-            "faultbed trusts no key on first use"
+    addresses, missing = {}, []
+    for name, management in machines.items():
+        host, port = management.address or name, management.port or 22
+        entry = host if port == 22 else f"[{host}]:{port}"  # noqa: PLR2004 (SSH's port)
+        keys = known.lookup(entry)
+        if not keys or "ssh-ed25519" not in keys:
+            missing.append(name if name == entry else f"{name} ({entry})")
+            continue
+        addresses[name] = Address(
+            host=host,
+            port=port,
+            user=management.user or "root",
+            identity=Path(management.private_key_file or "~/.ssh/id_ed25519").expanduser(),
+            host_key=f"ssh-ed25519 {keys['ssh-ed25519'].get_base64()}",
         )
-    return Address(
-        host=host,
-        port=port,
-        user=management.user or "root",
-        identity=Path(management.private_key_file or "~/.ssh/id_ed25519").expanduser(),
-        host_key=f"ssh-ed25519 {keys['ssh-ed25519'].get_base64()}",
-    )
+    if missing:
+        raise Unreachable(
+            f"{path} has no ssh-ed25519 host key of {', '.join(missing)}; verify each key on the machine's console and "
+            "add it, because faultbed trusts no key on first use"
+        )
+    return addresses

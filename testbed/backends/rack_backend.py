@@ -9,7 +9,7 @@ from faultbed.testbed.backends.lab_backend import NOT_A_VM, Access, DoctorFindin
 from faultbed.testbed.backends.rack import rack_status
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
-from faultbed.testbed.lab import Lab, machine_address, open_keeper
+from faultbed.testbed.lab import Lab, machine_addresses, open_keeper
 from faultbed.testbed.tenancy.reservation_store import ReservationStore, node_store
 
 __all__ = ["BACKEND"]
@@ -35,8 +35,7 @@ class _Rack:
         _refuse(inventory)
 
     def access(self, inventory: Inventory) -> Access:
-        addresses = {name: machine_address(name, management) for name, management in inventory.management.items()}
-        return Access(addresses=addresses, accelerator=None)
+        return Access(addresses=machine_addresses(inventory.management), accelerator=None)
 
     def ssh_command(self, inventory: Inventory, machine: str) -> list[str]:
         raise UsageError(f"{inventory.name} is a rack lab: use your own ssh, its machines are in your known_hosts")

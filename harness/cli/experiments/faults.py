@@ -29,6 +29,7 @@ from faultbed.inject.injector import Injector, audit_fields, longest_lease_s
 from faultbed.inject.journal import Journal
 from faultbed.inject.kinds import catalogue
 from faultbed.inject.mechanisms import late_target
+from faultbed.inject.mechanisms.mechanism import Witness
 from faultbed.inject.mechanisms.rack.rack_mechanism import typed_command
 from faultbed.inject.policy import blast_radius, safety
 from faultbed.inject.policy.conflicts import touches
@@ -46,6 +47,8 @@ from faultbed.testbed.tenancy.lab_lease import hold_if_recorded
 __all__ = ["COMMANDS"]
 
 OBSERVE_S = 0.5
+MOST_COUNTERS = 6
+"""How many counters of one witness a plan prints: an event that any RNIC of a rack shows has more than a hundred."""
 
 
 @click.command()
@@ -97,7 +100,7 @@ def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> 
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Journal of intents, written before each change."
 )
-@click.option("--confirm", metavar="KIND", help="Repeat KIND to confirm an irreversible fault.")
+@click.option("--confirm", metavar="KIND", help="Repeat KIND to confirm a fault that is irreversible or may spread.")
 @json_option
 @pass_session
 def inject(
@@ -329,11 +332,17 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
     if not traits_of(planned.lab_kind).is_emulated:
         unit = "a transient unit (systemd-run) with the revert stored in /run/faultbed/faults first"
         session.out.print(f"held on {planned.place.node} by {unit}; not yet run on hardware", soft_wrap=True)
-    moves = " and ".join(" or ".join(witness.any_of) for witness in planned.must_move)
+    moves = " and ".join(_any_of(witness) for witness in planned.must_move)
     reads = " and ".join(f"{name} reads {value}" for name, value in planned.while_on)
     proofs = [f"this moves: {moves}"] * bool(moves) + [f"meanwhile {reads}"] * bool(reads)
     session.out.print(f"fired when {', and '.join(proofs) or 'the readback is the only evidence'}", soft_wrap=True)
     session.out.print(f"and this does not: {', '.join(planned.must_not_move) or 'nothing is named'}", soft_wrap=True)
+
+
+def _any_of(witness: Witness) -> str:
+    """Return a witness in words: its first counters, which are the most specific ones, and the number of the others."""
+    left = len(witness.any_of) - MOST_COUNTERS
+    return " or ".join(witness.any_of[:MOST_COUNTERS]) + (f" or {left} more (--json lists them)" if left > 0 else "")
 
 
 def _steps_of(planned: PlannedFault) -> list[tuple[str, str]]:

@@ -8,9 +8,11 @@ import sys
 import threading
 
 import pytest
+from click.testing import CliRunner
 from house import HOUSE
 from rack_state import rack_state
 
+from faultbed.harness.cli.main import cli
 from faultbed.inject import capability
 from faultbed.inject.fault_plan import FaultSpec, plan
 from faultbed.inject.kinds.catalogue import CATALOGUE
@@ -107,6 +109,22 @@ def test_plan_shows_commands_with_program_names_instead_of_placeholders():
     args = plan(spec, RACK.topology, lab_kind="rack").request["args"]
     assert typed_command(args["look"], args["needs"]).startswith("sh -c 'mlxlink -d 0000:18:00.0")
     assert typed_command(args["able"][1][0], args["needs"]).startswith("mlxconfig -d")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_plan_shows_the_first_counters_of_a_witness_and_json_all(as_json):
+    """A withdrawn prefix may show at every RNIC of a rack: the line had 3.4 kB on the example rack."""
+    argv = ["--lab", str(RACK.path), "inject", "switch.withdraw", "rtsw1", "--for", "5s", "--plan"]
+    done = CliRunner().invoke(cli, [*argv, *(["--json"] if as_json else [])])
+    assert done.exit_code == 0, done.output
+    planned = plan(FaultSpec(kind="switch.withdraw", target="rtsw1", for_s=5.0), RACK.topology, lab_kind="rack")
+    (witness,) = planned.must_move
+    shown = [key for key in witness.any_of if key in done.output]
+    if as_json:
+        assert shown == list(witness.any_of)
+    else:
+        assert shown == list(witness.any_of[:6])
+        assert f"or {len(witness.any_of) - 6} more (--json lists them)" in done.output
 
 
 def test_probe_rejects_an_unknown_request():

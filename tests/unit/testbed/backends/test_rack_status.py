@@ -16,7 +16,9 @@ from click.testing import CliRunner
 from faultbed.harness.cli.main import cli
 from faultbed.testbed.backends.rack import rack_status
 from faultbed.testbed.directories import cache_dir, lab_dir
+from faultbed.testbed.errors import Unreachable
 from faultbed.testbed.inventory.lab_inventory import load
+from faultbed.testbed.lab import open_lab
 from faultbed.testbed.observe.fingerprint import Fingerprint
 from faultbed.testbed.shipped import inventories
 from faultbed.testbed.tenancy import dirty, in_progress
@@ -87,6 +89,15 @@ def test_status_separates_reachable_and_unreachable_machines(tmp_path):
         pin(tmp_path, good)
         all_well = {name: replace(way, port=good) for name, way in ways.items()}
         assert rack_status.status(replace(inventory, management=all_well, jump=jump)).state == "up"
+
+
+def test_missing_host_keys_of_a_rack_are_named_at_once():
+    inventory = load(RACK)
+    with pytest.raises(Unreachable) as caught:
+        open_lab(inventory)
+    text = str(caught.value)
+    assert all(f"{name} ({machine.address})" in text for name, machine in inventory.management.items()), text
+    assert text.count("ssh-ed25519") == 1
 
 
 @pytest.fixture
