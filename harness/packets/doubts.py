@@ -225,9 +225,7 @@ def _one_direction(capture: Capture) -> Iterator[str]:
             yield f"{capture.frames.interfaces[port]}: all packets {captured}: responses were not checked there"
 
 
-def unfinished_flow(
-    packets: Packets, flow: Flow, tracked: Track, data: DataTrack, report: FlowReport
-) -> Iterator[str]:
+def unfinished_flow(packets: Packets, flow: Flow, tracked: Track, data: DataTrack, report: FlowReport) -> Iterator[str]:
     """Yield what is not known of one flow: packets without a known meaning, and what the capture's end left open."""
     name = f"{flow.src} -> {flow.dst} QP {flow.dqpn}{f' at {report.port}' if report.port else ''}"
     if len(flow.strange):

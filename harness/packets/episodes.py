@@ -111,7 +111,7 @@ def episodes(packets: Packets, flow: Flow, tracked: Track, data: DataTrack) -> I
         low = int(flow.psn[at])
         since, until = np.searchsorted(places, (last, at), side="right")
         own = signals[since:until][answer[since:until] == low]
-        signal = int(own[0]) if len(own) else None
+        signal = int(own[0]) if len(own) else _of_a_lost_packet(flow, tracked, signals[since:until], at)
         in_between = marks[np.searchsorted(marks, last) : np.searchsorted(marks, at)]
         retries = (low, retries[1] + 1 if retries[0] == low else 1)
         silence = int(times[at] - _last_sign_of_life(packets, flow, at))
@@ -148,6 +148,15 @@ def episodes(packets: Packets, flow: Flow, tracked: Track, data: DataTrack) -> I
             rnr_timer_ns=rnr_timer_ns(int(syndrome[signal])) if cause == "rnr" and signal is not None else None,
         )
         last = at
+
+
+def _of_a_lost_packet(flow: Flow, tracked: Track, signals: Indices, at: int) -> int | None:
+    """Return the NAK for an earlier PSN than that of request `at`, if that one was lost again before this port."""
+    for signal in signals[tracked.answer[signals] < flow.psn[at]][::-1].tolist() if flow.side != "sender" else ():
+        since = slice(int(tracked.place[signal]), at)
+        if not (flow.psn[since] == tracked.answer[signal]).any():
+            return int(signal)
+    return None
 
 
 def _is_read_again(packets: Packets, flow: Flow, tracked: Track, at: int) -> bool:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -118,7 +119,9 @@ def track(packets: Packets, flow: Flow) -> Track:
     behind = top[starts - 1]
     backwards, jumps = starts[psn[starts] < behind], starts[psn[starts] > behind]
     ends = dict(zip(begin.tolist(), end.tolist(), strict=True))
-    requested = set(answer[packets.syndrome[flow.responses] == NAK_SEQUENCE].tolist())
+    requested: dict[int, list[int]] = {}
+    for at in np.flatnonzero(packets.syndrome[flow.responses] == NAK_SEQUENCE).tolist():
+        requested.setdefault(int(answer[at]), []).append(int(place[at]))
     late = _reordered(packets, flow, top, {at: ends[at] for at in backwards.tolist()}, requested)
     return Track(
         expected=expected,
@@ -163,12 +166,13 @@ def _rewinds(packets: Packets, flow: Flow, place: Indices, answer: Indices) -> d
 
 
 def _go_backs(
-    packets: Packets, flow: Flow, starts: Indices, top: Indices, late: set[int], requested: set[int]
+    packets: Packets, flow: Flow, starts: Indices, top: Indices, late: set[int], requested: dict[int, list[int]]
 ) -> Indices:
     """Return the runs that begin before the top, except late packets and continuations of a go-back.
 
     A retransmission that is lost again, or was acknowledged meanwhile, leaves a gap in a go-back. It is still one
-    go-back.
+    go-back, unless a NAK since its begin requested the PSN behind the gap. `requested` are the places of the NAKs for
+    each PSN, in requests before them.
     """
     go_backs = []
     after = flow.psn + flow.span
@@ -179,13 +183,15 @@ def _go_backs(
             continue
         if low < int(top[at - 1]):
             silence = int(packets.time_ns[flow.requests[at]] - packets.time_ns[flow.requests[at - 1]])
-            if low < next_psn or low in requested or silence >= TIMERS_FROM_NS:
+            last = go_backs[-1] if go_backs else 0
+            is_requested = any(last < place <= at for place in requested.get(low, ()))
+            if low < next_psn or is_requested or silence >= TIMERS_FROM_NS:
                 go_backs.append(at)
         next_psn = int(after[end - 1])
     return np.array(go_backs, dtype=np.int64)
 
 
-def _reordered(packets: Packets, flow: Flow, top: Indices, ends: dict[int, int], requested: set[int]) -> Indices:
+def _reordered(packets: Packets, flow: Flow, top: Indices, ends: dict[int, int], requested: Container[int]) -> Indices:
     """Return the runs that arrived late but only once: they fill a hole, and the flow continues where it was.
 
     A run is a retransmission if a NAK requested it, if it follows a silence, or if it follows a retransmitted run: a

@@ -2,18 +2,31 @@
 
 A change is a function of a `Capture` and a random generator. It changes the packets and returns True, or it returns
 False if the capture has no place for it. Whether a change is forbidden depends on the port: a sender that leaves a PSN
-out breaks a rule, a network that loses it does not, but then nobody may acknowledge it.
+out breaks a rule, a network that loses it does not, but then no responder may acknowledge it.
+
+    python tests/support/packet_mutations.py 10000
+
+prints what the analysis says of so many forbidden changes, and of as many legal ones. Changes that the standard forbids
+and no rule finds:
+
+    MSN of an ACK               it counts messages; how RNICs count READs and shared receive queues differs
+    address or key of a RETH    which memory is registered is in no packet; the responder's NAK is in the verdict
+    payload                     its bytes are not kept; the ICRC covers them (`packets FILE --frame N` checks it)
 """
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from gbn_model import MIDDLE, NAK, SPACE, Reads, Wire, go_back_n
 
-__all__ = ["FORBIDDEN", "LEGAL", "Capture", "good_capture"]
+from faultbed.harness.packets.analysis import analyse
+
+__all__ = ["FORBIDDEN", "LEGAL", "Capture", "answers_to", "good_capture"]
 
 ACK = 0x11
 WRITES, DATA = (6, 7, 8, 10), (0x0D, 0x0E, 0x0F, 0x10)
@@ -69,9 +82,8 @@ class Capture:
         psns = [self.psn(at) for at in requests]
         acks = [at for at in self.places(ACK) if self.syndrome(at) == 0]
         top = max((self.ahead(at) for at in acks), default=-1)
-        return [
-            at for at, psn in zip(requests[1:-1], psns[1:-1], strict=True) if psns.count(psn) == 1 and self.ahead(at) <= top
-        ]
+        between = zip(requests[1:-1], psns[1:-1], strict=True)
+        return [at for at, psn in between if psns.count(psn) == 1 and self.ahead(at) <= top]
 
 
 Change = Callable[[Capture, np.random.Generator], bool]
@@ -81,7 +93,7 @@ def good_capture(rng) -> Capture:
     """Return a capture without a broken rule: WRITEs with losses and go-back-N, or READs."""
     side = str(rng.choice(["sender", "receiver"]))
     first = int(rng.choice([0, 1000, SPACE - 20, int(rng.integers(SPACE))]))
-    if rng.random() < 0.3:  # noqa: PLR2004
+    if rng.random() < 0.3:
         wire = Reads(side, first)
         size, begin = int(rng.integers(2, 9)), 0
         for _ in range(int(rng.integers(3, 7))):
@@ -218,8 +230,8 @@ def request_queue_pair(capture, rng):
 
 def request_length(capture, rng):
     """A FIRST or MIDDLE packet is not as long as the path MTU."""
-    places = [at for at in capture.places(6, 7)]
-    if len(places) < 3:  # noqa: PLR2004
+    places = capture.places(6, 7)
+    if len(places) < 3:
         return False
     _resize(capture, _pick(rng, places), int(rng.choice([-512, -4, 4, 1024])))
     return True
@@ -228,7 +240,7 @@ def request_length(capture, rng):
 def data_length(capture, rng):
     """A FIRST or MIDDLE packet of data is not as long as the path MTU."""
     places = capture.places(0x0D, 0x0E)
-    if len(places) < 3:  # noqa: PLR2004
+    if len(places) < 3:
         return False
     _resize(capture, _pick(rng, places), int(rng.choice([-512, -4, 4, 1024])))
     return True
@@ -302,7 +314,7 @@ def read_length(capture, rng):
 
 
 def ack_becomes(*syndromes):
-    """Return the change of an acknowledgement to another syndrome, while the flow goes on as if it had been positive."""
+    """Return the change of an ACK to another syndrome, while the flow goes on as if it had been positive."""
 
     def change(capture, rng):
         acks = [at for at in capture.places(ACK) if capture.syndrome(at) == 0][:-1]
@@ -354,7 +366,6 @@ def drop_ack(capture, rng):
     """An acknowledgement is lost, or joined with a later one that covers it."""
     acks = [at for at in capture.places(ACK) if capture.syndrome(at) == 0]
     covered = [at for at in acks[:-1] if capture.ahead(at) <= max(capture.ahead(later) for later in acks if later > at)]
-    # Without it the flow may have been silent for long enough to be a timer: leave neighbours of go-backs alone.
     if covered:
         del capture.packets[_pick(rng, covered)]
     return bool(covered)
@@ -437,13 +448,21 @@ def shorter_last(capture, rng):
 
 def lost_data(capture, rng):
     """Data is lost on its way to the requester, who reads it again at once."""
-    places = [at for at in capture.places(MIDDLE) if capture.side == "sender"]
-    if not places or not isinstance(capture.wire, Reads):
+    if not capture.places(MIDDLE) or capture.side != "sender" or not isinstance(capture.wire, Reads):
         return False
     wire, begin = capture.wire, capture.ahead(capture.places(*DATA)[-1]) - SPACE // 2 + 1
     wire.ask(begin, 4)
     wire.data(0 + begin, 2 + begin, 3 + begin, begin=begin, end=begin + 4)
     wire.read(begin + 1, begin + 4)
+    return True
+
+
+def other_source_port(capture, rng):
+    """All packets of one direction have another UDP source port."""
+    direction, port = capture.packets[0][2], rng.integers(0, 256, size=2).astype(np.uint8).tobytes()
+    for at, (_, _, outbound) in enumerate(capture.packets):
+        if outbound == direction:
+            capture.rewrite(at, 34, port)
     return True
 
 
@@ -454,7 +473,7 @@ LEGAL: dict[str, Change] = {
     "mark of congestion": mark,
     "request for an ACK": ack_request,
     "time to live": other_field(22, 1),
-    "flow label (source port of UDP)": lambda capture, rng: other_source_port(capture, rng),
+    "flow label (source port of UDP)": other_source_port,
     "key and address of the RETH": other_field(54, 12, 10, 0x0C),
     "MAC addresses": other_field(0, 12),
     "partition key": other_field(44, 2),
@@ -466,10 +485,48 @@ LEGAL: dict[str, Change] = {
 }
 
 
-def other_source_port(capture, rng):
-    """All packets of one direction have another UDP source port."""
-    direction, port = capture.packets[0][2], rng.integers(0, 256, size=2).astype(np.uint8).tobytes()
-    for at, (_, _, outbound) in enumerate(capture.packets):
-        if outbound == direction:
-            capture.rewrite(at, 34, port)
-    return True
+def verdict(capture) -> str:
+    """Return what the analysis says: a broken rule, a fatal NAK, a doubt, a count of what is unusual, or nothing."""
+    analysis = analyse(capture.wire.frames())
+    counted = any(
+        flow.data_missing or flow.data_repeated or flow.data_reordered or flow.duplicates for flow in analysis.flows
+    )
+    says = {
+        "broken": analysis.violations,
+        "fatal NAK": analysis.fatal_naks,
+        "doubt": analysis.doubts,
+        "counted": counted,
+        "nothing": True,
+    }
+    return next(word for word, is_so in says.items() if is_so)
+
+
+def answers_to(change, count, rng) -> Counter[str]:
+    """Return how often the analysis says what, of one change in each of `count` good captures."""
+    answers, tried = Counter[str](), 0
+    while answers.total() < count:
+        tried += 1
+        capture = good_capture(rng)
+        before = verdict(capture)
+        if before in ("broken", "doubt", "fatal NAK"):
+            answers[f"unchanged: {before}"] += 1
+        elif change(capture, rng):
+            answers[verdict(capture)] += 1
+        assert tried < 100 * (count + 1), "no capture has a place for this change"
+    return answers
+
+
+def main() -> None:
+    """Print the table of all changes."""
+    count = int(sys.argv[1])
+    for title, table in (("forbidden", FORBIDDEN), ("legal", LEGAL)):
+        total = Counter[str]()
+        for number, (name, change) in enumerate(table.items()):
+            answers = answers_to(change, -(-count // len(table)), np.random.default_rng(number))
+            total += answers
+            print(f"{name:36}", dict(answers), flush=True)
+        print(f"{title}: {total.total():,} changes:", dict(total))
+
+
+if __name__ == "__main__":
+    main()
