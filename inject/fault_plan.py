@@ -408,7 +408,7 @@ def _value(value: Any, param: Param, *, where: str) -> Any:
         return text
     if param.type == "psn":
         return _psn(text, wrong)
-    if param.type == "rnic" or (param.type == "qpn" and text == "any"):
+    if param.type == "rnic" or (param.type == "qpn" and re.fullmatch(r"any(\[[0-9]{1,5}\])?", text)):
         return text
     return _number(text, param, wrong)
 

@@ -234,6 +234,7 @@ def rates(run: Measurements, whole: timeline.Goodput | None) -> dict[str, Observ
             value=None if whole is None or silent else float(whole.bytes.sum()) * 8 / seconds / 1e9,
             detail="no samples" if silent else f"all samples of {len(run.series)} ranks over {seconds:.1f} s",
         ),
+        "goodput.lowest": _lowest_goodput(run, whole),
         "busbw.mean": Observation(
             value=mean_busbw_gbps(run),
             detail="not a collective, or no iteration finished"
@@ -242,6 +243,19 @@ def rates(run: Measurements, whole: timeline.Goodput | None) -> dict[str, Observ
             f"{run.summary.algbw_gbps:.4g} Gb/s",
         ),
     }
+
+
+def _lowest_goodput(run: Measurements, whole: timeline.Goodput | None) -> Observation:
+    """Return the lowest rolling goodput of a run over its mean, until the first rank ends."""
+    ends = [max(sample.t_ns for sample in series.samples) + run.sample_ns for series in run.series if series.samples]
+    if whole is None or len(ends) < len(run.series):
+        return Observation(value=None, detail="no samples of at least one rank")
+    window_ns = timeline.rolling_window_ns(run.series, whole.step_ns)
+    lowest = timeline.lowest_share(whole, until_ns=min(ends), window_ns=window_ns)
+    detail = f"windows of {window_ns / 1e9:g} s"
+    if lowest is None:
+        detail = f"no goodput, or less than 3 s or two {detail} between the warm-up and the end of the first rank"
+    return Observation(value=lowest, detail=detail)
 
 
 def _why_no_impact(base: timeline.Baseline | None) -> str:

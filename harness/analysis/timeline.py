@@ -73,6 +73,7 @@ __all__ = [
     "iterations_done",
     "job_start_ns",
     "job_time_ratio",
+    "lowest_share",
     "paired",
     "rolling",
     "rolling_window_ns",
@@ -321,6 +322,16 @@ def steadiness(
     first, last = series.bin_of(series.t0_ns + WARMUP_NS), series.bin_of(until_ns)
     known = _floor_and_mean(_without(series, first, last, reads), window_ns)
     return None if known is None else known[0] / known[1] if known[1] > 0 else 0.0
+
+
+def lowest_share(series: Goodput, *, until_ns: int, window_ns: int) -> float | None:
+    """Return the lowest rolling goodput over the mean, after the warm-up; None if it is too short or silent."""
+    first, last = series.bin_of(series.t0_ns + WARMUP_NS), series.bin_of(until_ns)
+    part = Goodput(t0_ns=series.time_of(first), step_ns=series.step_ns, bytes=series.bytes[first:last])
+    if last <= first or part.end_ns - part.t0_ns < max(2 * window_ns, MIN_BASELINE_NS - WARMUP_NS):
+        return None
+    mean = float(part.bytes_per_s.mean())
+    return float(rolling(part, window_ns).min()) / mean if mean > 0 else None
 
 
 def _floor_and_mean(parts: Sequence[Goodput], window_ns: int) -> tuple[float, float] | None:

@@ -291,6 +291,13 @@ _TABLE = (
         meaning="Payload bytes of all ranks over the run's time",
     ),
     Metric(
+        name="goodput.lowest",
+        unit="ratio",
+        most=1.0,
+        meaning="Lowest rolling goodput from the second second on until the first rank ends, over its mean: moments in "
+        "which this run was slow, with faults or without",
+    ),
+    Metric(
         name="busbw.mean",
         unit="Gb/s",
         estimand="setting",

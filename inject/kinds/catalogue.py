@@ -15,7 +15,7 @@ from faultbed.inject.kinds import congestion, data, gpu, host, link, packet, rac
 from faultbed.inject.kinds.kind import Binding, Example, FaultKind, Fidelity, Param, ParamType, Trait
 from faultbed.inject.mechanisms.rack import MECHANISMS
 from faultbed.testbed.errors import UsageError
-from faultbed.testbed.suggestions import hint
+from faultbed.testbed.suggestions import hint, nearest
 
 __all__ = [
     "CATALOGUE",
@@ -72,4 +72,6 @@ def kind_named(name: str, *, where: str = "kind") -> FaultKind:
     """
     if name in CATALOGUE:
         return CATALOGUE[name]
-    raise UsageError(f'{where}: no fault kind "{name}"; {hint(name, list(CATALOGUE))}')
+    family = [kind for kind in CATALOGUE if kind.partition(".")[0] == name.partition(".")[0]]
+    known = list(CATALOGUE) if nearest(name, CATALOGUE) or not family else family
+    raise UsageError(f'{where}: no fault kind "{name}"; {hint(name, known)}')

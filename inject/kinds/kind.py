@@ -46,7 +46,7 @@ class Param:
         if self.type == "psn":
             return "0..16777215 or +1..+8388607"
         if self.type == "qpn":
-            return "1..16777215 or any"
+            return "1..16777215, any or any[0], any[1], ..."
         if self.type == "rnic":
             return "an RNIC, such as host1:rxe0"
         low = "" if self.low is None else f"{self.low:g}"

@@ -29,7 +29,12 @@ FILTERS = (
         high=1_000_000,
         default=1,
     ),
-    Param(name="qp", type="qpn", unit="", summary="destination QP number; any: the lowest connected one"),
+    Param(
+        name="qp",
+        type="qpn",
+        unit="",
+        summary="destination QP number; any: the lowest connected one; any[2]: the third by number",
+    ),
     Param(
         name="opcode",
         type="choice",

@@ -47,7 +47,7 @@ def bind(
             f"{where}: {binding.host}: `{' '.join(argv)}` prints no list of queue pairs ({error}): {output[:200]!r}; "
             "give the fault its qp, or install iproute2 4.17 or later there"
         ) from None
-    number = next((qpn for qpn in connected if requested_qp in ("any", qpn)), None)
+    number = _chosen(connected, requested_qp)
     if number is None:
         connected_qpns = ", ".join(map(str, connected)) or "none"
         raise FaultError(
@@ -58,6 +58,14 @@ def bind(
     if binding.psn_ahead is not None and "psn" not in bound:
         bound["ahead"] = binding.psn_ahead
     return bound
+
+
+def _chosen(connected: list[int], requested: int | str) -> int | None:
+    """Return the queue pair that a number, `any` or `any[K]` names among the connected ones; None: there is none."""
+    if isinstance(requested, int):
+        return requested if requested in connected else None
+    place = int(requested.removeprefix("any").strip("[]") or 0)
+    return connected[place] if place < len(connected) else None
 
 
 def connected_qps(output: str) -> list[int]:

@@ -68,7 +68,8 @@ class Witness:
 class LateBinding:
     """Values that are known only just before arming.
 
-    `qp` is a QP number of the RNIC or `any`. The PSN is the current one plus `psn_ahead`; None: the PSN is known.
+    `qp` is a QP number of the RNIC, or `any` or `any[K]`: the lowest of its connected QPs, or the one K places after
+    it. The PSN is the current one plus `psn_ahead`; None: the PSN is known.
     """
 
     host: str

@@ -19,6 +19,7 @@ from faultbed.harness.run.prepare.fit_routing import fit_routing
 from faultbed.harness.run.prepare.lab_names import LabNames
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.kinds.catalogue import CATALOGUE
 from faultbed.testbed.errors import ConfigError
 from faultbed.testbed.model.lab_kind import LabKind, traits_of
 from faultbed.testbed.model.selectors import candidates, is_chosen_later, is_selector
@@ -129,9 +130,11 @@ def _fit_faults(experiment: Experiment, names: LabNames) -> tuple[Fault, ...]:
                 with names.at(place):
                     names.topology.resolve(target)
                 targets.append(target)
+        kind = CATALOGUE.get(fault.kind)  # the plan of the fault refuses an unknown one
+        rnics = {param.name for param in kind.params if param.type == "rnic"} if kind is not None else set()
         parameters = {
             name: names.select_one(f"{path}.set.{name}", value)
-            if isinstance(value, str) and is_selector(value)
+            if name in rnics and isinstance(value, str) and is_selector(value)
             else value
             for name, value in fault.parameters.items()
         }
@@ -178,7 +181,11 @@ def _check_expectations(experiment: Experiment, names: LabNames) -> None:
         if not metric.name.startswith(_NEEDS_BASELINE):
             continue
         if first_ns is None:
-            raise names.error(path, f"{metric.name} is about faults, and this experiment has none")
+            raise names.error(
+                path,
+                f"{metric.name} is about faults, and this experiment has none; bound goodput.lowest (of any run), or "
+                "add [[faults]]",
+            )
         _refuse_short_start(names, path, metric.name, first_ns)
 
 

@@ -147,10 +147,10 @@ def _check_selection(request: Request) -> None:
 
 
 def _late_binding(request: Request) -> LateBinding | None:
-    """Return what is known only when the fault is armed: a PSN relative to the current one, or `any` queue pair."""
+    """Return what is known only when the fault is armed: a PSN relative to the current one, or a QP by its place."""
     psn, qp = request.params.get("psn"), request.params.get("qp")
     ahead = int(psn) if isinstance(psn, str) else None
-    if ahead is None and qp != "any":
+    if ahead is None and not isinstance(qp, str):
         return None
     link = request.target.link
     if link is None or link.rnic is None or request.params["direction"] != "to":
@@ -197,8 +197,8 @@ def ends_of(request: Request) -> dict[str, Target]:
         ends[name] = end
     if len({end.text for end in ends.values()}) == 1 < len(ends):
         raise UsageError(f"{where}.dst: {params['dst']} sends nothing to itself over the fabric; change it")
-    if "src" in ends and params.get("qp") == "any":
-        raise UsageError(f"{where}.src: the lowest connected QP may belong to another sender; set qp to a number")
+    if "src" in ends and isinstance(params.get("qp"), str):
+        raise UsageError(f"{where}.src: a connected QP of that number may belong to another sender; set qp to a number")
     return ends
 
 

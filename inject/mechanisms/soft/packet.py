@@ -171,6 +171,8 @@ def _duplicate(request: Request) -> Mechanism:
 
 def _forge(request: Request) -> Mechanism:
     kind, qp, count = (request.params[name] for name in ("what", "qp", "count"))
+    if isinstance(qp, str) and qp != "any":
+        raise UsageError(f"{request.where}.qp: a forged packet is made from one to a QP number, or to any; not {qp}")
     hop = hop_of(request)
     link = request.target.link
     if link is None or link.rnic is None or hop.far != link.b.node:

@@ -366,3 +366,16 @@ def test_baseline_ignores_bytes_during_reads(reads):
     a, b = timeline.baseline(plain, **args), timeline.baseline(other, **args)
 
     assert a == b
+
+
+def test_lowest_share_is_that_of_the_slowest_second_after_the_warm_up():
+    """A second at a third of the rate, in 20 s; a slow first second is the warm-up's."""
+    one = steady(20, [(0, 1, 0.1), (9, 10, 1 / 3)])
+    mean = (19 - 2 / 3) / 19
+    assert timeline.lowest_share(one, until_ns=20 * S, window_ns=S) == pytest.approx(1 / 3 / mean)
+    assert timeline.lowest_share(one, until_ns=9 * S, window_ns=S) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("one", [series([]), steady(3), steady(20, [(0, 20, 0.0)])])
+def test_lowest_share_of_too_little_goodput_is_unknown(one):
+    assert timeline.lowest_share(one, until_ns=20 * S, window_ns=S) is None

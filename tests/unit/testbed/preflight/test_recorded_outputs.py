@@ -203,6 +203,18 @@ def test_rdma_queue_pairs_are_decoded_or_the_fault_is_refused(one):
         bind(OneOutput(text_of(one)), qps, qp=None, psn=None, where="fault", timeout_s=1.0)
 
 
+@pytest.mark.parametrize(("qp", "number"), [("any", 17), ("any[0]", 17), ("any[2]", 19), (18, 18)])
+def test_queue_pair_is_chosen_by_its_place_among_the_connected_ones(qp, number):
+    listed = [{"lqpn": lqpn, "type": "RC", "state": "RTS"} for lqpn in (19, 17, 18)]
+    listed += [{"lqpn": 1, "type": "GSI", "state": "RTS"}, {"lqpn": 20, "type": "RC", "state": "INIT"}]
+    lab, binding = OneOutput(json.dumps(listed)), LateBinding(host="host1", rnic="rxe0", qp=qp, psn_ahead=3)
+    assert bind(lab, binding, qp=None, psn=None, where="fault", timeout_s=1.0) == {"qp": number, "ahead": 3}
+    for missing in ("any[3]", 20):
+        binding = LateBinding(host="host1", rnic="rxe0", qp=missing, psn_ahead=3)
+        with pytest.raises(FaultError, match="connected: 17, 18, 19"):
+            bind(lab, binding, qp=None, psn=None, where="fault", timeout_s=1.0)
+
+
 def modes(text):
     """Return the modes that the role gpu_host reads in a text."""
     module = role("gpu_host")
