@@ -64,7 +64,12 @@ smoke: setup ## the shortest proof on a soft lab: it comes up, nothing is wrong 
 # The default lab is too small for some tests of tests/soft. pytest ends the lab that it brought up before the next one.
 on_lab = $(RUN)python -m pytest -m "" --lab $(1) $(2) $(if $(OUT),--junitxml=$(OUT)/junit-$(1).xml)
 
+# No service of them is started: tests start what they need, with keys and folders of their own.
+cluster_programs = which slurmctld slurmd sbatch munged sshd >/dev/null || \
+	RUNLEVEL=1 apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge openssh-server
+
 nightly: setup ## unit tests with all samples and slow ones, those of soft labs three times, other labs; the demo experiment, which the history follows
+	@[ "$$(id -u)" != 0 ] || { $(cluster_programs); }
 	@worst=0; keep() { test $$1 -le $$worst || worst=$$1; }; \
 	FAULTBED_ALL_SAMPLES=1 $(RUN)python -m pytest tests/unit -m "" -n auto --dist worksteal; keep $$?; \
 	$(call on_lab,soft-3rack,tests/soft/test_fabric_routing.py -k odd_and_even); keep $$?; \

@@ -37,3 +37,7 @@ def main() -> NoReturn:
         sys.stderr.write(f"faultbed: incomplete installation: {error}; run `make setup` to install what is missing\n")
         sys.exit(3)
     sys.exit(commands.main())
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ host key that differs from the pinned one is an error.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import queue
 import shlex
@@ -145,6 +146,14 @@ class SshConnection:
                 return None
             self._give_up(transport)
             raise Unreachable(f"{self.name}: the SSH connection is gone ({error})") from error
+
+    def is_loopback(self) -> bool:
+        """Return whether the machine is this one, by the address that its SSH server is reached at.
+
+        Raises:
+            Unreachable: the machine does not answer, or has another host key.
+        """
+        return ipaddress.ip_address(self._connected().getpeername()[0]).is_loopback
 
     def _connected(self) -> _Transport:
         """Return the open connection; open it if there is none."""

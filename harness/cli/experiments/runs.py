@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from faultbed.harness.cli.experiments.offending import drained_hosts
 from faultbed.harness.cli.lab.bringing_up import brought_up, down_option, no_up_option
 from faultbed.harness.cli.options.names import experiment_argument
 from faultbed.harness.cli.options.numbers import SEED
-from faultbed.harness.cli.options.sharding import shard_option
+from faultbed.harness.cli.options.sharding import shard_option, workers_options
 from faultbed.harness.confidence import Interval
 from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment import run_plan as plan_module
@@ -39,13 +40,16 @@ from faultbed.harness.run.loop import Finished, ResolvedRun
 from faultbed.harness.run.prepare import exclusions
 from faultbed.harness.run.prepare.preflight import ALL_CHECKS
 from faultbed.harness.run.repeats import pooled, repeated
+from faultbed.harness.run.repeats.made_by_workers import made_by
 from faultbed.harness.run.repeats.trials import trial_of
 from faultbed.harness.run.sweeps.finished_runs import find_finished_runs, join
 from faultbed.harness.run.sweeps.shards import Shard, shard_of
 from faultbed.harness.run.sweeps.sweep_points import Point
+from faultbed.harness.run.workers.places import Place
 from faultbed.harness.verdict import Check, ExcludedHost, Verdict, VerdictFile, exit_code, worst
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import ConfigError, Unsupported, UsageError
+from faultbed.testbed.extras import extra
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.tenancy.lab_lease import LabLease, hold
@@ -84,6 +88,7 @@ _MOST, _MOST_WITHOUT_TWIN = 12, 30
     help="Number of runs, with consecutive seeds; they are decided together.",
 )
 @shard_option
+@workers_options
 @click.option(
     "--merge",
     is_flag=True,
@@ -124,6 +129,9 @@ def run(
     out: Path,
     repeat: int,
     shard: Shard | None,
+    place: Place | None,
+    count: int,
+    interface: str | None,
     merge: bool,
     until_decided: bool,
     most: int | None,
@@ -142,6 +150,8 @@ def run(
 
     `kill -USR1 PID` during the workload writes the flight recorders of its ranks into the run directory.
 
+    With --on, several labs make the runs of --repeat or --until-decided; runs count in the order of their seeds.
+
     With --shard, several labs share the runs of --repeat, and the exit code is that of the worst run of the shard. The
     runs are decided together by the shard that finds all of them in --out, or by `--merge DIR...`.
     """
@@ -153,6 +163,8 @@ def run(
             others=only_plan or until_decided or leave_out or control or no_up or end_lab or repeat == 1,
         )
     inventory = session.inventory()
+    others = only_plan or leave_out or control or no_up or end_lab or merge or shard is not None
+    _refuse_workers(place, inventory, is_single=repeat == 1 and not until_decided, others=others)
     source, loaded = _with_settings(experiment, settings)
     most = _most_runs(loaded, repeat, until_decided=until_decided, most=most)
     left_out = exclusions.named_by_user(inventory, without)
@@ -170,6 +182,10 @@ def run(
         trials = _resolve_each(loaded, source, inventory, seeds, left_out)
         point = Point(number=1, parameters={}, experiment=resolved.experiment, runs=tuple(trials))
         return _share(session, point, inventory, out, shard, shards, as_json=as_json)
+    if place is not None:
+        trials = _resolve_each(loaded, source, inventory, seeds, left_out)
+        runs = _run_on(place, trials, inventory, out, session, count=count, interface=interface, most=most)
+        return _pool(session, runs, loaded, most=most, planned=None if most else repeat, as_json=as_json)
     backend, resets = backend_of(inventory.kind), traits_of(inventory.kind).has_snapshot
     if leave_out and not resets:  # before the reservation, which depends on the hosts that take part
         with session.progress() as progress:
@@ -365,13 +381,22 @@ def _execute_all(
     control: bool,
 ) -> list[Finished]:
     """Execute the runs, one after the other; with `most`, until all of them together decide."""
+    made = (
+        run_module.execute(trial, inventory, out=out, progress=progress, guard=holding.refresh, control=control)
+        for trial in trials
+    )
+    return _in_turn(made, trials, progress, most=most)
+
+
+def _in_turn(
+    made: Iterable[Finished], trials: Sequence[ResolvedRun], progress: run_module.Progress, *, most: int | None
+) -> list[Finished]:
+    """Take the runs of some trials, in their order, as they are made; with `most`, until all together decide."""
     runs: list[Finished] = []
     pool: list[pooled.Trial] = []
-    for trial in trials:
-        runs.append(
-            run_module.execute(trial, inventory, out=out, progress=progress, guard=holding.refresh, control=control)
-        )
-        verdict = runs[-1].verdict
+    for trial, run in zip(trials, made, strict=False):
+        runs.append(run)
+        verdict = run.verdict
         if len(trials) > 1:
             progress(
                 f"run {len(runs)} of {len(trials)}, seed {verdict.seed}: {verdict.verdict}, lab {verdict.lab_state}"
@@ -386,6 +411,45 @@ def _execute_all(
         if not pooled.is_open(pooled_file):
             break
     return runs
+
+
+def _run_on(
+    place: Place,
+    trials: Sequence[ResolvedRun],
+    inventory: Inventory,
+    out: Path,
+    session: Session,
+    *,
+    count: int,
+    interface: str | None,
+    most: int | None,
+) -> list[Finished]:
+    """Make the runs on several labs at a time; with `most`, until those with the first seeds decide."""
+    with extra("scale", "--on"):
+        from faultbed.harness.run.workers.open_pool import open_pool  # noqa: PLC0415 - an optional package
+    with (
+        session.progress() as progress,
+        open_pool(
+            place, count=count, interface=interface, inventory=inventory.path, runs=out, progress=progress
+        ) as workers,
+        contextlib.closing(made_by(workers, trials, inventory, out)) as made,
+    ):
+        return _in_turn(made, trials, progress, most=most)
+
+
+def _refuse_workers(place: Place | None, inventory: Inventory, *, is_single: bool, others: bool) -> None:
+    """Refuse `--on` where there is nothing to share, or with an option that it does not fit."""
+    if place is None:
+        return
+    if is_single:
+        raise UsageError(f"--on {place}: one run has nothing to share; add --repeat or --until-decided")
+    if others:
+        raise click.UsageError(
+            "--on makes the runs on labs of its own; give it without --shard, --merge, --plan, --leave-out, --control, "
+            "--no-up and --down"
+        )
+    if not traits_of(inventory.kind).has_snapshot:
+        raise UsageError(f"--on {place}: {inventory.name} has machines of its own; use --shard with more labs")
 
 
 @click.command()

@@ -12,7 +12,7 @@ from rich.text import Text
 from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from faultbed.harness.cli.options.names import experiment_argument
 from faultbed.harness.cli.options.numbers import SEED
-from faultbed.harness.cli.options.sharding import LocalWorkers, shard_option
+from faultbed.harness.cli.options.sharding import shard_option, workers_options
 from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment.parameters import parse
 from faultbed.harness.quantities import format_duration
@@ -23,9 +23,9 @@ from faultbed.harness.run.sweeps.finished_runs import join
 from faultbed.harness.run.sweeps.shards import Shard
 from faultbed.harness.run.sweeps.sweep_points import metrics_for, points_of
 from faultbed.harness.run.sweeps.sweep_runner import Sweep
+from faultbed.harness.run.workers.places import Place
 from faultbed.harness.verdict import exit_code
 from faultbed.testbed.backends.lab_backend import backend_of
-from faultbed.testbed.directories import home_dir
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.extras import extra
 from faultbed.testbed.model.lab_kind import traits_of
@@ -51,13 +51,7 @@ __all__ = ["COMMANDS"]
 @click.option("--metric", "names", multiple=True, help="A metric of the table. Default: those that the file bounds.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print the points and how long they may take; run nothing.")
 @shard_option
-@click.option(
-    "--on",
-    "workers",
-    type=LocalWorkers(),
-    metavar="local:N",
-    help="Make the runs on N labs on this machine at a time. Needs the extra `scale`.",
-)
+@workers_options
 @click.option(
     "--merge",
     is_flag=True,
@@ -81,7 +75,9 @@ def sweep(
     names: tuple[str, ...],
     only_plan: bool,
     shard: Shard | None,
-    workers: int | None,
+    place: Place | None,
+    count: int,
+    interface: str | None,
     merge: bool,
     out: Path | None,
     as_json: bool,
@@ -116,16 +112,16 @@ def sweep(
     decided = [trial for point in points for trial in point.runs]
     whole = traits_of(inventory.kind).has_snapshot
     targets = () if whole else {name for trial in decided for name in touched(trial, inventory.topology)}
-    if opened.pending_runs() and workers is not None:
+    if opened.pending_runs() and place is not None:
         if not whole:
-            raise UsageError(
-                f"--on local:{workers}: {inventory.name} has machines of its own; use --shard with more labs"
-            )
+            raise UsageError(f"--on {place}: {inventory.name} has machines of its own; use --shard with more labs")
         with extra("scale", "--on"):
-            from faultbed.harness.run.workers.worker_pool import LocalPool  # noqa: PLC0415 - an optional package
+            from faultbed.harness.run.workers.open_pool import open_pool  # noqa: PLC0415 - an optional package
         with (
             session.progress() as progress,
-            LocalPool(workers, home_dir() / "workers", inventory=inventory.path, progress=progress) as pool,
+            open_pool(
+                place, count=count, interface=interface, inventory=inventory.path, runs=out / "runs", progress=progress
+            ) as pool,
         ):
             result = opened.execute_on(pool, progress)
     elif opened.pending_runs():

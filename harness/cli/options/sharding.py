@@ -1,18 +1,18 @@
-"""The options of commands that make many runs on several labs: --shard, --on."""
+"""The options of commands that make many runs on several labs: --shard, --on, --workers, --interface."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from faultbed.harness.run.sweeps.shards import Shard, parse_shard
-from faultbed.testbed.errors import UsageError
+from faultbed.harness.run.workers.places import Place, parse_place
 
-__all__ = ["LocalWorkers", "shard_option"]
+__all__ = ["shard_option", "workers_options"]
 
-_LOCAL = re.compile(r"local:([1-9][0-9]{0,2})")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _ShardType(click.ParamType[Shard]):
@@ -22,21 +22,11 @@ class _ShardType(click.ParamType[Shard]):
         return value if isinstance(value, Shard) else parse_shard(value)
 
 
-class LocalWorkers(click.ParamType[int]):
-    """`local:N`, as the number of workers on this machine."""
+class _PlaceType(click.ParamType[Place]):
+    name = "PLACE"
 
-    name = "local:N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002
-        """Return N.
-
-        Raises:
-            UsageError: it is anything else.
-        """
-        match = _LOCAL.fullmatch(str(value))
-        if match is None:
-            raise UsageError(f"--on {value}: no workers; give local:N, or share the runs of other machines by --shard")
-        return int(match[1])
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:  # noqa: ARG002
+        return value if isinstance(value, Place) else parse_place(str(value))
 
 
 shard_option = click.option(
@@ -45,3 +35,33 @@ shard_option = click.option(
     metavar="K/N",
     help="Make only the K-th of N equal parts of the runs, on this lab; other labs make the others.",
 )
+
+
+def workers_options(command: F) -> F:
+    """Add --on, --workers and --interface to a command."""
+    options = (
+        click.option(
+            "--on",
+            "place",
+            type=_PlaceType(),
+            metavar="PLACE",
+            help="Make the runs on several labs at a time: local:N (on this machine), ssh:HOST,..., slurm:PARTITION, "
+            "or tls://SCHEDULER:PORT (workers that `faultbed worker` started). Needs the extra `scale`.",
+        ),
+        click.option(
+            "--workers",
+            "count",
+            type=click.IntRange(1, 999),
+            default=2,
+            show_default=True,
+            help="Number of jobs of `--on slurm:PARTITION`, each with a lab.",
+        ),
+        click.option(
+            "--interface",
+            metavar="NAME",
+            help="Network interface of this machine that the workers of `--on` reach. Default: loopback.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -18,7 +18,7 @@ several shards of a sweep can share its folder.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -55,8 +55,11 @@ R = TypeVar("R")
 class Workers(Protocol):
     """Labs that make runs at the same time."""
 
-    def map(self, work: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[T, R | Exception]]:
-        """Do something with each item on some worker, and yield the results as they come, or the error of one."""
+    def map(self, work: Callable[[T], R], items: Sequence[T]) -> Generator[tuple[T, R | Exception], None, None]:
+        """Do something with each item on some worker, and yield the results as they come, or the error of one.
+
+        Closing the generator withdraws the items that have not begun.
+        """
 
 
 @dataclass(kw_only=True)

@@ -1,8 +1,8 @@
 """A worker process: one lab of its own, and one task at a time.
 
-The first line of stdin says what to do, with the key of this sweep's channel, which so is in no file, argument or
-environment. End of file on stdin means that the command that started the worker is gone: the run in progress restores
-its lab, and the worker ends.
+A command that starts its workers itself sends each of them a line on stdin (`Start`), with the key of this sweep's
+channel, which so is in no file, argument or environment. End of file on stdin means that the command is gone: the run
+in progress restores its lab, and the worker ends.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from types import FrameType
 import dask
 import msgspec
 from distributed import Security, Worker
+from distributed.comm import get_address_host_port
+from distributed.utils import get_ip
 
+import faultbed
+from faultbed.harness.record import code
 from faultbed.harness.run.workers.main_thread import MainThread
 from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import FaultbedError, UsageError
 from faultbed.testbed.inventory import lab_inventory
 
-__all__ = ["WITHOUT_HTTP", "Channel", "Start", "main"]
+__all__ = ["WITHOUT_HTTP", "Channel", "Start", "main", "work"]
 
 WITHOUT_HTTP: dict[str, list[str]] = {"distributed.worker.http.routes": [], "distributed.scheduler.http.routes": []}
 """Settings of Dask without a page that is served to whoever asks. Its HTTP server is stopped as well."""
@@ -37,37 +41,50 @@ _GONE_S = 30
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a scheduler: its address, and certificate and key that both ends show each other (PEM)."""
+    """How to reach a scheduler: its address, and certificate and key that both ends show each other.
+
+    Each of the last three is PEM, or the path of a file with it. `authority` signs both ends; None: the certificate
+    signs itself.
+    """
 
     address: str
     certificate: str
     key: str
+    authority: str | None = None
 
     def security(self) -> Security:
-        """Return Dask's form of it: TLS alone, with certificates of this sweep on both ends."""
+        """Return Dask's form of it: TLS alone, with certificates on both ends."""
         pair = {f"tls_{role}_{part}": getattr(self, name) for role in ("client", "scheduler", "worker")
                 for part, name in (("cert", "certificate"), ("key", "key"))}  # fmt: skip
-        return Security(require_encryption=True, tls_ca_file=self.certificate, **pair)
+        return Security(require_encryption=True, tls_ca_file=self.authority or self.certificate, **pair)
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of a worker's stdin. `inventory` None: tasks need no lab."""
+    """What a worker is told at its start.
+
+    Attributes:
+        name: what messages call it; no two workers of a scheduler share one.
+        channel: how it reaches the scheduler.
+        home: folder of its state and of its lab.
+        inventory: its lab; None: tasks need none.
+        code: digest of the sources that planned the runs; None: each run is checked by itself.
+        shared: a folder that the worker has to see, because runs are published there; None: there is none.
+    """
 
     name: str
     channel: Channel
     home: str
     inventory: str | None
+    code: str | None = None
+    shared: str | None = None
 
 
 def main() -> None:
     """Work until the scheduler or the command that started this process is gone."""
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
-    os.environ["FAULTBED_HOME"] = start.home
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, _interrupt)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
-        with _alone_in(Path(start.home)), _lab(start.inventory):
-            _work(start)
+        work(start)
     except FaultbedError as error:
         sys.stderr.write(f"{start.name}: {error}\n")
         sys.exit(error.exit_code)
@@ -75,10 +92,42 @@ def main() -> None:
         sys.exit(ExitCode.ERROR)
 
 
+def work(start: Start) -> None:
+    """Work until the scheduler is gone.
+
+    Raises:
+        UsageError: this machine would make other runs, or another worker has the folder of its state.
+        FaultbedError: the lab cannot be started.
+        KeyboardInterrupt: a signal ended it; the run in progress has restored its lab, and the lab is ended.
+    """
+    os.environ["FAULTBED_HOME"] = start.home
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    _refuse_other_machine(start)
+    with _alone_in(Path(start.home)), _lab(start.inventory):
+        _work(start)
+
+
+def _refuse_other_machine(start: Start) -> None:
+    """Refuse to start a lab on a machine whose runs would not count.
+
+    Raises:
+        UsageError: its sources of faultbed differ, or it does not see the folder of runs.
+    """
+    host = os.uname().nodename
+    if start.code is not None and start.code != code.digest():
+        here = f"{host}: faultbed {faultbed.__version__} has other sources than the command that started this worker"
+        raise UsageError(f"{here}; install the same version on both")
+    if start.shared is not None and not Path(start.shared).is_dir():
+        raise UsageError(
+            f"{host}: {start.shared} does not exist here, and runs are published in it; mount the folder of --out on "
+            "all machines, or use --shard and --merge"
+        )
+
+
 def _work(start: Start) -> None:
     tasks = MainThread()
     server = threading.Thread(target=_serve, args=(start, tasks), daemon=True)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
     server.start()
     tasks.run()
     server.join(_GONE_S)
@@ -86,11 +135,13 @@ def _work(start: Start) -> None:
 
 def _serve(start: Start, tasks: MainThread) -> None:
     async def serve() -> None:
+        address = start.channel.address
         with dask.config.set(WITHOUT_HTTP):
             async with Worker(
-                start.channel.address, name=start.name, nthreads=1, resources={"lab": 1}, executor=tasks,
-                security=start.channel.security(), protocol="tls", host="127.0.0.1", dashboard=False, memory_limit=0,
-                local_directory=str(Path(start.home) / "dask"), death_timeout=_GONE_S,
+                address, name=start.name, nthreads=1, resources={"lab": 1}, executor=tasks,
+                security=start.channel.security(), protocol="tls", host=get_ip(*get_address_host_port(address)),
+                dashboard=False, memory_limit=0, local_directory=str(Path(start.home) / "dask"),
+                death_timeout=_GONE_S,
             ) as worker:  # fmt: skip
                 worker.http_server.stop()
                 await worker.finished()

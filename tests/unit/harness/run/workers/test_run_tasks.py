@@ -2,17 +2,22 @@
 
 import contextlib
 import dataclasses
+import json
 from types import SimpleNamespace
 
+import click
 import pytest
 from click.testing import CliRunner
+from house import DEMO as HOUSE_DEMO
 from house import HOUSE
 from synthetic_sweep import DEMO, OVER, SHARE, SOFT, points, written
 
 from faultbed.harness.cli.main import cli
 from faultbed.harness.record import sweep_file
+from faultbed.harness.run.repeats.in_order import in_order
 from faultbed.harness.run.sweeps.sweep_points import metrics_for
 from faultbed.harness.run.sweeps.sweep_runner import Sweep
+from faultbed.harness.run.workers import open_pool as opening
 from faultbed.harness.run.workers import run_tasks
 from faultbed.harness.run.workers.run_tasks import make_run, task_of
 from faultbed.harness.verdict import Verdict
@@ -108,12 +113,14 @@ def test_full_disk_of_a_worker_is_an_error_of_its_point_alone(lab, tmp_path):
     assert len(opened(tmp_path).pending_runs()) == 1
 
 
-@pytest.mark.parametrize("text", ["local:0", "local:", "local:1.5", "ssh:host1", "slurm:", "2", "local:-1"])
+@pytest.mark.parametrize(
+    "text", ["local:0", "local:", "local:1.5", "ssh:", "slurm:", "slurm:a b", "tls:host", "tcp://h:1", "2", "local:-1"]
+)
 def test_workers_that_are_none_are_refused_before_anything_starts(tmp_path, text):
     command = ["sweep", DEMO, "--over", OVER, "--out", str(tmp_path / "out"), "--on", text]
     done = CliRunner().invoke(cli, command, standalone_mode=False)
     assert isinstance(done.exception, UsageError)
-    assert f"--on {text}: no workers; give local:N" in str(done.exception)
+    assert f"--on {text}: no workers; give local:N, ssh:HOST,…, slurm:PARTITION" in str(done.exception)
     assert not (tmp_path / "out").exists()
 
 
@@ -125,3 +132,60 @@ def test_workers_are_refused_for_machines_that_faultbed_does_not_start(tmp_path)
     command = ["--lab", rack, "sweep", str(experiment), "--over", "workload.size=4KiB", "--on", "local:2"]
     done = CliRunner().invoke(cli, [*command, "--out", str(tmp_path / "out")], standalone_mode=False)
     assert "has machines of its own" in str(done.exception)
+
+
+@pytest.fixture
+def on_workers(lab, monkeypatch, tmp_path):
+    """Run `faultbed run … --on local:2` with workers that make the runs of each two seeds in the wrong order."""
+    experiment = tmp_path / "paired.toml"
+    experiment.write_text(f'{HOUSE_DEMO.read_text()}\n[[expect]]\nmetric = "jct_ratio"\nmax = 3.0\n')
+
+    class Swapped:
+        def map(self, work, items):
+            for first in range(0, len(items), 2):
+                for item in reversed(items[first : first + 2]):
+                    yield item, work(item)
+
+    monkeypatch.setattr(opening, "open_pool", lambda *_, **__: contextlib.nullcontext(Swapped()))
+
+    def run(*words):
+        command = ["run", str(experiment), "--seed", "7", "--out", str(tmp_path / "runs"), "--on", "local:2", *words]
+        return CliRunner().invoke(cli, command, standalone_mode=False)
+
+    return run
+
+
+def test_until_decided_on_workers_looks_at_runs_in_the_order_of_their_seeds(on_workers, lab):
+    done = on_workers("--until-decided")
+    looks = [line.split(",")[1].split(":")[0] for line in done.output.splitlines() if line.startswith("run ")]
+    assert looks == [f" seed {seed}" for seed in range(7, 16)], "as with one lab: the first look is after nine runs"
+    assert lab.runs[:4] == [8, 7, 10, 9]
+    assert done.return_value == 0
+
+
+def test_dirty_run_ends_the_repeats_on_workers_although_a_later_one_was_made(on_workers, lab):
+    lab.acts = [{}, {}, {}, {"lab_state": "DIRTY"}]
+    done = on_workers("--repeat", "6", "--json")
+    assert [run["seed"] for run in json.loads(done.stdout)["runs"]] == [7, 8, 9]
+    assert done.return_value == 5
+
+
+def test_runs_of_two_kinds_of_machine_are_not_pooled(on_workers, lab):
+    lab.acts = [{}, {"accelerator": "kvm"}]
+    done = on_workers("--repeat", "2")
+    assert isinstance(done.exception, UsageError)
+    assert "use workers of one kind of machine" in str(done.exception)
+
+
+@pytest.mark.parametrize("words", [(), ("--repeat", "2", "--control"), ("--repeat", "2", "--shard", "1/2")], ids=str)
+def test_workers_for_one_run_or_with_other_options_are_refused(on_workers, lab, words):
+    done = on_workers(*words)
+    assert isinstance(done.exception, (UsageError, click.UsageError))
+    assert not lab.runs
+
+
+def test_results_wait_for_those_before_them():
+    arriving = iter([("c", 3), ("a", 1), ("b", 2)])
+    results = in_order(arriving, "abcd")
+    assert [next(results) for _ in range(3)] == [1, 2, 3]
+    assert list(results) == []

@@ -15,17 +15,26 @@ import cloudpickle
 import pytest
 from house import HOUSE
 
-from faultbed.harness.run.workers.worker_pool import LocalPool
+from faultbed.harness.run.workers.local_workers import LocalWorkers
+from faultbed.harness.run.workers.worker_pool import OwnPool
 from faultbed.testbed.errors import LabError
 
 pytestmark = pytest.mark.process
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
+def local(count, home, progress):
+    return OwnPool(LocalWorkers(count=count, home=home, inventory=None), progress)
+
+
+def pids(pool):
+    return [worker.process.pid for worker in pool.workers]
+
+
 @pytest.fixture
 def pool(tmp_path):
     lines = []
-    with LocalPool(2, tmp_path / "workers", inventory=None, progress=lines.append) as started:
+    with local(2, tmp_path / "workers", lines.append) as started:
         started.lines = lines
         yield started
 
@@ -73,8 +82,8 @@ def test_tasks_of_workers_that_are_killed_are_made_again_and_published_once(pool
         for _ in range(6):
             if ended.wait(0.7):
                 return
-            pids = pool.pids()
-            os.kill(pids[len(working(folder)) % len(pids)], signal.SIGKILL)
+            running = pids(pool)
+            os.kill(running[len(working(folder)) % len(running)], signal.SIGKILL)
 
     killer = threading.Thread(target=kill_some)
     killer.start()
@@ -87,10 +96,10 @@ def test_tasks_of_workers_that_are_killed_are_made_again_and_published_once(pool
 
 
 def test_workers_end_with_the_pool(tmp_path):
-    with LocalPool(2, tmp_path, inventory=None, progress=print) as pool:
+    with local(2, tmp_path, print) as pool:
         assert [result for _, result in pool.map(abs, [-1])] == [1]
-        pids = pool.pids()
-    for pid in pids:
+        started = pids(pool)
+    for pid in started:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -117,7 +126,7 @@ def test_workers_and_scheduler_listen_on_loopback_alone_and_serve_no_page(pool):
     deadline_s = time.monotonic() + 60.0
     listening = []
     while len(listening) < 3 and time.monotonic() < deadline_s:
-        listening = [address for pid in (os.getpid(), *pool.pids()) for address in listeners(pid)]
+        listening = [address for pid in (os.getpid(), *pids(pool)) for address in listeners(pid)]
         time.sleep(0.1)
     assert len(listening) == 3, "the scheduler and two workers"
     assert {address for address, _ in listening} == {"0100007F"}
@@ -136,10 +145,10 @@ def listeners(pid):
 
 def test_secret_of_the_environment_is_in_no_file_of_the_workers(monkeypatch, tmp_path):
     monkeypatch.setenv("CANARY", "canary-5d41402a")
-    with LocalPool(1, tmp_path, inventory=None, progress=print) as pool:
+    with local(1, tmp_path, print) as pool:
         list(pool.map(abs, [1]))
         key = pool._channel.key
-        words = Path(f"/proc/{pool.pids()[0]}/cmdline").read_bytes()
+        words = Path(f"/proc/{pids(pool)[0]}/cmdline").read_bytes()
     contents = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert contents
     for secret in (b"canary-5d41402a", key.encode()[30:80]):
@@ -149,7 +158,7 @@ def test_secret_of_the_environment_is_in_no_file_of_the_workers(monkeypatch, tmp
 def test_two_workers_with_one_home_are_refused(pool, tmp_path):
     list(pool.map(abs, [1, 2]))
     message = "another worker has this folder"
-    second = LocalPool(1, tmp_path / "workers", inventory=None, progress=print)
+    second = local(1, tmp_path / "workers", print)
     with pytest.raises(LabError, match=message), second:
         list(second.map(abs, [1]))
     assert [result for _, result in pool.map(abs, [-2])] == [2]
@@ -158,10 +167,11 @@ def test_two_workers_with_one_home_are_refused(pool, tmp_path):
 _COMMAND = """
 import sys, time
 from pathlib import Path
-from faultbed.harness.run.workers.worker_pool import LocalPool
-with LocalPool(1, Path(sys.argv[1]), inventory=None, progress=print) as pool:
+from faultbed.harness.run.workers.local_workers import LocalWorkers
+from faultbed.harness.run.workers.worker_pool import OwnPool
+with OwnPool(LocalWorkers(count=1, home=Path(sys.argv[1]), inventory=None), print) as pool:
     list(pool.map(abs, [1]))
-    print(*pool.pids(), flush=True)
+    print(*(worker.process.pid for worker in pool.workers), flush=True)
     time.sleep(600)
 """
 
