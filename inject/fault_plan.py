@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from faultbed.inject.evidence import link_quality
 from faultbed.inject.evidence.witnesses import rebooting_hosts
 from faultbed.inject.kinds.catalogue import Binding, FaultKind, Fidelity, Param, kind_named
 from faultbed.inject.mechanisms import rack, soft
@@ -78,6 +79,7 @@ class PlannedFault:
         of_workload: whether what the fault changes exists only while a workload runs.
         complete_after: number of hits after which the fault is complete; None: it lasts for its whole window.
         selection: how the seed chooses packets; None: nothing is drawn.
+        quality: ports (`node/netdev`) whose rates of bit errors must be as before, once the fault is removed.
         candidates: this fault on each target that it may have, of which one is chosen when it is armed, by what the
             workload uses then (`faultbed.inject.mechanisms.late_target`); empty: the target is known. `target` then has
             the selector as its text, and the other attributes are those of the first candidate.
@@ -106,6 +108,7 @@ class PlannedFault:
     of_workload: bool
     complete_after: int | None = None
     selection: Selection | None = None
+    quality: tuple[str, ...] = ()
     candidates: tuple[PlannedFault, ...] = ()
 
     @property
@@ -128,7 +131,7 @@ class PlannedFault:
         """Every counter and state that decides whether the fault fired and whether it is restored, as `node/name`."""
         keys = [key for witness in self.must_move for key in witness.any_of]
         states = [key for key, _ in (*self.restored, *self.while_on)]
-        return tuple(dict.fromkeys([*keys, *self.must_not_move, *states]))
+        return tuple(dict.fromkeys([*keys, *self.must_not_move, *states, *link_quality.keys(self.quality)]))
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -160,6 +163,7 @@ class PlannedFault:
             "learn": dataclasses.asdict(self.late_binding) if self.late_binding else None,
             "reads": list(self.reads),
             "selection": self.selection.to_json() if self.selection else None,
+            **({"quality": list(self.quality)} if self.quality else {}),
         } | ({"candidates": [option.to_json() for option in self.candidates]} if self.candidates else {})
 
 

@@ -111,7 +111,11 @@ class PreparedFault:
             self.prepare_target()
             with self._injector.journal.doing("baseline", fault=self.planned.id):
                 self.baseline_ns = time.monotonic_ns()
-                self._witnesses.baseline(self.planned)
+                try:
+                    self._witnesses.baseline(self.planned)
+                except FaultError as error:
+                    self._armed = Armed(ok=False, error=str(error))
+                    raise
 
     def cancel(self, reason: str) -> None:
         """Mark the fault as never to be armed; its receipt gives the reason."""

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from faultbed.inject.evidence import link_quality
 from faultbed.inject.evidence.reboots import COUNTER, Boots
-from faultbed.testbed.errors import CommandFailed, Unreachable
+from faultbed.testbed.errors import CommandFailed, FaultError, Unreachable
 from faultbed.testbed.observe import counters
 
 if TYPE_CHECKING:
@@ -26,15 +27,24 @@ class Witnesses:
     def __init__(self, lab: Lab, planned: PlannedFault) -> None:
         self.before: counters.Snapshot | None = None
         self._lab = lab
+        self._rates: link_quality.Rates = {}
         self._boots = Boots(lab, rebooting_hosts(planned))
 
     def baseline(self, planned: PlannedFault) -> None:
-        """Read the counters that later readings are compared with.
+        """Read the counters that later readings are compared with, and the error rates of the fault's links.
 
         Raises:
             Unreachable: a machine does not answer.
             CommandFailed: a machine's counters could not be read.
+            FaultError: a link's errors are not counted, so that nothing would show whether it is as before.
         """
+        if planned.quality:
+            self._rates, _ = self._measure_quality(planned, time.sleep)
+            if missing := link_quality.unknown(planned.quality, self._rates):
+                raise FaultError(
+                    f"{planned.kind} on {planned.target.text}: {', '.join(missing)} could not be read, so that nothing "
+                    "would show whether the link is as good afterwards; use a driver that counts it, or another target"
+                )
         self.before = self._read(planned)
 
     def states(self, keys: Iterable[str]) -> dict[str, int | None]:
@@ -81,8 +91,39 @@ class Witnesses:
                 if restored[key] != value
             ]
             if (moved and not wrong) or time.monotonic() > deadline:
+                if not wrong and planned.quality:
+                    wrong, rates = self._settle_quality(planned, pause)
+                    restored |= {f"{key} a second": round(rate) for key, rate in rates.items()}
                 return after, restored, "; ".join(wrong) or None
             pause(0.1)
+
+    def _settle_quality(
+        self, planned: PlannedFault, pause: Callable[[float], None]
+    ) -> tuple[list[str], link_quality.Rates]:
+        """Wait until the fault's links have as few errors as before, for at most `SETTLE_S`: links train for seconds.
+
+        Returns:
+            What is worse, in sentences, and the last rates.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            rates, error = self._measure_quality(planned, pause)
+            wrong = [error] if error else list(link_quality.worse(planned.quality, self._rates, rates))
+            if not wrong or time.monotonic() > deadline:
+                return wrong, rates
+
+    def _measure_quality(
+        self, planned: PlannedFault, pause: Callable[[float], None]
+    ) -> tuple[link_quality.Rates, str | None]:
+        """Return the rates of errors over one window, and why they could not be read."""
+        nodes = sorted({port.partition("/")[0] for port in planned.quality})
+        try:
+            first, began = counters.read(self._lab, nodes), time.monotonic()
+            pause(link_quality.WINDOW_S)
+            last = counters.read(self._lab, nodes)
+        except (Unreachable, CommandFailed) as error:
+            return {}, str(error)
+        return link_quality.rates(planned.quality, first, last, time.monotonic() - began), None
 
     def _read(self, planned: PlannedFault) -> counters.Snapshot:
         """Read the counters of `planned.reads`, and the boot counters of the hosts that the fault reboots."""

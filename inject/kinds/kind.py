@@ -67,6 +67,7 @@ class Trait(enum.Enum):
     MARKS_ECT1 = "marks packets with ECT(1), on all or some of its settings"
     MARKS_CE = "marks packets with CE"
     SENDS = "sends packets of its own to its target"
+    SPREADS = "may affect other users of the fabric, far from its target: it needs a confirmation"
     CARRIER = "may take down the carrier of an interface"
     ROUTES = "may move counters of TCP connections or of missing routes, anywhere"
     FRAGMENTS = "makes packets too big for a port"

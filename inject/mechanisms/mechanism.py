@@ -101,7 +101,8 @@ class Mechanism:
     None means that no such counter exists. `of_workload`: the thing to change exists only while a workload runs.
     `complete_after` is the number of hits after which the fault is complete: its window is then only the time in which
     they may happen (`faultbed.inject.evidence.firing_times`). `selection` is how the seed decides which packets are
-    taken; None: nothing is drawn.
+    taken; None: nothing is drawn. `quality` are ports (`node/netdev`) whose error rates must be as before once the
+    fault is removed (`faultbed.inject.evidence.link_quality`).
     """
 
     place: Place
@@ -116,6 +117,7 @@ class Mechanism:
     of_workload: bool = False
     complete_after: int | None = None
     selection: Selection | None = None
+    quality: tuple[str, ...] = ()
 
 
 def holder_request(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from faultbed.inject.fault_plan import PlannedFault
-from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.catalogue import CATALOGUE, Trait
 from faultbed.inject.policy.conflicts import other_host
 from faultbed.testbed.errors import FaultError
 from faultbed.testbed.inventory.lab_inventory import Inventory
@@ -68,16 +68,26 @@ def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[
             f"{fault_text}: {planned.for_s:g} s exceeds the {policy.longest_fault_s:g} s that {inventory.name} allows "
             "(faultbed_safety.longest_fault_s); shorten it"
         )
-    if CATALOGUE[planned.kind].reversible or policy.irreversible == "allow":
+    _check_confirmed(planned, fault_text, inventory, confirmed)
+
+
+def _check_confirmed(planned: PlannedFault, fault_text: str, inventory: Inventory, confirmed: Collection[str]) -> None:
+    """Refuse a fault that cannot be reverted, or that may spread, unless the policy or the user allows it."""
+    kind, level = CATALOGUE[planned.kind], policy_of(inventory).irreversible
+    if not kind.reversible:
+        why = "nothing can revert it"
+    elif Trait.SPREADS in kind.traits:
+        why = "it may affect other users of the fabric, far from its target"
+    else:
         return
-    if policy.irreversible == "never":
+    if level == "never":
         raise Forbidden(
-            f"{fault_text}: nothing can revert it, and {inventory.name} does not allow that "
+            f"{fault_text}: {why}, and {inventory.name} does not allow that "
             "(faultbed_safety.irreversible: never); choose another kind"
         )
-    if planned.kind not in confirmed:
+    if level != "allow" and planned.kind not in confirmed:
         raise Forbidden(
-            f"{fault_text}: nothing can revert it; confirm it by hand (`faultbed inject … --confirm "
+            f"{fault_text}: {why}; confirm it by hand (`faultbed inject … --confirm "
             f"{planned.kind}`), or set "
             "faultbed_safety.irreversible to allow"
         )

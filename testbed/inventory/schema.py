@@ -179,7 +179,8 @@ class SafetyVars(_Strict, frozen=True, kw_only=True):
     Attributes:
         may_disrupt: patterns of target names (`host1:*`, `rtsw1:host1:*`).
         longest_fault_s: longest window of a fault.
-        irreversible: kinds that cannot be reverted are refused, need a confirmation, or are allowed.
+        irreversible: kinds that cannot be reverted, or that may spread beyond their target (`congestion.pfc-storm`),
+            are refused, need a confirmation, or are allowed.
         power_cycle: a BMC's power cycle is never planned, or only after heal has failed.
         most_links: how many links may be disturbed at the same time; None: 1 on a rack lab, any number on a soft lab.
         most_hosts: how many hosts may be disturbed at the same time; None as for `most_links`.

@@ -28,6 +28,7 @@ from faultbed.testbed.node.asic_ports import port_counts
 from faultbed.testbed.node.gpu import health, nvml
 from faultbed.testbed.node.gpu.xid import XidLog
 from faultbed.testbed.node.netlink import RTA_MULTIPATH, attributes, next_hops
+from faultbed.testbed.node.phy_counters import phy_counts
 from faultbed.testbed.node.rdma import Rdma
 from faultbed.testbed.node.routing.owned_numbers import STEER_PRIORITY
 
@@ -143,6 +144,7 @@ class Place:
                 values.update(gpu_counts(name, text.decode()))
             values.update(_machine())
             values.update(port_counts())
+            values.update(phy_counts())
         if self._xids is not None:
             values.update(_xids(self._xids))
         return values

@@ -24,6 +24,8 @@ SAMPLES = {
     "link.oneway": [("rtsw1:host1:mlx5_0", {}), ("host1:mlx5_0", {"direction": "from"})],
     "link.rate": [("rtsw1:host1:mlx5_0", {"rate": 100}), ("host1:mlx5_0", {"rate": 100})],
     "link.mtu": [("rtsw1:host1:mlx5_0", {}), ("host1:mlx5_0", {"mtu": 1500})],
+    "link.fec": [("host1:mlx5_0", {"offset": 40})],
+    "congestion.pfc-storm": [("host1:mlx5_0", {})],
     "packet.drop": [("rtsw1:host1:mlx5_0", {"share": 1}), ("host1:mlx5_0", {"share": 1, "direction": "from"})],
     "switch.bgp-kill": [("rtsw1", {})],
     "switch.freeze": [("rtsw1", {})],

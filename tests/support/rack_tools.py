@@ -36,6 +36,7 @@ START = {
     "redistributes": True,
     "port": "Active",
     "keep_up": "False(0)",
+    "mixers": ["0x1e", "0x3"],
     "lock": None,
     "busy": True,
     "limit": 700,
@@ -199,6 +200,11 @@ def do_systemctl(state, argv):
 def do_mlxlink(state, argv):
     if not re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9]|mlx5_[0-9a-f]+", argv[1]):
         sys.exit(f"-E- Failed to open device: {argv[1]}. No such file or directory.")
+    if "--rx_error_injection" in argv:
+        return _error_injection(state, argv)
+    if argv[-2:] == ["--port_state", "TG"]:
+        state["toggles"] = state.get("toggles", 0) + 1
+        return "\nOperational Info\n----------------\n"
     if "--port_state" in argv:
         if argv[-1] == "DN" and state["keep_up"] == "True(1)":
             sys.exit(
@@ -218,6 +224,22 @@ def do_mlxlink(state, argv):
         "Physical state                     : \x1b[32mETH_AN_FSM_ENABLE\x1b[0m\n"
         f"Speed                              : {speed}\nWidth                              : {width}\n"
     )
+
+
+def _error_injection(state, argv):
+    """Show or change the receiver's sampling point (mstflint, mlxlink_err_inj_commander.cpp)."""
+    if state["mixers"] is None:
+        sys.exit("-E- Failed to send access register: ME_REG_ACCESS_REG_NOT_SUPPORTED")
+    if "--show_mixers_offset" in argv:
+        if state.get("silent"):
+            sys.exit(f"-E- Failed to open device: {argv[1]}. Resource temporarily unavailable.")
+        rows = (f"mixer_offset{n:<22}: \x1b[0m{value}\x1b[0m\n" for n, value in enumerate(state["mixers"]))
+        return "\nEye Centering Control Information\n---------------------------------\n" + "".join(rows)
+    assert argv[-1] == "--yes", "without it mlxlink waits for an answer"
+    for number in range(2):
+        if f"--mixer_offset{number}" in argv:
+            state["mixers"][number] = hex(int(argv[argv.index(f"--mixer_offset{number}") + 1], 0))
+    return "\nConfiguring Eye Center...\n"
 
 
 def do_mlxconfig(state, argv):

@@ -127,6 +127,7 @@ def by_commands(
     while_on: tuple[tuple[str, int | None], ...] = (),
     edges: list[list[Any]] | None = None,
     patience_s: float | None = None,
+    quality: tuple[str, ...] = (),
 ) -> Mechanism:
     """Return the mechanism of a fault that commands on `node` carry out.
 
@@ -148,6 +149,7 @@ def by_commands(
         restored=restored,
         shows=shows,
         while_on=while_on,
+        quality=quality,
     )
 
 

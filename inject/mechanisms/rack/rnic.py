@@ -6,6 +6,9 @@ its configuration: run preflight, or the roles, once it is back.
 
 A port that its firmware keeps up (KEEP_ETH_LINK_UP_Px, the default of every recorded ConnectX) does not go down:
 mlxlink checks after 2 s and fails (mstflint, mlxlink_commander.cpp, sendPaosDown). That setting is checked first.
+
+`mlxlink --rx_error_injection` moves the point at which the receiver samples the eye (register PREI: "Enable the RX link
+deterioration"; mstflint, mlxlink_err_inj_commander.cpp). Afterwards the link "needs to be toggled", as the tool says.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from faultbed.inject.mechanisms.rack.rack_mechanism import (
     require_phases,
 )
 from faultbed.testbed.errors import Unsupported, UsageError
+from faultbed.testbed.node.phy_counters import CORRECTED
 
 __all__ = ["BY_KIND", "MECHANISMS"]
 
@@ -43,40 +47,58 @@ _LOCKDOWN = (
 MECHANISMS = (
     RackMechanism(kind="rnic.remove", fidelity="real", by="the kernel: PCIe remove, then rescan"),
     RackMechanism(kind="rnic.reset", fidelity="real", by="mlxlink: port state down, then up"),
+    RackMechanism(
+        kind="link.fec",
+        fidelity="real",
+        by="mlxlink: the receiver's sampling point (rx_error_injection), if the firmware has it; then a toggled port",
+    ),
 )
+_NO_ERROR_INJECTION = (
+    "the firmware does not give access to the receiver's sampling point (register PREI), so bit errors before FEC "
+    "cannot be made at this port; there is no other means: use link.flap or link.rate, or another RNIC"
+)
+_USUAL_BER = 1e-5
+"""A bit error rate before FEC that a port may have without a fault (`faultbed.testbed.preflight.rack_formats`)."""
+_READ_APART_S = 30.0
+"""Longest time from the baseline to the last reading of the counters, without the window itself."""
+
+
+def _device(request: Request) -> str:
+    """Return the PCI address of the target: mstflint knows devices by mlx5_N or by it, and hosts name them rocep24s0.
+
+    Raises:
+        UsageError: the target is no RNIC.
+        Unsupported: the inventory has no PCI address for it.
+    """
+    rnic, (link, _) = request.target.rnic, link_of(request)
+    if rnic is None:
+        raise UsageError(f"{request.where}.target: {request.target.text} is not an RNIC; name one")
+    if rnic.pcie is None:
+        raise Unsupported(
+            f"{request.where}.target: not supported on this lab: the inventory has no pcie for it, which mlxlink "
+            f"needs; add it, or target its switch port: {link.a.node}:{request.target.node}:{rnic.name}"
+        )
+    return rnic.pcie
+
+
+def _goes_down(device: str, instead: str) -> tuple[tuple[str, ...], str, str]:
+    """Return the check that the firmware lets the port of a device go down, for `Commands.able`."""
+    keeps = f"KEEP_ETH_LINK_UP_P{int(device.rpartition('.')[2]) + 1}"
+    kept = f"the firmware keeps this port up; run `mlxconfig -d {device} set {keeps}=0` and reset the firmware{instead}"
+    return ("{mlxconfig}", "-d", device, "-e", "query", keeps), port_down_pattern(keeps), kept
 
 
 def _port(request: Request) -> Mechanism:
-    rnic = request.target.rnic
+    device = _device(request)
     link, port = link_of(request)
-    if rnic is None:
-        raise UsageError(f"{request.where}.target: {request.target.text} is not an RNIC; name one")
     edges = flap_edges(request)
     flaps, host, switch = sum(bool(on) for _, on in edges), request.target.node, link.a
     require_phases(request, edges, _SHORTEST_S, why="mlxlink takes over 2 s to take a port down")
-    if rnic.pcie is None:  # mstflint knows devices by mlx5_N or their PCI address, and hosts name them rocep24s0
-        raise Unsupported(
-            f"{request.where}.target: not supported on this lab: the inventory has no pcie for it, which mlxlink "
-            f"needs; add it, or target its switch port: {switch.node}:{host}:{rnic.name}"
-        )
-    device = rnic.pcie
-    keeps = f"KEEP_ETH_LINK_UP_P{int(device.rpartition('.')[2]) + 1}"
-    kept = (
-        f"the firmware keeps this port up; run `mlxconfig -d {device} set {keeps}=0` and reset the firmware, or target "
-        f"its switch port: {switch.node}:{host}:{rnic.name}"
-    )
     commands = Commands(
         needs=("mlxlink|mstlink", "mlxconfig|mstconfig"),
         guard=port.netdev,
         device=device,
-        able=(
-            _LOCKDOWN,
-            (
-                ("{mlxconfig}", "-d", device, "-e", "query", keeps),
-                port_down_pattern(keeps),
-                kept,
-            ),
-        ),
+        able=(_LOCKDOWN, _goes_down(device, f", or target its switch port: {switch.node}:{host}:{link.rnic}")),
         on=(("{mlxlink}", "-d", device, "--port_state", "DN"),),
         off=(("{mlxlink}", "-d", device, "--port_state", "UP"),),
         look=("sh", "-c", f"{{mlxlink}} -d {shlex.quote(device)} | sed '{_COLOURLESS}'"),
@@ -91,11 +113,66 @@ def _port(request: Request) -> Mechanism:
         request,
         commands,
         node=host,
-        claims=f"{host}/{rnic.name}/port",
+        claims=f"{host}/{link.rnic}/port",
         shows={"device": device},
         must_move=(Witness(any_of=(f"{switch.node}/{switch.netdev}.carrier_changes",), at_least=flaps),),
         restored=((f"{host}/{port.netdev}.carrier", 1),),
         edges=edges,
+        quality=(f"{host}/{port.netdev}",),
+    )
+
+
+def _fec(request: Request) -> Mechanism:
+    """Return the mechanism that moves the receiver's sampling point, and restores it.
+
+    The witness is the port's own count of corrected bits. A healthy link has some, too, so it must be more than a link
+    with a bit error rate of 1e-5 corrects in all the time between the two readings. Errors beyond FEC are no bystander:
+    the port is toggled before the last reading, and a port that trains counts some. The rates afterwards are compared.
+    """
+    device, (link, port) = _device(request), link_of(request)
+    host, speed_gbps = request.target.node, port.speed_gbps or link.a.speed_gbps
+    if speed_gbps is None:
+        raise Unsupported(
+            f"{request.where}.target: not supported on this lab: the inventory has no speed_gbps for this link, and "
+            "without it no number of corrected bits is unusual; add it"
+        )
+    require_phases(request, [[0.0, True]], _SHORTEST_S, why="a port counts its errors about once a second")
+    offset, inject = request.params["offset"], ("{mlxlink}", "-d", device, "--rx_error_injection")
+    shown = f"{{mlxlink}} -d {shlex.quote(device)} --rx_error_injection --show_mixers_offset | sed '{_COLOURLESS}'"
+    look, state = ("sh", "-c", shown), f"{host}/{port.netdev}"
+    commands = Commands(
+        needs=("mlxlink|mstlink", "mlxconfig|mstconfig"),
+        guard=port.netdev,
+        device=device,
+        able=(
+            _LOCKDOWN,
+            (look, "^mixer_offset0 *: *0x", _NO_ERROR_INJECTION),
+            _goes_down(device, ", because the port has to be toggled after this fault"),
+        ),
+        remember={
+            name: (look, f"^mixer_offset{number} *: *(0x[0-9a-f]+)") for number, name in enumerate(("fine", "coarse"))
+        },
+        on=((*inject, "--mixer_offset0", f"{offset:#x}", "--yes"),),
+        off=(
+            (*inject, "--mixer_offset0", "{fine}", "--mixer_offset1", "{coarse}", "--yes"),
+            ("{mlxlink}", "-d", device, "--port_state", "TG"),
+        ),
+        look=look,
+        applied=f"^mixer_offset0 *: *{offset:#x} *$",
+        normal="^mixer_offset0 *: *0x",
+        gone="^mixer_offset0 *: *{fine} *$",
+        settle_s=20.0,
+    )
+    usual = _USUAL_BER * speed_gbps * 1e9 * (request.for_s + _READ_APART_S)
+    return by_commands(
+        request,
+        commands,
+        node=host,
+        claims=f"{host}/{link.rnic}/port",
+        shows={"device": device},
+        must_move=(Witness(any_of=(f"{state}.{CORRECTED}",), at_least=round(usual)),),
+        restored=((f"{state}.carrier", 1),),
+        quality=(state,),
     )
 
 
@@ -135,4 +212,5 @@ BY_KIND: Mapping[tuple[str, str], Callable[[Request], Mechanism]] = {
     ("link.flap", "rnic"): _port,
     ("rnic.reset", "rnic"): _port,
     ("rnic.remove", "rnic"): _remove,
+    ("link.fec", "rnic"): _fec,
 }

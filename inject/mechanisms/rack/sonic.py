@@ -163,6 +163,7 @@ def _down(request: Request) -> Mechanism:
         must_move=(witness,),
         restored=((f"{port.node}/{port.netdev}.carrier", 1),),
         edges=edges,
+        quality=() if link.is_uplink else (f"{far.node}/{far.netdev}",),
     )
 
 

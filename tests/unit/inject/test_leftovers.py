@@ -40,6 +40,7 @@ LEFTOVERS = {
     "link": ("link",),
     "memory": CHILD,
     "mtu": ("link",),
+    "pause": CHILD,
     "process": ("daemon", "stopped", "program"),
     "qmp": ("link", "revert"),
     "reboot": ("link", "daemon", "netns"),
@@ -56,6 +57,9 @@ LEFTOVERS = {
 # The driver's own values replace injected ones in DCGM's cache.
 NOTHING = {"xid", "gpu.xid"}
 CACHED = {"gpu.ecc", "gpu.row-remap", "gpu.overheat"}
+# Only mlxlink reads the sampling point, a second for each port. The stored revert reads it back, and the receipt
+# compares the link's error rates with those before.
+FIRMWARE = {"link.fec"}
 # On a rack the target's own commands act, so facts are listed by kind.
 BY_COMMAND = {
     "link.down": ("link",),
@@ -91,7 +95,7 @@ def facts_made():
 def made_from(fault):
     """Return the facts in which a planned fault's leftovers would be visible; None if undeclared."""
     actuator = fault.request["actuator"]
-    if actuator in NOTHING or fault.kind in NOTHING or (actuator == "commands" and fault.kind in CACHED):
+    if actuator in NOTHING or fault.kind in NOTHING or (actuator == "commands" and fault.kind in CACHED | FIRMWARE):
         return ("nothing to leave",)
     return BY_COMMAND.get(fault.kind) if actuator == "commands" else LEFTOVERS.get(actuator)
 

@@ -307,6 +307,34 @@ def test_gpu_in_use_is_refused_and_never_removed_through_sysfs(lost):
     assert json.loads(tools.read_text()) == state | {"computing": [4711]}
 
 
+def test_bit_errors_before_fec_restore_both_offsets_and_toggle_the_port(tools):
+    planned = shot("link.fec", "host1:mlx5_0", offset=40)
+    actuator = make("commands", dict(planned.request["args"]))
+    actuator.prepare()
+    actuator.on()
+    assert json.loads(tools.read_text())["mixers"] == ["0x28", "0x3"]
+    actuator.off()
+    state = json.loads(tools.read_text())
+    assert (state["mixers"], state["toggles"]) == (["0x1e", "0x3"], 1)
+    (witness,) = planned.must_move
+    # More than 400 Gb/s with a bit error rate of 1e-5 has in the 5 s of the fault and the time around it.
+    assert witness.at_least == pytest.approx(1e-5 * 400e9 * 35)
+    assert planned.quality == tuple(key.rpartition(".")[0] for key in witness.any_of)
+
+
+def test_bit_errors_before_fec_without_the_firmwares_means_are_refused(tools):
+    tools.write_text(json.dumps({**json.loads(tools.read_text()), "mixers": None}))
+    actuator = make("commands", dict(shot("link.fec", "host1:mlx5_0", offset=40).request["args"]))
+    with pytest.raises(Refused, match="bit errors before FEC cannot be made at this port"):
+        actuator.prepare()
+
+
+def test_bit_errors_before_fec_at_the_offset_that_is_set_already_are_refused(tools):
+    actuator = make("commands", dict(shot("link.fec", "host1:mlx5_0", offset=0x1E).request["args"]))
+    with pytest.raises(Refused, match="unexpected state"):
+        actuator.prepare()
+
+
 def test_late_receives_are_witnessed_by_the_rnics_of_both_ends():
     """The receiver counts out of buffer, and the other hosts' RNICs count RNR NAKs."""
     planned = shot("congestion.late-receives", "host1", late=200)

@@ -56,6 +56,17 @@ def test_safety_without_a_policy_allows_nothing_on_a_rack_and_everything_on_a_so
     safety.check(planned("host.rank-kill", "host1", 1e6, SOFT), SOFT)
 
 
+def test_safety_fault_that_may_spread_needs_confirmation():
+    storm = planned("congestion.pfc-storm", "host1:mlx5_0")
+    lab = under(may_disrupt=["host1:mlx5_0"], longest_fault_s=60)
+    with pytest.raises(Forbidden, match=r"may affect other users of the fabric.*--confirm congestion\.pfc-storm"):
+        safety.check(storm, lab)
+    safety.check(storm, lab, confirmed=["congestion.pfc-storm"])
+    with pytest.raises(Forbidden, match="irreversible: never"):
+        never = under(may_disrupt=["host1:mlx5_0"], longest_fault_s=60, irreversible="never")
+        safety.check(storm, never, confirmed=["congestion.pfc-storm"])
+
+
 def test_safety_irreversible_fault_needs_confirmation():
     kill = planned("host.rank-kill", "host1")
     with pytest.raises(Forbidden, match=r"--confirm host\.rank-kill"):
