@@ -76,37 +76,37 @@ def configure_frr(switches, changes):
     """Start every switch's daemons with their configuration, unless they already run with it."""
     stale = []
     for switch in switches:
-        space = switch["netns"]
+        namespace = switch["netns"]
         written = [
-            _write_config(space, daemon, text, changes)
+            _write_config(namespace, daemon, text, changes)
             for daemon, text in (("zebra", zebra_config()), ("bgpd", bgpd_config(switch)))
         ]
         if any(written):
-            stale.append(space)
+            stale.append(namespace)
     if not changes.check:
-        for space in stale:
+        for namespace in stale:
             for daemon in ("bgpd", "zebra"):
-                _stop(space, daemon)
+                _stop(namespace, daemon)
     for daemon in ("mgmtd", "zebra", "bgpd"):
         missing = [switch["netns"] for switch in switches if _pid(switch["netns"], daemon) is None]
-        allowed = [changes.really(f"{daemon} of {space}") for space in missing]
+        allowed = [changes.should_make(f"{daemon} of {namespace}") for namespace in missing]
         if any(allowed):
             _start(daemon, missing)
 
 
-def _folder(space):
-    return f"{STATE_DIR}/{space}"
+def _folder(namespace):
+    return f"{STATE_DIR}/{namespace}"
 
 
-def _write_config(space, daemon, text, changes):
+def _write_config(namespace, daemon, text, changes):
     """Write a daemon's configuration if it differs; return whether it did."""
-    path = f"{_folder(space)}/{daemon}.conf"
+    path = f"{_folder(namespace)}/{daemon}.conf"
     with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
         if file.read() == text:
             return False
-    if changes.really(path):
+    if changes.should_make(path):
         frr = pwd.getpwnam("frr")
-        for folder in (STATE_DIR, _folder(space)):
+        for folder in (STATE_DIR, _folder(namespace)):
             os.makedirs(folder, mode=0o755, exist_ok=True)
             os.chown(folder, frr.pw_uid, frr.pw_gid)
         with open(path, "w", encoding="ascii") as file:
@@ -115,53 +115,55 @@ def _write_config(space, daemon, text, changes):
     return True
 
 
-def _pid(space, daemon):
+def _pid(namespace, daemon):
     """Return the PID in a daemon's pid file if it is that program in that namespace; else None."""
     try:
-        with open(f"{_folder(space)}/{daemon}.pid", encoding="ascii") as file:
+        with open(f"{_folder(namespace)}/{daemon}.pid", encoding="ascii") as file:
             pid = int(file.read())
         with open(f"/proc/{pid}/comm", encoding="ascii") as file:
             same_program = file.read().strip() == daemon
-        same_space = os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat(f"{NETNS}/{space}").st_ino
+        same_namespace = os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat(f"{NETNS}/{namespace}").st_ino
     except (OSError, ValueError):
         return None
-    return pid if same_program and same_space else None
+    return pid if same_program and same_namespace else None
 
 
-def _start(daemon, spaces):
+def _start(daemon, namespaces):
     """Start one daemon in each namespace, all at once; each started process ends when its daemon is ready."""
     starting = {}
-    for space in spaces:
-        argv = [f"{BINARIES}/{daemon}", "-d", "-N", space, "-i", f"{_folder(space)}/{daemon}.pid"]
+    for namespace in namespaces:
+        argv = [f"{BINARIES}/{daemon}", "-d", "-N", namespace, "-i", f"{_folder(namespace)}/{daemon}.pid"]
         # No TCP port for the console. FRR allocates memory for every allowed descriptor, and a guest allows a million.
         argv += ["-P", "0", "--limit-fds", "1024"]
         if daemon != "mgmtd":
-            argv += ["-f", f"{_folder(space)}/{daemon}.conf"]
+            argv += ["-f", f"{_folder(namespace)}/{daemon}.conf"]
         # A file, not a pipe: the daemon keeps stderr open, so that a pipe would never reach its end.
-        with netns(space), open(f"{_folder(space)}/{daemon}.err", "w+", encoding="utf-8") as errors:
-            starting[space] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+        with netns(namespace), open(f"{_folder(namespace)}/{daemon}.err", "w+", encoding="utf-8") as errors:
+            starting[namespace] = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
+            )
     deadline = time.monotonic() + START_DEADLINE_S
-    for space, process in starting.items():
+    for namespace, process in starting.items():
         try:
             process.wait(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-            raise StateError(f"{daemon} of {space} was not ready within {START_DEADLINE_S:.0f} s") from None
+            raise StateError(f"{daemon} of {namespace} was not ready within {START_DEADLINE_S:.0f} s") from None
         if process.returncode != 0:
-            with open(f"{_folder(space)}/{daemon}.err", encoding="utf-8", errors="replace") as errors:
+            with open(f"{_folder(namespace)}/{daemon}.err", encoding="utf-8", errors="replace") as errors:
                 output = " | ".join(errors.read().strip().splitlines()[-3:])
-            raise StateError(f"{daemon} of {space} ended with {process.returncode}: {output}")
+            raise StateError(f"{daemon} of {namespace} ended with {process.returncode}: {output}")
 
 
-def _stop(space, daemon):
+def _stop(namespace, daemon):
     """Stop a daemon, if it runs."""
-    pid = _pid(space, daemon)
+    pid = _pid(namespace, daemon)
     if pid is None:
         return
     ended = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(ended, signal.SIGTERM)
         if not select.select([ended], [], [], STOP_DEADLINE_S)[0]:
-            raise StateError(f"{daemon} of {space} (pid {pid}) did not end within {STOP_DEADLINE_S:.0f} s")
+            raise StateError(f"{daemon} of {namespace} (pid {pid}) did not end within {STOP_DEADLINE_S:.0f} s")
     finally:
         os.close(ended)

@@ -86,7 +86,9 @@ class SavedState:
         file = os.path.join(self.root, "proc/sys", path)
         with open(file, encoding="ascii") as source:
             current = source.read().strip()
-        if current.split() == str(value).split() or not self.changes.really(f"sysctl {path.replace('/', '.')}={value}"):
+        if current.split() == str(value).split() or not self.changes.should_make(
+            f"sysctl {path.replace('/', '.')}={value}"
+        ):
             return False
         self._save_once("sysctls", path, current)
         with open(file, "w", encoding="ascii") as target:
@@ -106,7 +108,7 @@ class SavedState:
         real = os.path.join(self.root, path.lstrip("/"))
         with open(real, encoding="ascii") as source:
             current = source.read().strip()
-        if current.split() == str(value).split() or not self.changes.really(f"{path} = {value}"):
+        if current.split() == str(value).split() or not self.changes.should_make(f"{path} = {value}"):
             return False
         self._save_once("values", path, current)
         with open(real, "w", encoding="ascii") as target:
@@ -126,7 +128,7 @@ class SavedState:
 
     def command(self, key, *, current, desired, do, undo):
         """Run the command `do` if a tool's setting differs; return whether it did. `undo` restores the setting."""
-        if current == desired or not self.changes.really(f"{key}: {desired} (was {current})"):
+        if current == desired or not self.changes.should_make(f"{key}: {desired} (was {current})"):
             return False
         self._save_once("undo", key, undo)
         run(do)
@@ -143,7 +145,7 @@ class SavedState:
         if last == entry or (not desired and last.get("boot") != entry["boot"]):
             return False
         set_before = (last["value"] if last.get("boot") == entry["boot"] else "") or "nothing"
-        if not self.changes.really(f"{key}: {desired or 'as it was'} ({set_before} was set in this boot)"):
+        if not self.changes.should_make(f"{key}: {desired or 'as it was'} ({set_before} was set in this boot)"):
             return False
         self._save_once("undo", key, undo)
         run(do if desired else undo)
@@ -162,7 +164,7 @@ class SavedState:
 
     def after(self, key, argv, *, again=True):
         """Run `argv` to make a daemon read a changed file, unless it has. With `again`, teardown runs `argv`, too."""
-        if self.has_unread(key) and self.changes.really(f"{key}: {' '.join(argv)}"):
+        if self.has_unread(key) and self.changes.should_make(f"{key}: {' '.join(argv)}"):
             if again:
                 self._save_once("after", key, argv)
             run(argv)
@@ -198,7 +200,7 @@ class SavedState:
             return False
         for key in readers:
             self.unread(key, readers[key])
-        if not self.changes.really(f"{path} {'removed' if text is None else 'written'}"):
+        if not self.changes.should_make(f"{path} {'removed' if text is None else 'written'}"):
             return False
         if old_text is not None:
             self._save_once("modes", path, _mode_and_owner(os.path.join(self.root, path.lstrip("/"))))
@@ -221,10 +223,10 @@ class SavedState:
         failed = []
         self._restore_tools(failed)
         for entry in self._saved_entries():
-            if self.changes.really(entry.description) and self._restores(entry, failed):
+            if self.changes.should_make(entry.description) and self._restores(entry, failed):
                 del self.record[entry.kind][entry.path]
         for key, argv in self._readers().items():
-            if self.changes.really(f"{key}: {' '.join(argv)}"):
+            if self.changes.should_make(f"{key}: {' '.join(argv)}"):
                 self._succeeds(failed, key, run, argv)
         if failed:
             self._save()
@@ -240,7 +242,7 @@ class SavedState:
         not_restored = set()
         for key, argv in reversed(list(self.record["undo"].items())):
             thing = key.split()[0]
-            if thing in not_restored or not self.changes.really(f"{key}: as it was"):
+            if thing in not_restored or not self.changes.should_make(f"{key}: as it was"):
                 continue
             if self._succeeds(failed, key, run, argv):
                 del self.record["undo"][key]

@@ -21,7 +21,7 @@ def shape_ports(shapes, changes, *, namespace):
     current = current_shapes(namespace)
     commands = [line for port, shape in shapes.items() if current.get(port) != shape for line in _commands(port, shape)]
     for line in commands:
-        changes.really(f"tc {line} in {namespace}")
+        changes.should_make(f"tc {line} in {namespace}")
     if commands and not changes.check:
         run(["tc", "-n", namespace, "-batch", "-"], stdin="\n".join(commands) + "\n")
 

@@ -33,13 +33,13 @@ class StateError(Exception):
 
 
 class Changes:
-    """Descriptions of changes; with `check`, of those that would be made. Callers call `really` before each."""
+    """Descriptions of changes; with `check`, of those that would be made. Callers call `should_make` before each."""
 
     def __init__(self, *, check):
         self.check = check
         self.made = []
 
-    def really(self, what):
+    def should_make(self, what):
         """Add the description of a change; return whether to make it."""
         self.made.append(what)
         return not self.check
@@ -102,7 +102,7 @@ def fifo_queues(netdevs, changes, *, namespace=None, clsact=()):
             commands.append(f"qdisc replace dev {netdev} root pfifo limit {QUEUE_PACKETS}")
     where = f" in {namespace}" if namespace else ""
     for line in commands:
-        changes.really(f"tc {line}{where}")
+        changes.should_make(f"tc {line}{where}")
     if commands and not changes.check:
         run([*tc, "-batch", "-"], stdin="\n".join(commands) + "\n")
 
@@ -141,6 +141,6 @@ def set_sysctls(values, changes, *, namespace=None):
                 if current.read().split() == str(value).split():
                     continue
             where = f" in {namespace}" if namespace else ""
-            if changes.really(f"sysctl net.{path.replace('/', '.')}={value}{where}"):
+            if changes.should_make(f"sysctl net.{path.replace('/', '.')}={value}{where}"):
                 with open(file, "w", encoding="ascii") as target:
                     target.write(str(value))

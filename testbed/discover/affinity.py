@@ -1,7 +1,8 @@
-"""Which GPU is nearest to an RNIC on the PCI tree. Pure; not yet run on hardware.
+"""Find the GPU that is nearest to an RNIC in the PCI tree. Pure; not yet run on hardware.
 
 GPUDirect is fastest if both are below one PCIe switch: packets then do not pass the root complex. The nearest GPU is
-that whose path shares most bridges with the RNIC's. A shared root complex alone (`pci0000:15`) does not count.
+the one whose path has the most bridges in common with the RNIC's path. A common root complex (`pci0000:15`) does not
+count.
 """
 
 from __future__ import annotations

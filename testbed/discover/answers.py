@@ -47,7 +47,7 @@ SPACE= sh -c "$look"
 for f in /run/netns/*; do
   [ -e "$f" ] || continue
   n=${{f##*/}}
-  echo {_MARK}space $n
+  echo {_MARK}namespace $n
   SPACE=$n ip netns exec $n sh -c "$look"
 done
 echo {_MARK}end
@@ -74,7 +74,7 @@ class Answers:
     """The answer of one machine: sections of its own namespace, and those of each named one, by name."""
 
     own: Mapping[str, str]
-    spaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def split(machine: str, text: str, *, stderr: str = "") -> Answers:
@@ -83,23 +83,23 @@ def split(machine: str, text: str, *, stderr: str = "") -> Answers:
     Raises:
         LabError: the output is incomplete.
     """
-    spaces: dict[str, dict[str, str]] = {"": {}}
-    space, section, body = "", "", list[str]()
+    namespaces: dict[str, dict[str, str]] = {"": {}}
+    namespace, section, body = "", "", list[str]()
     for line in text.splitlines():
         if not line.startswith(_MARK):
             body.append(line)
             continue
         if section:
-            spaces[space][section] = "\n".join(body)
+            namespaces[namespace][section] = "\n".join(body)
         section, _, name = line[len(_MARK) :].partition(" ")
         body = []
-        if section == "space":
-            space, section = name, ""
-            spaces[space] = {}
+        if section == "namespace":
+            namespace, section = name, ""
+            namespaces[namespace] = {}
     if section != "end":
         note = f"; its stderr: {stderr.strip()[-200:]}" if stderr.strip() else ""
         raise LabError(f"{machine}: the answer to discovery ends in its section {section!r}: {text[-200:]!r}{note}")
-    return Answers(own=spaces.pop(""), spaces=spaces)
+    return Answers(own=namespaces.pop(""), namespaces=namespaces)
 
 
 def learning_trigger(pairs: list[tuple[str, str]]) -> list[str]:

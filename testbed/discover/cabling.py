@@ -2,14 +2,14 @@
 
 There are four sources, from the most to the least trusted:
 
-    lldp        the port receives the other end's name and port (IEEE 802.1AB)
-    neighbour   the other end's MAC is in the port's ARP or neighbour table, which BGP unnumbered needs
-    address     the other end is the only other port in the port's subnet
-    bgp         the port's BGP peer has the router ID of a switch, which has one session back
+    lldp        LLDP on the port reports the name and port of the other end (IEEE 802.1AB)
+    neighbour   the port's ARP or neighbour table has the MAC of the other end (BGP unnumbered fills that table)
+    address     exactly one other port has an address in the port's subnet
+    bgp         the port's BGP peer has the router ID of a switch that has exactly one session back
 
-A MAC that several ports share identifies no port: SONiC gives all ports of a switch the same one. The cables to hosts
-are still known by the hosts' MACs. A cable between two such switches needs another source; `unknown_ends` returns ports
-without any.
+SONiC gives all ports of a switch the same MAC, so a switch's MAC does not identify a port. Cables to hosts are still
+known, by the hosts' MACs. A cable between two such switches needs LLDP, an address or BGP; `unknown_ends` returns ports
+that have none of them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from faultbed.testbed.discover.facts import Interface, LldpPeer, Machine, Space
+from faultbed.testbed.discover.facts import Interface, LldpPeer, Machine, Namespace
 
 __all__ = ["Cable", "End", "Node", "cables", "nodes_of", "unknown_ends"]
 
 _DEFAULT_HOSTNAMES = frozenset({"localhost", "sonic", "cumulus", "debian", "ubuntu"})
-"""Default hostnames. Machines with one of these cannot be told apart by name."""
+"""Hostnames of freshly installed systems. Several machines may have one of these, so it identifies none of them."""
 
 End = tuple[str, str]
 """One end of a cable: the node and its interface."""
@@ -39,7 +39,7 @@ class Node:
 
     name: str
     is_switch: bool
-    space: Space
+    namespace: Namespace
     ports: Mapping[str, Interface]
     lldp: Mapping[str, LldpPeer]
     names: frozenset[str] = frozenset()
@@ -60,23 +60,25 @@ def nodes_of(machines: Iterable[Machine]) -> dict[str, Node]:
     for machine in machines:
         if machine.is_host:
             ports = {dev: machine.own.interfaces[dev] for _, dev in machine.rdma if dev in machine.own.interfaces}
-            by_name[machine.name] = _machine(machine, ports, is_switch=False)
+            by_name[machine.name] = _node(machine, ports, is_switch=False)
         elif machine.is_switch:
             ports = {dev: port for dev, port in machine.own.interfaces.items() if dev != machine.ssh_netdev}
-            by_name[machine.name] = _machine(machine, ports, is_switch=True)
-        for name, space in machine.spaces.items():
-            if space.asn is not None:
-                by_name[name] = Node(name=name, is_switch=True, space=space, ports=space.interfaces, lldp={})
+            by_name[machine.name] = _node(machine, ports, is_switch=True)
+        for name, namespace in machine.namespaces.items():
+            if namespace.asn is not None:
+                by_name[name] = Node(
+                    name=name, is_switch=True, namespace=namespace, ports=namespace.interfaces, lldp={}
+                )
     return by_name
 
 
-def _machine(machine: Machine, ports: Mapping[str, Interface], *, is_switch: bool) -> Node:
-    own = _short(machine.hostname or "")
-    names = {_short(machine.name), *([own] if own and own not in _DEFAULT_HOSTNAMES else [])}
+def _node(machine: Machine, ports: Mapping[str, Interface], *, is_switch: bool) -> Node:
+    hostname = _short(machine.hostname or "")
+    names = {_short(machine.name), *([hostname] if hostname and hostname not in _DEFAULT_HOSTNAMES else [])}
     return Node(
         name=machine.name,
         is_switch=is_switch,
-        space=machine.own,
+        namespace=machine.own,
         ports=ports,
         lldp=machine.lldp,
         names=frozenset(names),
@@ -85,12 +87,12 @@ def _machine(machine: Machine, ports: Mapping[str, Interface], *, is_switch: boo
 
 
 def _short(name: str) -> str:
-    """Return a host's name without its domain, in lower case: LLDP, DNS and users differ in the rest."""
+    """Return a hostname without its domain, in lower case: LLDP, DNS and users write the same host differently."""
     return name.partition(".")[0].lower()
 
 
 def cables(nodes: Mapping[str, Node]) -> tuple[dict[End, Cable], list[tuple[End, str]]]:
-    """Return the cables between `nodes` by each of their ends, and the ports whose ends contradict each other."""
+    """Return the cables between `nodes`, each under both of its ends, and the ports with contradictory reports."""
     known: dict[End, Cable] = {}
     sources: tuple[tuple[str, Callable[[Mapping[str, Node]], dict[End, End]]], ...] = (
         ("lldp", _by_lldp),
@@ -116,7 +118,7 @@ def unknown_ends(nodes: Mapping[str, Node], known: Mapping[End, Cable]) -> list[
     of_mac = _ends_of_macs(nodes)
     shared = []
     for (name, dev), _ in _ports(nodes):
-        for mac in sorted(nodes[name].space.neighbours.get(dev, ())):
+        for mac in sorted(nodes[name].namespace.neighbours.get(dev, ())):
             other_nodes = {node for node, _ in of_mac.get(mac, ()) if node != name}
             if (name, dev) not in known and len(of_mac.get(mac, ())) > 1 and other_nodes:
                 shared.append(
@@ -133,31 +135,31 @@ def _ports(nodes: Mapping[str, Node]) -> Iterable[tuple[End, Interface]]:
 
 
 def _by_lldp(nodes: Mapping[str, Node]) -> dict[End, End]:
-    called: dict[str, list[Node]] = defaultdict(list)
+    by_hostname: dict[str, list[Node]] = defaultdict(list)
     for node in nodes.values():
         for name in node.names:
-            called[name].append(node)
+            by_hostname[name].append(node)
     far_of = {}
     for name, node in nodes.items():
-        for dev, heard in node.lldp.items():
-            meant = called[_short(heard.system)]
-            port = _port_called(meant[0], heard.ports) if len(meant) == 1 else None
+        for dev, peer in node.lldp.items():
+            matches = by_hostname[_short(peer.system)]
+            port = _port_named(matches[0], peer.ports) if len(matches) == 1 else None
             if dev in node.ports and port is not None:
-                far_of[name, dev] = (meant[0].name, port)
+                far_of[name, dev] = (matches[0].name, port)
     return far_of
 
 
-def _port_called(node: Node, names: Iterable[str]) -> str | None:
+def _port_named(node: Node, names: Iterable[str]) -> str | None:
     """Return the port with one of these names: the interface, SONiC's alias of it, or a MAC that only it has.
 
-    SONiC (lldpmgrd) announces the alias as the port's id. As the port's description it announces that of ConfigDB, or
-    the interface if there is none.
+    SONiC (lldpmgrd) announces the alias as the port's ID. As the port's description it announces the description from
+    ConfigDB, or the interface's name if ConfigDB has none.
     """
     for name in sorted(names):
         if name in node.ports:
             return name
-        if (meant := node.aliases.get(name)) in node.ports:
-            return meant
+        if (interface := node.aliases.get(name)) in node.ports:
+            return interface
         owners = [dev for dev, port in node.ports.items() if port.mac == name.lower()]
         if len(owners) == 1:
             return owners[0]
@@ -168,9 +170,11 @@ def _by_neighbour(nodes: Mapping[str, Node]) -> dict[End, End]:
     of_mac = {mac: ends[0] for mac, ends in _ends_of_macs(nodes).items() if len(ends) == 1}
     far_of = {}
     for (name, dev), _ in _ports(nodes):
-        heard = {of_mac[mac] for mac in nodes[name].space.neighbours.get(dev, ()) if mac in of_mac} - {(name, dev)}
-        if len(heard) == 1:
-            far_of[name, dev] = heard.pop()
+        far_ends = {of_mac[mac] for mac in nodes[name].namespace.neighbours.get(dev, ()) if mac in of_mac} - {
+            (name, dev)
+        }
+        if len(far_ends) == 1:
+            far_of[name, dev] = far_ends.pop()
     return far_of
 
 
@@ -196,13 +200,17 @@ def _by_address(nodes: Mapping[str, Node]) -> dict[End, End]:
 def _by_bgp(nodes: Mapping[str, Node]) -> dict[End, End]:
     of_router_id = defaultdict(list)
     for node in nodes.values():
-        if node.space.router_id is not None:
-            of_router_id[node.space.router_id].append(node)
+        if node.namespace.router_id is not None:
+            of_router_id[node.namespace.router_id].append(node)
     far_of = {}
     for node in nodes.values():
-        for dev, router_id in node.space.peers.items():
+        for dev, router_id in node.namespace.peers.items():
             far = of_router_id[router_id]
-            back = [dev for dev, other in far[0].space.peers.items() if other == node.space.router_id] if far else []
+            back = (
+                [dev for dev, other in far[0].namespace.peers.items() if other == node.namespace.router_id]
+                if far
+                else []
+            )
             if len(far) == 1 and len(back) == 1 and dev in node.ports and back[0] in far[0].ports:
                 far_of[node.name, dev] = (far[0].name, back[0])
     return far_of

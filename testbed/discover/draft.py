@@ -1,8 +1,9 @@
 """Build a draft inventory from facts. Pure; the same facts give the same text.
 
-Values that discovery could not determine are left out, not guessed: each is a `Gap` with its place, and the comment at
-the top of the file lists all gaps. Racks and zones follow from the cables: a rack is an RTSW and the hosts whose first
-RNIC is cabled to it, a zone is what CTSWs connect.
+Values that discovery could not determine are left out, not guessed. Each is a `Gap`, and the comment at the top of the
+file lists all gaps. Racks and zones are derived from the cables: a rack is an RTSW and the hosts whose first RNIC is
+cabled to it; a zone is a set of racks that CTSWs connect. A carrier is a machine that runs switches in network
+namespaces, such as the fabric VM of a soft lab.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A draft: the inventory as plain data, its gaps, and the number of cables by the source that showed them."""
+    """A draft: the inventory as plain data, its gaps, and the number of cables by source (`cabling`)."""
 
     name: str
     tree: Mapping[str, Any]
@@ -54,7 +55,7 @@ class _Lab:
     nodes: Mapping[str, Node]
     cables: Mapping[End, Cable]
     mtu: int
-    reached: Mapping[str, Mapping[str, Any]]
+    access: Mapping[str, Mapping[str, Any]]
     gaps: list[Gap] = field(default_factory=list)
 
     def add_gap(self, place: str, problem: str, do: str) -> None:
@@ -65,16 +66,16 @@ def draft(
     machines: Iterable[Machine],
     *,
     name: str,
-    reached: Mapping[str, Mapping[str, Any]] | None = None,
-    silent: Mapping[str, str] | None = None,
+    access: Mapping[str, Mapping[str, Any]] | None = None,
+    unreachable: Mapping[str, str] | None = None,
 ) -> Draft:
     """Return the draft of a lab's inventory.
 
     Args:
         machines: the machines that answered.
         name: name of the lab.
-        silent: machines that did not answer, with the reason; they are gaps of the draft.
-        reached: Ansible variables of each machine's access (`ansible_host`); the draft has them, too.
+        access: Ansible variables by which each machine is reached, such as `ansible_host`; they are copied.
+        unreachable: machines that did not answer, with the reason; each becomes a gap.
     """
     by_name = {machine.name: machine for machine in sorted(machines, key=lambda machine: _natural(machine.name))}
     nodes = nodes_of(by_name.values())
@@ -84,23 +85,27 @@ def draft(
         machines=by_name,
         nodes=nodes,
         cables=by_end,
-        mtu=_usual((port.mtu for node in nodes.values() if not node.is_switch for port in node.ports.values()), 9000),
-        reached=reached or {},
+        mtu=_most_common(
+            (port.mtu for node in nodes.values() if not node.is_switch for port in node.ports.values()), 9000
+        ),
+        access=access or {},
     )
-    _add_gaps_of_cables(lab, contradictions, silent or {})
+    _add_gaps_of_cables(lab, contradictions, unreachable or {})
     roles = _roles(lab)
     racks = _racks(lab, roles)
     zones = _zones(lab, roles)
     hosts = [machine for machine in by_name.values() if machine.is_host]
     carriers = [
-        machine for machine in by_name.values() if any(space.asn is not None for space in machine.spaces.values())
+        machine
+        for machine in by_name.values()
+        if any(namespace.asn is not None for namespace in machine.namespaces.values())
     ]
     for machine in by_name.values():
         if machine not in hosts and machine not in carriers and machine.name not in roles:
-            lab.add_gap(machine.name, *_neither(machine))
-    # Switches of the tiers above may have other seeds (`Inventory.hash_seed`).
+            lab.add_gap(machine.name, *_why_unclassified(machine))
+    # The inventory has one seed for all RTSWs; switches of higher tiers may have others (`Inventory.hash_seed`).
     racked = [node for node in nodes.values() if node.is_switch and roles.get(node.name) == "rtsw"]
-    seeds = [node.space.hash_seed for node in racked if node.space.hash_seed]
+    seeds = [node.namespace.hash_seed for node in racked if node.namespace.hash_seed]
     switches = {role: _group(lab, role, roles, zones) for role in ("rtsw", "ctsw", "atsw") if role in roles.values()}
     tree: dict[str, Any] = {
         "all": {
@@ -109,7 +114,7 @@ def draft(
                 "faultbed_name": name,
                 "faultbed_kind": lab.kind,
                 "faultbed_mtu": lab.mtu,
-                "faultbed_ecmp_hash_seed": _usual(seeds, 0),
+                "faultbed_ecmp_hash_seed": _most_common(seeds, 0),
             },
             "children": {
                 "racks": {"children": {rack: _rack(rack, members, zones) for rack, members in racks.items()}},
@@ -127,9 +132,9 @@ def draft(
     return Draft(name=name, tree=tree, gaps=tuple(lab.gaps), cables=dict(sorted(counts.items())))
 
 
-def _add_gaps_of_cables(lab: _Lab, contradictions: Iterable[tuple[End, str]], silent: Mapping[str, str]) -> None:
+def _add_gaps_of_cables(lab: _Lab, contradictions: Iterable[tuple[End, str]], unreachable: Mapping[str, str]) -> None:
     """Add gaps for machines that did not answer, and for unknown ends of cables."""
-    for name, why in silent.items():
+    for name, why in unreachable.items():
         lab.add_gap(name, f"was not queried: {why}", "it and its cables are left out; query it again when it answers")
     for (node, dev), problem in contradictions:
         lab.add_gap(f"{node}:{dev}", problem, "check both ends of the cable")
@@ -138,10 +143,10 @@ def _add_gaps_of_cables(lab: _Lab, contradictions: Iterable[tuple[End, str]], si
     for node, machine in ((name, lab.machines[name]) for name in lab.nodes if name in lab.machines):
         for dev in sorted(machine.ambiguous_lldp.keys() & lab.nodes[node].ports.keys()):
             problem = f"receives LLDP of several neighbours: {'; '.join(machine.ambiguous_lldp[dev])}"
-            lab.add_gap(f"{node}:{dev}", problem, "find what is between, such as a switch that forwards LLDP")
+            lab.add_gap(f"{node}:{dev}", problem, "look for a device in between, such as a switch that forwards LLDP")
 
 
-def _neither(machine: Machine) -> tuple[str, str]:
+def _why_unclassified(machine: Machine) -> tuple[str, str]:
     """Return why a machine counts as neither host nor switch, and what to do about it."""
     if machine.rdma:
         problem = "has RNICs and speaks BGP, so it may be a host that routes or a Linux switch"
@@ -156,7 +161,7 @@ def _neither(machine: Machine) -> tuple[str, str]:
 
 def text(drafted: Draft) -> str:
     """Return the inventory file: comment lines that list the open points, then YAML."""
-    counts = ", ".join(f"{count} by {by}" for by, count in drafted.cables.items()) or "none"
+    counts = ", ".join(f"{count} by {source}" for source, count in drafted.cables.items()) or "none"
     lines = [
         f"# {drafted.name}: a draft, written by `faultbed inventory discover` from the answers of the machines.",
         f"# Cables found: {counts}. `faultbed --lab THIS_FILE inventory check` reports contradictions.",
@@ -171,7 +176,7 @@ def text(drafted: Draft) -> str:
 
 
 def _host(lab: _Lab, host: Machine) -> dict[str, Any]:
-    entry: dict[str, Any] = dict(lab.reached.get(host.name, {}))
+    entry: dict[str, Any] = dict(lab.access.get(host.name, {}))
     if traits_of(lab.kind).is_emulated:
         entry["faultbed_vm"] = {"memory_mib": host.memory_mib, "vcpus": host.cpus}
         entry["faultbed_management"] = _management(lab, host)
@@ -201,8 +206,8 @@ def _management(lab: _Lab, machine: Machine) -> dict[str, str] | None:
 def _front_end(lab: _Lab, host: Machine) -> dict[str, str] | None:
     """Return the front end's interface: not an RNIC's, and if possible not the one that SSH uses."""
     rnics = {dev for _, dev in host.rdma}
-    able = [x for x in host.own.interfaces.values() if x.addresses and x.name not in rnics and x.kind != "bridge"]
-    chosen = [x for x in able if x.name != host.ssh_netdev] or able
+    candidates = [x for x in host.own.interfaces.values() if x.addresses and x.name not in rnics and x.kind != "bridge"]
+    chosen = [x for x in candidates if x.name != host.ssh_netdev] or candidates
     place = f"hosts.{host.name}.front_end"
     if len(chosen) != 1:
         names = ", ".join(x.name for x in chosen) or "none has an address"
@@ -273,22 +278,25 @@ def _group(lab: _Lab, role: str, roles: Mapping[str, str], zones: Mapping[str, s
 
 def _switch(lab: _Lab, name: str, zone: str | None) -> dict[str, Any]:
     node, machine = lab.nodes[name], lab.machines.get(name)
-    entry: dict[str, Any] = dict(lab.reached.get(name, {}))
+    entry: dict[str, Any] = dict(lab.access.get(name, {}))
     if zone is not None:
         entry["faultbed_zone"] = zone
-    carrier = next((carrier_name for carrier_name, candidate in lab.machines.items() if name in candidate.spaces), None)
+    carrier = next(
+        (carrier_name for carrier_name, candidate in lab.machines.items() if name in candidate.namespaces), None
+    )
     if machine is None and carrier is not None:
         entry |= {"faultbed_carrier": carrier, "faultbed_netns": name}
     elif machine is not None:
         entry["faultbed_nos"] = machine.nos
-    entry["faultbed_asn"] = node.space.asn
-    loopbacks = node.space.loopbacks
+    entry["faultbed_asn"] = node.namespace.asn
+    loopbacks = node.namespace.loopbacks
     loopbacks += tuple(x for port in node.ports.values() if port.name.startswith("Loopback") for x in port.addresses)
     if len(loopbacks) == 1:
         entry["faultbed_loopback"] = loopbacks[0]
     else:
         place = f"{name}.loopback"
-        lab.add_gap(place, f"its loopback has {len(loopbacks)} addresses beside 127/8", "write the router's own one")
+        problem = f"its loopback has {len(loopbacks)} addresses outside 127/8, not one"
+        lab.add_gap(place, problem, "write the switch's router address by hand")
     entry["faultbed_ports"] = _switch_ports(lab, node, machine)
     return entry
 
@@ -338,17 +346,17 @@ def _carrier(lab: _Lab, carrier: Machine) -> dict[str, Any]:
         if port.name != host.ssh_netdev and port.name not in {dev for _, dev in host.rdma}
     }
     ports = []
-    for space in carrier.spaces.values():
-        for port in space.interfaces.values():
-            if space.asn is not None or port.master is None:
+    for namespace in carrier.namespaces.values():
+        for port in namespace.interfaces.values():
+            if namespace.asn is not None or port.master is None:
                 continue
-            peers = {front_ends[mac] for mac in space.learned.get(port.name, ()) if mac in front_ends}
+            peers = {front_ends[mac] for mac in namespace.learned.get(port.name, ()) if mac in front_ends}
             if len(peers) == 1:
                 ports.append({"netdev": port.name, "mac": port.mac, "peer": peers.pop()})
             else:
                 problem = "the bridge has learned no single host's front end at this port"
                 lab.add_gap(f"carriers.{carrier.name}:{port.name}", problem, "write its peer by hand")
-    entry: dict[str, Any] = dict(lab.reached.get(carrier.name, {}))
+    entry: dict[str, Any] = dict(lab.access.get(carrier.name, {}))
     entry["faultbed_vm"] = {"memory_mib": carrier.memory_mib, "vcpus": carrier.cpus}
     entry["faultbed_management"] = _management(lab, carrier)
     entry["faultbed_front_end_ports"] = sorted(ports, key=lambda port: _natural(port["peer"]))
@@ -357,14 +365,14 @@ def _carrier(lab: _Lab, carrier: Machine) -> dict[str, Any]:
 
 def _roles(lab: _Lab) -> dict[str, str]:
     """Return the role of each switch: an RTSW is cabled to hosts, a CTSW to RTSWs, an ATSW only to CTSWs."""
-    beside: dict[str, set[str]] = {name: set() for name, node in lab.nodes.items() if node.is_switch}
+    peers_of: dict[str, set[str]] = {name: set() for name, node in lab.nodes.items() if node.is_switch}
     for (name, _), cable in lab.cables.items():
-        if name in beside:
-            beside[name].add(cable.far[0])
-    rtsws = {name for name, peers in beside.items() if any(not lab.nodes[peer].is_switch for peer in peers)}
-    ctsws = {name for name, peers in beside.items() if name not in rtsws and peers & rtsws}
+        if name in peers_of:
+            peers_of[name].add(cable.far[0])
+    rtsws = {name for name, peers in peers_of.items() if any(not lab.nodes[peer].is_switch for peer in peers)}
+    ctsws = {name for name, peers in peers_of.items() if name not in rtsws and peers & rtsws}
     roles = {}
-    for name, peers in beside.items():
+    for name, peers in peers_of.items():
         roles[name] = "rtsw" if name in rtsws else "ctsw" if name in ctsws else "atsw"
         if not peers:
             lab.add_gap(
@@ -378,21 +386,22 @@ def _roles(lab: _Lab) -> dict[str, str]:
 def _racks(lab: _Lab, roles: Mapping[str, str]) -> dict[str, tuple[str, list[str]]]:
     """Return, by rack name, its RTSW and its hosts."""
     rtsws = sorted((name for name, role in roles.items() if role == "rtsw"), key=_natural)
-    of_switch = _rack_names(rtsws)
-    racks: dict[str, tuple[str, list[str]]] = {rack: (name, []) for name, rack in of_switch.items()}
+    rack_of = _rack_names(rtsws)
+    racks: dict[str, tuple[str, list[str]]] = {rack: (name, []) for name, rack in rack_of.items()}
     for host in (machine for machine in lab.machines.values() if machine.is_host):
-        towards = [lab.cables[host.name, dev].far[0] for _, dev in host.rdma if (host.name, dev) in lab.cables]
-        own = [name for name in dict.fromkeys(towards) if name in of_switch]
-        if own:
-            racks[of_switch[own[0]]][1].append(host.name)
-        if len(own) != 1:
-            problem = f"its RNICs are cabled to {', '.join(own) or 'no RTSW'}, so its rack is unknown from the cables"
+        far_ends = [lab.cables[host.name, dev].far[0] for _, dev in host.rdma if (host.name, dev) in lab.cables]
+        host_rtsws = [name for name in dict.fromkeys(far_ends) if name in rack_of]
+        if host_rtsws:
+            racks[rack_of[host_rtsws[0]]][1].append(host.name)
+        if len(host_rtsws) != 1:
+            names = ", ".join(host_rtsws) or "no RTSW"
+            problem = f"its RNICs are cabled to {names}, so its rack is unknown from the cables"
             lab.add_gap(f"hosts.{host.name}.rack", problem, "put it into the group of its rack")
     return racks
 
 
 def _rack_names(rtsws: Sequence[str]) -> dict[str, str]:
-    """Return the name of each RTSW's rack: by the number at its end, if no other RTSW ends with that number."""
+    """Return the rack name of each RTSW: rackN if the RTSW's name, and no other one, ends in N; else rack-NAME."""
     numbers = {name: match[0] if (match := re.search(r"[0-9]+$", name)) else "" for name in rtsws}
     count = Counter(numbers.values())
     return {
@@ -409,7 +418,7 @@ def _rack(rack: str, members: tuple[str, list[str]], zones: Mapping[str, str]) -
 
 
 def _zones(lab: _Lab, roles: Mapping[str, str]) -> dict[str, str]:
-    """Return the zone of each switch: a zone is connected without ATSWs. All ATSWs are in the first zone."""
+    """Return the zone of each switch: switches connected without ATSWs share a zone. ATSWs are put in the first one."""
     zones: dict[str, str] = {}
     below = [name for name in sorted(roles, key=_natural) if roles[name] != "atsw"]
     for first in below:
@@ -424,9 +433,9 @@ def _zones(lab: _Lab, roles: Mapping[str, str]) -> dict[str, str]:
     return zones | {name: "zone1" for name, role in roles.items() if role == "atsw"}
 
 
-def _usual(values: Iterable[int], otherwise: int) -> int:
+def _most_common(values: Iterable[int], default: int) -> int:
     counted = Counter(values).most_common(1)
-    return counted[0][0] if counted else otherwise
+    return counted[0][0] if counted else default
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -23,7 +23,7 @@ from typing import Any
 from faultbed.testbed.discover.answers import Answers
 from faultbed.testbed.errors import LabError
 
-__all__ = ["Gpu", "Interface", "LldpPeer", "Machine", "Space", "broadcast", "machine_of", "pci_path"]
+__all__ = ["Gpu", "Interface", "LldpPeer", "Machine", "Namespace", "broadcast", "machine_of", "pci_path"]
 
 _RAM = re.compile(r"\s*([0-9a-f]+)-([0-9a-f]+) : System RAM")
 _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -85,7 +85,7 @@ class Gpu:
 
 
 @dataclass(kw_only=True)
-class Space:
+class Namespace:
     """One network namespace.
 
     `loopbacks` are IPv4 addresses of lo outside 127/8, `gateways` default gateways by interface, `neighbours` MACs
@@ -115,7 +115,7 @@ class Machine:
         excluded_rnics: RNICs that do not belong to the back end, with the reason.
         ambiguous_lldp: interfaces that receive LLDP from several neighbours, because another device is between.
             `lldp` does not have them.
-        spaces: named network namespaces.
+        namespaces: named network namespaces.
         rdma: (RNIC, interface) in the kernel's order.
         paths: path of each PCI device below /sys/devices, by its address.
         speeds_gbps: speed of each interface.
@@ -123,12 +123,12 @@ class Machine:
     """
 
     name: str
-    own: Space
+    own: Namespace
     hostname: str | None = None
     aliases: dict[str, str] = field(default_factory=dict)
     excluded_rnics: dict[str, str] = field(default_factory=dict)
     ambiguous_lldp: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    spaces: dict[str, Space] = field(default_factory=dict)
+    namespaces: dict[str, Namespace] = field(default_factory=dict)
     nos: str | None = None
     rdma: tuple[tuple[str, str], ...] = ()
     rnic_pcie: dict[str, str] = field(default_factory=dict)
@@ -172,9 +172,10 @@ def machine_of(name: str, answers: Answers) -> Machine:
         LabError: a tool prints a structure of another kind than expected; the message names it.
     """
     own = answers.own
-    machine = Machine(name=name, own=_space(name, own))
-    machine.spaces = {
-        space: _space(f"{name}, namespace {space}", sections) for space, sections in answers.spaces.items()
+    machine = Machine(name=name, own=_namespace(name, own))
+    machine.namespaces = {
+        namespace: _namespace(f"{name}, namespace {namespace}", sections)
+        for namespace, sections in answers.namespaces.items()
     }
     machine.nos = _nos(own.get("os", ""), speaks_bgp=machine.own.asn is not None)
     machine.hostname = own.get("hostname", "").strip() or None
@@ -254,41 +255,41 @@ def _output_of(section: str, place: str) -> Iterator[None]:
         ) from error
 
 
-def _space(place: str, sections: Mapping[str, str]) -> Space:
-    space = Space()
+def _namespace(place: str, sections: Mapping[str, str]) -> Namespace:
+    namespace = Namespace()
     with _output_of("ip", place):
         for item in _items(sections.get("ip", "")):
             if "ifname" in item and "link_type" in item:
-                _add_interface(space, item)
+                _add_interface(namespace, item)
             elif item.get("dst") == "default" and "gateway" in item and "dev" in item:
-                space.gateways.setdefault(str(item["dev"]), str(item["gateway"]))
+                namespace.gateways.setdefault(str(item["dev"]), str(item["gateway"]))
             elif "lladdr" in item:
-                space.neighbours.setdefault(str(item["dev"]), set()).add(str(item["lladdr"]))
+                namespace.neighbours.setdefault(str(item["dev"]), set()).add(str(item["lladdr"]))
     for item in _items(sections.get("fdb", "")):
         if item.get("state") != "permanent" and "mac" in item and "ifname" in item:
-            space.learned.setdefault(str(item["ifname"]), set()).add(str(item["mac"]))
+            namespace.learned.setdefault(str(item["ifname"]), set()).add(str(item["mac"]))
     with _output_of("bgp", place):
         summary = _object(sections.get("bgp", ""))
         if "as" in summary:
-            space.asn = int(summary["as"])
-            space.router_id = summary.get("routerId")
+            namespace.asn = int(summary["as"])
+            namespace.router_id = summary.get("routerId")
     with _output_of("sessions", place):
         sessions = _object(sections.get("sessions", "")).items()
-        space.peers = {dev: str(peer["remoteRouterId"]) for dev, peer in sessions if peer.get("remoteRouterId")}
+        namespace.peers = {dev: str(peer["remoteRouterId"]) for dev, peer in sessions if peer.get("remoteRouterId")}
     seed = sections.get("seed", "").strip()
-    space.hash_seed = int(seed) if seed.isdecimal() else None
-    return space
+    namespace.hash_seed = int(seed) if seed.isdecimal() else None
+    return namespace
 
 
-def _add_interface(space: Space, item: Mapping[str, Any]) -> None:
+def _add_interface(namespace: Namespace, item: Mapping[str, Any]) -> None:
     addresses = tuple(
         f"{entry['local']}/{entry['prefixlen']}" for entry in item.get("addr_info", ()) if entry.get("family") == "inet"
     )
     if item["link_type"] == "loopback":
-        space.loopbacks = tuple(x for x in addresses if not ipaddress.IPv4Interface(x).is_loopback)
+        namespace.loopbacks = tuple(x for x in addresses if not ipaddress.IPv4Interface(x).is_loopback)
     elif item["link_type"] == "ether":
         kind = item.get("linkinfo", {}).get("info_kind")
-        space.interfaces[str(item["ifname"])] = Interface(
+        namespace.interfaces[str(item["ifname"])] = Interface(
             name=str(item["ifname"]),
             mac=str(item["address"]),
             mtu=int(item["mtu"]),
@@ -347,20 +348,20 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _memory_mib(body: str) -> int:
-    """Return the memory that the firmware reports, rounded up, because it keeps a few hundred KiB for itself."""
+    """Return the machine's memory, rounded up: the firmware reserves a few hundred KiB and reports the rest."""
     ranges = [_RAM.match(line) for line in body.splitlines()]
     total = sum(int(match[2], 16) - int(match[1], 16) + 1 for match in ranges if match)
     return -(-total // (_RAM_STEP_MIB * _MIB)) * _RAM_STEP_MIB
 
 
-def _ssh_netdev(body: str, space: Space) -> str | None:
+def _ssh_netdev(body: str, namespace: Namespace) -> str | None:
     """Return the interface with the server's address of SSH_CONNECTION: client, its port, server, its port (ssh(1))."""
     words = body.split()
     if len(words) != 4:  # noqa: PLR2004 - see above
         return None
     # A link-local address has its interface behind it; a server that listens on :: names IPv4 clients ::ffff:a.b.c.d.
     text, _, scope = words[2].partition("%")
-    if scope in space.interfaces:
+    if scope in namespace.interfaces:
         return scope
     try:
         address = ipaddress.ip_address(text)
@@ -368,7 +369,7 @@ def _ssh_netdev(body: str, space: Space) -> str | None:
         return None
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
-    for interface in space.interfaces.values():
+    for interface in namespace.interfaces.values():
         if address in map(ipaddress.ip_address, (*_without_prefix(interface), *interface.addresses_v6)):
             return interface.name
     return None
@@ -378,10 +379,10 @@ def _without_prefix(interface: Interface) -> Iterator[str]:
     return (address.partition("/")[0] for address in interface.addresses)
 
 
-def _below(netdev: str | None, space: Space) -> dict[str, str]:
-    """Return the interfaces that carry the traffic of one: itself, members of its bond or bridge, the VLAN's parent.
+def _below(netdev: str | None, namespace: Namespace) -> dict[str, str]:
+    """Return the interfaces that carry the traffic of `netdev`: itself, members of its bond or bridge, a VLAN's parent.
 
-    Each has a sentence about how SSH gets there.
+    The value of each is a phrase that says how SSH traffic reaches it.
     """
     reached: dict[str, str] = {}
     waiting = [] if netdev is None else [(netdev, f"SSH uses {netdev}")]
@@ -390,13 +391,13 @@ def _below(netdev: str | None, space: Space) -> dict[str, str]:
         if name in reached:
             continue
         reached[name] = why
-        members = [one.name for one in space.interfaces.values() if one.master == name]
+        members = [one.name for one in namespace.interfaces.values() if one.master == name]
         waiting += [(member, f"SSH uses {netdev}, which {member} carries") for member in members]
-        interface = space.interfaces.get(name)
+        interface = namespace.interfaces.get(name)
         # Without `link` (an old iproute2), a VLAN's name tells: ens1f0.10 is on ens1f0.
         parent = None if interface is None else interface.below
         if parent is None and interface is not None and interface.kind in (None, "vlan"):
-            parent = next((known for known in space.interfaces if known == name.rpartition(".")[0]), None)
+            parent = next((known for known in namespace.interfaces if known == name.rpartition(".")[0]), None)
         if parent is not None:
             waiting.append((parent, f"SSH uses {netdev}, which {parent} carries"))
     return reached

@@ -54,14 +54,14 @@ def query(
     nodes: Mapping[str, Node],
     progress: Callable[[str], None],
     *,
-    silent: dict[str, str],
+    unreachable: dict[str, str],
     timeout_s: float = 120.0,
 ) -> list[Machine]:
     """Query the facts of all machines in parallel.
 
     If a machine carries soft switches, each host then sends an empty datagram on its front end, and machines with a
     bridge are queried again: a bridge knows only the hosts from which it received a frame. Machines without a complete
-    answer are added to `silent` with the reason, and discovery continues with the others.
+    answer are added to `unreachable` with the reason, and discovery continues with the others.
 
     Raises:
         LabError: no machine answers.
@@ -73,19 +73,19 @@ def query(
         progress(f"{name}: {_summary(machine)}")
         return machine
 
-    def query_or_silent(name: str) -> Machine | None:
+    def query_or_give_up(name: str) -> Machine | None:
         try:
             return query_machine(name)
         except LabError as error:
-            silent[name] = str(error)
+            unreachable[name] = str(error)
             progress(f"{name}: {error}")
             return None
 
     all_s = 2 * timeout_s
-    answers = on_each(nodes, query_or_silent, timeout_s=all_s)
+    answers = on_each(nodes, query_or_give_up, timeout_s=all_s)
     by_name = {machine.name: machine for machine in answers if machine is not None}
     if not by_name:
-        raise LabError(f"no machine answers: {'; '.join(silent.values()) or 'none was given'}")
+        raise LabError(f"no machine answers: {'; '.join(unreachable.values()) or 'none was given'}")
     bridges = [name for name, machine in by_name.items() if _has_bridge(machine)]
     if bridges:
         hosts = [machine.name for machine in by_name.values() if machine.is_host]
@@ -95,7 +95,7 @@ def query(
 
 
 def _has_bridge(machine: Machine) -> bool:
-    return any(port.master for space in machine.spaces.values() for port in space.interfaces.values())
+    return any(port.master for namespace in machine.namespaces.values() for port in namespace.interfaces.values())
 
 
 def _trigger_learning(node: Node, host: Machine) -> None:
@@ -112,7 +112,7 @@ def _trigger_learning(node: Node, host: Machine) -> None:
 
 
 def _summary(machine: Machine) -> str:
-    switches: Sequence[str] = [name for name, space in machine.spaces.items() if space.asn is not None]
+    switches: Sequence[str] = [name for name, namespace in machine.namespaces.items() if namespace.asn is not None]
     if switches:
         return f"carries {len(switches)} switches: {', '.join(switches)}"
     if machine.is_host:

@@ -17,7 +17,7 @@ def test_discover_rebuilds_the_inventory_and_the_bgp_sessions_from_the_machines(
     """A session identifies the switch at its far end, although spines share an ASN."""
     nodes = {name: lab.node(name) for name in lab.nodes()}
     silent = {}
-    machines = live.query(nodes, lambda _: None, silent=silent)
+    machines = live.query(nodes, lambda _: None, unreachable=silent)
     inventory_draft = draft(machines, name=lab.name)
     assert (inventory_draft.gaps, silent) == ((), {})
     path = tmp_path / "drafted.yml"
@@ -26,7 +26,12 @@ def test_discover_rebuilds_the_inventory_and_the_bgp_sessions_from_the_machines(
     assert replace(lab_inventory.load(path), path=known.path) == known
     links = lab.topology.links
     assert sum(inventory_draft.cables.values()) == len(links)
-    peers = {name: space.peers for machine in machines for name, space in machine.spaces.items() if space.peers}
+    peers = {
+        name: namespace.peers
+        for machine in machines
+        for name, namespace in machine.namespaces.items()
+        if namespace.peers
+    }
     router_id = {switch.name: switch.loopback.partition("/")[0] for switch in lab.topology.switches}
     assert peers == {
         switch.name: {

@@ -100,31 +100,31 @@ def _of_lab(session: Session, lab_name: str | None) -> draft.Draft:
         hold(inventory, why="inventory discover", mode="exclusive"),
         session.progress() as progress,
     ):
-        silent: dict[str, str] = {}
-        answered = live.query({name: lab.node(name) for name in lab.nodes()}, progress, silent=silent)
+        unreachable: dict[str, str] = {}
+        answered = live.query({name: lab.node(name) for name in lab.nodes()}, progress, unreachable=unreachable)
     # The SSH ports of a soft lab's machines are chosen each time it starts, so they do not belong in its inventory.
-    reached = (
+    access = (
         {}
         if traits_of(inventory.kind).is_emulated
-        else {name: _reached(management) for name, management in inventory.management.items()}
+        else {name: _access_vars(management) for name, management in inventory.management.items()}
     )
-    return draft.draft(answered, name=lab_name or inventory.name, reached=reached, silent=silent)
+    return draft.draft(answered, name=lab_name or inventory.name, access=access, unreachable=unreachable)
 
 
 def _of_machines(session: Session, seeds: dict[str, Management], lab_name: str) -> draft.Draft:
-    nodes, silent = dict[str, Node](), dict[str, str]()
+    nodes, unreachable = dict[str, Node](), dict[str, str]()
     for name, management in seeds.items():
         try:
             nodes[name] = open_machine(name, management)
         except Unreachable as error:  # its host key is not pinned
-            silent[name] = str(error)
+            unreachable[name] = str(error)
     with session.progress() as progress:
-        answered = live.query(nodes, progress, silent=silent)
-    reached = {name: _reached(management) for name, management in seeds.items()}
-    return draft.draft(answered, name=lab_name, reached=reached, silent=silent)
+        answered = live.query(nodes, progress, unreachable=unreachable)
+    access = {name: _access_vars(management) for name, management in seeds.items()}
+    return draft.draft(answered, name=lab_name, access=access, unreachable=unreachable)
 
 
-def _reached(management: Management) -> dict[str, Any]:
+def _access_vars(management: Management) -> dict[str, Any]:
     ansible_vars = {
         "ansible_host": management.address,
         "ansible_port": management.port,

@@ -140,7 +140,7 @@ class Changes:
     def __init__(self, *, check=False):
         self.check, self.made = check, []
 
-    def really(self, name):
+    def should_make(self, name):
         self.made.append(name)
         return not self.check
 
@@ -219,7 +219,7 @@ class TestOnNode:
             "def main(desired, check):\n"
             "    answer(work, desired, check=check)\n"
             "def work(desired, changes):\n"
-            "    changes.really('x ' + desired['text'] + desired['files']['blob'])\n"
+            "    changes.should_make('x ' + desired['text'] + desired['files']['blob'])\n"
         )
         arguments = {"desired": {"text": 'it\'s "q" \\ {} é'}, "files": {"blob": str(tmp_path / "blob")}}
         result = on_node(tmp_path, source, **arguments)

@@ -33,20 +33,20 @@ def main(desired, check):
 
 def _configure(desired, changes):
     switches = desired["switches"]
-    spaces = {switch["netns"]: switch["ports"] for switch in switches}
+    namespaces = {switch["netns"]: switch["ports"] for switch in switches}
     if desired["front_end_ports"]:
-        spaces[FRONT_END] = desired["front_end_ports"]
-    for space in spaces:
-        if not os.path.exists(f"{NETNS}/{space}") and changes.really(f"namespace {space}"):
-            ip_batch([f"netns add {space}"])
+        namespaces[FRONT_END] = desired["front_end_ports"]
+    for namespace in namespaces:
+        if not os.path.exists(f"{NETNS}/{namespace}") and changes.should_make(f"namespace {namespace}"):
+            ip_batch([f"netns add {namespace}"])
     if changes.check and changes.made:
         return  # a namespace that does not exist yet has no state to compare
     # A veth pair delivers packets through the receiving CPU's backlog, which drops above this limit (net/core/dev.c).
     set_sysctls({"core/netdev_max_backlog": QUEUE_PACKETS}, changes)
     for switch in switches:
         set_sysctls(_sysctls(desired["ecmp_hash_seeds"][switch["name"]]), changes, namespace=switch["netns"])
-    _apply(_placement_commands(switches, spaces, _interfaces(spaces), desired["mtu"]), changes)
-    interfaces = _interfaces(spaces)
+    _apply(_placement_commands(switches, namespaces, _interfaces(namespaces), desired["mtu"]), changes)
+    interfaces = _interfaces(namespaces)
     for switch in switches:
         _apply(_switch_commands(switch, interfaces, desired["mtu"]), changes, switch["netns"])
         # Only ports to hosts: uplinks are veth pairs, which have no queue.
@@ -57,8 +57,8 @@ def _configure(desired, changes):
         fifo_queues(unshaped, changes, namespace=switch["netns"], clsact=every_port)
         if shapes:
             shape_ports(shapes, changes, namespace=switch["netns"])
-    if FRONT_END in spaces:
-        _apply(_bridge_commands(spaces[FRONT_END], interfaces), changes, FRONT_END)
+    if FRONT_END in namespaces:
+        _apply(_bridge_commands(namespaces[FRONT_END], interfaces), changes, FRONT_END)
     configure_frr(switches, changes)
 
 
@@ -66,7 +66,7 @@ def _apply(commands, changes, namespace=None):
     """Report `ip` commands as changes and run them in a namespace (None: the VM's own)."""
     where = f" in {namespace}" if namespace else ""
     for line in commands:
-        changes.really(f"ip {line}{where}")
+        changes.should_make(f"ip {line}{where}")
     if not changes.check:
         ip_batch(commands, namespace=namespace)
 
@@ -89,24 +89,24 @@ def _sysctls(seed):
     }
 
 
-def _interfaces(spaces):
+def _interfaces(namespaces):
     """Return all interfaces of the VM: MAC -> (namespace or None, entry of `ip -j address`)."""
     interfaces = {}
-    for space in (None, *spaces):
-        for link in ip_json("-d", "address", namespace=space):
+    for namespace in (None, *namespaces):
+        for link in ip_json("-d", "address", namespace=namespace):
             if link.get("link_type") == "ether" and link["ifname"] != FRONT_END:
-                interfaces[link["address"]] = (space, link)
+                interfaces[link["address"]] = (namespace, link)
     return interfaces
 
 
-def _placement_commands(switches, spaces, interfaces, mtu):
+def _placement_commands(switches, namespaces, interfaces, mtu):
     """Return `ip` commands, for the VM's own namespace, that place NICs and create the veth pairs of uplinks."""
     uplinks = {port["mac"] for switch in switches for port in switch["ports"] if port.get("rnic") is None}
     commands = []
-    for space, ports in spaces.items():
+    for namespace, ports in namespaces.items():
         for port in ports:
             if port["mac"] not in uplinks:
-                commands += _move_commands(space, port, interfaces)
+                commands += _move_commands(namespace, port, interfaces)
     by_name = {switch["name"]: switch for switch in switches}
     for switch in switches:
         for port in switch["ports"]:
@@ -116,27 +116,27 @@ def _placement_commands(switches, spaces, interfaces, mtu):
     return commands
 
 
-def _move_commands(space, port, interfaces):
+def _move_commands(namespace, port, interfaces):
     """Return `ip` commands that move one NIC into a namespace and rename it.
 
     Raises:
         StateError: the VM has no such NIC, SSH uses it, or it is in the wrong namespace.
     """
     if port["mac"] not in interfaces:
-        raise StateError(f"no NIC with MAC {port['mac']} for {space}:{port['netdev']}: check the VM's NICs")
+        raise StateError(f"no NIC with MAC {port['mac']} for {namespace}:{port['netdev']}: check the VM's NICs")
     where, link = interfaces[port["mac"]]
     if any(address.startswith(f"{MANAGEMENT_IP}/") for address in addresses(link)):
         raise StateError(
             f"{link['ifname']} ({port['mac']}) has {MANAGEMENT_IP}, which SSH uses; correct the inventory's MACs"
         )
-    if where == space and link["ifname"] == port["netdev"]:
+    if where == namespace and link["ifname"] == port["netdev"]:
         return []
     if where is not None:
         raise StateError(
-            f"{port['mac']} is {link['ifname']} in {where}, not {port['netdev']} in {space}; reset the lab"
+            f"{port['mac']} is {link['ifname']} in {where}, not {port['netdev']} in {namespace}; reset the lab"
         )
     rename = [f"link set dev {link['ifname']} name {port['netdev']}"] if link["ifname"] != port["netdev"] else []
-    return [f"link set dev {link['ifname']} down", *rename, f"link set dev {port['netdev']} netns {space}"]
+    return [f"link set dev {link['ifname']} down", *rename, f"link set dev {port['netdev']} netns {namespace}"]
 
 
 def _veth_command(switch, port, peer, mtu):

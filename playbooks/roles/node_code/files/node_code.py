@@ -33,7 +33,7 @@ def main(desired, check):
 def _install(desired, changes):
     name = desired["name"]
     target = f"{ROOT}/{name}"
-    if os.path.exists(f"{target}/{COMPLETE}") or not changes.really(f"node code {name[:12]}"):
+    if os.path.exists(f"{target}/{COMPLETE}") or not changes.should_make(f"node code {name[:12]}"):
         return
     content = base64.b64decode(desired["files"]["archive"])
     if hashlib.sha256(content).hexdigest() != desired["archive_sha256"]:

@@ -58,7 +58,7 @@ def _configure(desired, changes):
         )
     missing = not_installed(desired["packages"] if flavour == "inbox" else desired["doca_packages"])
     if missing and changes.check:
-        changes.really(f"{_description(missing)}: installed (was absent)")
+        changes.should_make(f"{_description(missing)}: installed (was absent)")
     elif missing:
         return {"notes": _install(saved, missing, replace=desired["replace"])}
     return None
@@ -124,7 +124,10 @@ def _description(packages):
 def source(mirror, key):
     """Return the files that add the mirror to apt (sources.list(5), deb822) with its key: path -> text.
 
-    `key` is the armoured public key in base64. StateError if the mirror or the key is missing or the key is not one.
+    `key` is the armoured public key in base64.
+
+    Raises:
+        StateError: the mirror or the key is missing, or `key` is not an armoured public key.
     """
     if not mirror or not key:
         raise StateError("rdma_stack_flavour doca needs rdma_stack_doca_mirror and rdma_stack_doca_key")
@@ -142,7 +145,7 @@ def not_installed(packages):
 
 
 def parse_simulation(output):
-    """Return the packages that `apt-get -s` would change: package -> its version now; None: it is not installed."""
+    """Return the packages that `apt-get -s` would change: package -> installed version, or None if not installed."""
     plan = {}
     for line in output.splitlines():
         if action := re.match(r"(Inst|Remv) (\S+)(?: \[([^]]+)\])?", line):
@@ -151,6 +154,6 @@ def parse_simulation(output):
 
 
 def undo(plan):
-    """Return the apt command that reverts a plan of `parse_simulation`: old versions return, new packages go."""
+    """Return the apt command that reverts a plan of `parse_simulation`: it restores old versions, removes the rest."""
     words = [f"{name}={old_version}" if old_version else f"{name}-" for name, old_version in sorted(plan.items())]
     return [*APT, "--allow-downgrades", "--purge", *INSTALL, *words]

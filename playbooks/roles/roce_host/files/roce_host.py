@@ -33,7 +33,7 @@ def main(desired, check):
 def _configure(desired, changes):
     front_end, rnics = desired["front_end"], desired["rnics"]
     is_soft = desired["kind"] == "soft"
-    if is_soft and not os.path.isdir("/sys/module/rdma_rxe") and changes.really("module rdma_rxe"):
+    if is_soft and not os.path.isdir("/sys/module/rdma_rxe") and changes.should_make("module rdma_rxe"):
         run(["modprobe", "rdma_rxe"])
     ports = [dict(front_end, mtu=FRONT_END_MTU), *(dict(rnic, mtu=desired["mtu"]) for rnic in rnics)]
     by_mac = {link.get("address"): link for link in ip_json("address")}
@@ -43,7 +43,7 @@ def _configure(desired, changes):
         commands += _port_commands(port, by_mac[port["mac"]], renamed=was_renamed)
     commands += _route_commands(rnics)
     for line in commands:
-        changes.really(f"ip {line}")
+        changes.should_make(f"ip {line}")
     if not changes.check:
         ip_batch(commands)
     if is_soft:
@@ -147,7 +147,7 @@ def _configure_rdma_device(rnic, is_soft, changes):
         return
     if parent == netdev:
         return
-    if parent is not None and changes.really(f"rdma link delete {name} (was on {parent})"):
+    if parent is not None and changes.should_make(f"rdma link delete {name} (was on {parent})"):
         run(["rdma", "link", "delete", name])
-    if changes.really(f"rdma link add {name} on {netdev}"):
+    if changes.should_make(f"rdma link add {name} on {netdev}"):
         run(["rdma", "link", "add", name, "type", "rxe", "netdev", netdev])

@@ -26,7 +26,7 @@ def _run_service(gpu, code, changes):
     path = f"PYTHONPATH={code}"
     if properties.get("ActiveState") == "active" and path in properties.get("Environment", "").split():
         return
-    if not changes.really(f"{unit} started with {code}"):
+    if not changes.should_make(f"{unit} started with {code}"):
         return
     if properties.get("ActiveState") != "inactive":
         run(["systemctl", "stop", unit])

@@ -106,7 +106,7 @@ def _load(saved, differing, *, checkpoint):
     if "DEVICE_METADATA" in {change.table for change in differing}:
         saved.unread("bgp", RESTART)
     for line in described(differing):
-        saved.changes.really(line)
+        saved.changes.should_make(line)
     with _json_file(json.dumps(loaded(differing))) as path:
         try:
             saved.command(

@@ -11,7 +11,7 @@ from faultbed_state import FIRST_TABLE, addresses, answer, ip_json, run
 
 INFINIBAND = "/sys/class/infiniband"
 ACTIVE = "4: ACTIVE"
-REMOTE_ADDRESS = "192.0.2.1"  # of no lab (RFC 5737), so that a default route decides
+REMOTE_ADDRESS = "192.0.2.1"  # reserved for documentation (RFC 5737): no lab has it, so the default route applies
 
 
 def main(desired, check):
@@ -83,7 +83,7 @@ def _read(path):
 
 
 def _route_problems(index, rnic):
-    """Return a problem if the kernel routes packets from an RNIC's address by another table than the RNIC's own."""
+    """Return a problem if packets from an RNIC's address do not leave by the RNIC's own interface and gateway."""
     source = _without_prefix(rnic["address"])
     route = ip_json("route", "get", REMOTE_ADDRESS, "from", source)[0]
     if (route.get("dev"), route.get("gateway")) == (rnic["netdev"], rnic["gateway"]):

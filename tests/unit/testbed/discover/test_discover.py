@@ -36,13 +36,13 @@ def answers_of(inventory, *, lldp=False, neighbours=True, sessions=True):
             own["lldp"] = _lldp(topology, host.name)
         answers[host.name] = Answers(own=own)
         assert hostvars["faultbed_rnics"]
-    spaces = {}
+    namespaces = {}
     for switch in topology.switches:
-        space = _switch(inventory, switch, neighbours=neighbours, sessions=sessions)
+        namespace = _switch(inventory, switch, neighbours=neighbours, sessions=sessions)
         if switch.carrier:
-            spaces[switch.name] = space
+            namespaces[switch.name] = namespace
         else:
-            own = {**space, "os": "debian\nsonic", "ssh": "", "rdma": "[]"}
+            own = {**namespace, "os": "debian\nsonic", "ssh": "", "rdma": "[]"}
             own["speed"] = "".join(
                 f"/sys/class/net/{port['netdev']}/speed:{port['speed_gbps']}000\n"
                 for port in variables[switch.name]["faultbed_ports"]
@@ -60,7 +60,7 @@ def answers_of(inventory, *, lldp=False, neighbours=True, sessions=True):
         ]
         own = _machine(inventory, carrier.name, [])
         front = {"ip": json.dumps([bridge, *ports]), "fdb": json.dumps(heard)}
-        answers[carrier.name] = Answers(own=own, spaces={**spaces, "fe": front})
+        answers[carrier.name] = Answers(own=own, namespaces={**namespaces, "fe": front})
     return answers
 
 
@@ -156,8 +156,8 @@ def _lldp(topology, name):
     return json.dumps({"lldp": {"interface": messages[0] if len(messages) == 1 else messages}})
 
 
-def drafted(answers, name="lab", reached=None):
-    return draft([machine_of(each, reply) for each, reply in answers.items()], name=name, reached=reached)
+def drafted(answers, name="lab", access=None):
+    return draft([machine_of(each, reply) for each, reply in answers.items()], name=name, access=access)
 
 
 def loaded(inventory_draft, tmp_path):
@@ -329,11 +329,11 @@ def test_discover_gaps_are_reported_with_their_place():
     answers["host1"] = Answers(own=host1)
     assert "hosts.host1.rnics[rxe0].switch" in opened(answers)
     fabric = answers["fabric"]
-    unheard = {**fabric.spaces, "fe": {**fabric.spaces["fe"], "fdb": ""}}
-    gaps = opened(answers | {"fabric": replace(fabric, spaces=unheard)})
+    unheard = {**fabric.namespaces, "fe": {**fabric.namespaces["fe"], "fdb": ""}}
+    gaps = opened(answers | {"fabric": replace(fabric, namespaces=unheard)})
     assert {f"carriers.fabric:host{n}-fe0" for n in range(1, 5)} <= set(gaps)
-    dumb = {**fabric.spaces, "ctsw2": {"ip": "[]", "bgp": '{"as": 65201, "peers": {}}'}}
-    gaps = opened(answers | {"fabric": replace(fabric, spaces=dumb)})
+    dumb = {**fabric.namespaces, "ctsw2": {"ip": "[]", "bgp": '{"as": 65201, "peers": {}}'}}
+    gaps = opened(answers | {"fabric": replace(fabric, namespaces=dumb)})
     assert "no cable" in gaps["ctsw2"].what
     assert "ctsw2.loopback" in gaps
     assert "neither a host" in opened(answers | {"printer": Answers(own={})})["printer"].what
@@ -343,8 +343,8 @@ def test_discover_gaps_are_reported_with_their_place():
 def test_discover_rack_switches_of_several_zones_with_one_number_have_a_rack_each():
     """The second one's rack used to replace the first one's, with all hosts of both, and nothing was open."""
     answers, name_of = answers_of(SOFT), {"rtsw1": "pod1-leaf1", "rtsw2": "pod2-leaf1"}
-    spaces = {name_of.get(name, name): space for name, space in answers["fabric"].spaces.items()}
-    found = drafted(answers | {"fabric": replace(answers["fabric"], spaces=spaces)})
+    namespaces = {name_of.get(name, name): namespace for name, namespace in answers["fabric"].namespaces.items()}
+    found = drafted(answers | {"fabric": replace(answers["fabric"], namespaces=namespaces)})
     racks = found.tree["all"]["children"]["racks"]["children"]
     assert {rack: list(group["hosts"]) for rack, group in racks.items()} == {
         "rack-pod1-leaf1": ["host1", "host2", "pod1-leaf1"], "rack-pod2-leaf1": ["host3", "host4", "pod2-leaf1"],
@@ -362,10 +362,10 @@ def test_discover_draft_lists_its_gaps_at_its_head():
 def test_discover_contradicting_ends_are_no_cable():
     """If the two ends name different far ends, no cable is assumed. A switch that hears its own LLDP can cause this."""
     answers = answers_of(SOFT)
-    spaces = {name: dict(space) for name, space in answers["fabric"].spaces.items()}
+    namespaces = {name: dict(namespace) for name, namespace in answers["fabric"].namespaces.items()}
     port = {each: SOFT.topology.resolve(f"rtsw1:{each}").link.other("rtsw1") for each in ("ctsw1", "ctsw2")}
-    spaces["rtsw1"]["ip"] = spaces["rtsw1"]["ip"].replace(port["ctsw1"].mac, port["ctsw2"].mac)
-    gaps = opened(answers | {"fabric": replace(answers["fabric"], spaces=spaces)})
+    namespaces["rtsw1"]["ip"] = namespaces["rtsw1"]["ip"].replace(port["ctsw1"].mac, port["ctsw2"].mac)
+    gaps = opened(answers | {"fabric": replace(answers["fabric"], namespaces=namespaces)})
     assert {"rtsw1:ctsw1", "ctsw1:rtsw1"} & set(gaps)
 
 
@@ -397,13 +397,13 @@ def test_discover_silent_machine_is_open_and_the_others_are_drafted():
         "host2": Node(Unreachable("host2 does not answer: no route to host")),
         "host3": Node(""),
     }
-    result = live.query(nodes, lambda _said: None, silent=silent)
+    result = live.query(nodes, lambda _said: None, unreachable=silent)
     assert [machine.name for machine in result] == ["host1"]
-    actual = {one.place: one.what for one in draft(result, name="lab", silent=silent).gaps}
+    actual = {one.place: one.what for one in draft(result, name="lab", unreachable=silent).gaps}
     assert actual["host2"] == "was not queried: host2 does not answer: no route to host"
     assert "its stderr: sudo: a password is required" in actual["host3"]
     with pytest.raises(LabError, match="no machine answers"):
-        live.query({"host2": nodes["host2"]}, lambda _said: None, silent={})
+        live.query({"host2": nodes["host2"]}, lambda _said: None, unreachable={})
 
 
 def test_discover_rnics_outside_the_back_end_are_set_aside_and_reported():
@@ -481,8 +481,8 @@ def test_discover_two_equally_near_gpus_are_ambiguous():
 
 
 def test_discover_answer_is_split_into_its_sections():
-    reported = "@@ip\n[]\n@@ssh\nx\n@@space rtsw1\n@@ip\n[1]\n@@end\n"
-    assert split("a", reported) == Answers(own={"ip": "[]", "ssh": "x"}, spaces={"rtsw1": {"ip": "[1]"}})
+    reported = "@@ip\n[]\n@@ssh\nx\n@@namespace rtsw1\n@@ip\n[1]\n@@end\n"
+    assert split("a", reported) == Answers(own={"ip": "[]", "ssh": "x"}, namespaces={"rtsw1": {"ip": "[1]"}})
     with pytest.raises(LabError, match=r"host1: .*ends in its section 'ip'"):
         split("host1", "@@ip\n[")
 
