@@ -1,14 +1,15 @@
-"""Fit the model's parameters to fault-free runs of a lab, and say how far its predictions are off. Pure but for `load`.
+"""Fit the model's parameters to fault-free runs of a lab, and estimate its error. Pure except for `load`.
 
     calibration = fit({"20261127T...-ring": sample, ...}, conditions)
 
 The time of an iteration is linear in its features (`step_times.Features`): steps, messages, transfer and compute. The
-parameters are the non-negative least squares of the relative errors (Lawson and Hanson, 1974). Features that the runs
-do not tell apart are fitted together, in the ratio of the default parameters. The interval of a parameter is the 95 %
-percentile interval over bootstrap samples of runs (Efron and Tibshirani, 1993).
+parameters are fitted by non-negative least squares of the relative errors (Lawson and Hanson, 1974). Features whose
+effects the runs do not separate are fitted together, in the ratio of the default parameters. The interval of a
+parameter is the 95 % percentile interval over bootstrap samples of runs (Efron and Tibshirani, 1993).
 
-The band is what a next run's time is expected to deviate by: each run is predicted by the others alone, and the band
-contains 95 % of a Student distribution with that spread. It holds inside the range of the calibrating runs only.
+The band is the expected deviation of a further run from its prediction. Each run is predicted from the other runs; the
+band contains 95 % of a Student distribution with the spread of these errors. It is valid only within the range of the
+calibrating runs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ MIN_RUNS = 4
 LEVEL = 0.95
 _RESAMPLES = 200
 _CONDITION = 1e3
-"""Largest condition number of the scaled features that are fitted separately."""
+"""Maximum condition number of the scaled features up to which they are fitted separately."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,7 +72,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """The least and the greatest value of the calibrating runs."""
+    """The lowest and the highest value among the calibrating runs."""
 
     least: float
     most: float
@@ -96,8 +97,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of `calibration.json`.
 
     `alpha_ns`, `overhead_ns`, `rate` (share of the nominal capacity of links) and `compute_ns` (of one unit) are the
-    parameters; None: no run tells anything about it. `band` is relative: 0.14 is ±14 %. `together` names the features
-    that could not be told apart.
+    parameters; None: no run depends on it. `band` is relative: 0.14 is ±14 %. `together` names the features whose
+    effects could not be separated.
     """
 
     schema: Literal[1] = 1
@@ -127,7 +128,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit(samples: Mapping[str, Sample], conditions: Conditions, defaults: StepParameters) -> Calibration:
-    """Return the parameters that fit the runs best, by name of each run.
+    """Fit the parameters to fault-free runs.
+
+    `samples` has the name of each run as its key.
 
     Raises:
         UsageError: fewer than `MIN_RUNS` runs, or a time that is not above 0.
@@ -176,7 +179,7 @@ def fit(samples: Mapping[str, Sample], conditions: Conditions, defaults: StepPar
 
 _NAMES = ("alpha_ns", "overhead_ns", "rate", "compute_ns")
 _LEAST = 1e-3
-"""Least inverse of the rate: links are not more than a thousand times as fast as their nominal capacity."""
+"""Lower bound of the inverse of `rate`: no link is over a thousand times as fast as its nominal capacity."""
 _Groups = Sequence[tuple[int, ...]]
 
 
@@ -199,7 +202,7 @@ def _default_coefficients(defaults: StepParameters) -> Floats:
 
 
 def _separable(rows: Sequence[Sample], defaults: StepParameters) -> _Groups:
-    """Return the groups of features that the runs tell apart: the fewer, the less they do."""
+    """Return the groups of features whose effects the runs separate."""
     choices: tuple[_Groups, ...] = (
         ((0,), (1,), (2,), (3,)),
         ((0, 1), (2,), (3,)),
@@ -222,7 +225,7 @@ def _design(rows: Sequence[Sample], groups: _Groups, defaults: StepParameters) -
 
 
 def _solve(rows: Sequence[Sample], groups: _Groups, defaults: StepParameters) -> Floats:
-    """Return the coefficients in the order of `_NAMES`; those that no run has keep their default."""
+    """Return the coefficients in the order of `_NAMES`. A feature that no run has keeps its default coefficient."""
     factors, _ = optimize.nnls(_design(rows, groups, defaults), np.ones(len(rows)))
     coefficients = _default_coefficients(defaults)
     for group, factor in zip(groups, factors, strict=True):
@@ -254,7 +257,7 @@ def _range(values: Sequence[float]) -> Range:
 def outside(
     calibration: Calibration, *, ranks: int, size_bytes: int, qps: int, compute_units: float = 0.0
 ) -> tuple[str, ...]:
-    """Return in which ways a workload lies outside the range of a calibration, in words; empty if it does not."""
+    """Return a phrase for each property of a workload that is outside the range of a calibration."""
     reasons = []
     for value, known, words in (
         (ranks, calibration.ranks, lambda number: f"{number:g} ranks"),

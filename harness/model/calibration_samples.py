@@ -81,9 +81,9 @@ def run_features(run: Measurements, traffic: RankTraffic, parameters: StepParame
 
 
 def iteration_seconds(ranks: Sequence[RankSeries]) -> float | None:
-    """Return the median time of an iteration: from the end of one on the slowest rank to the end of the next.
+    """Return the median time between the ends of consecutive iterations, in s; an iteration ends on its slowest rank.
 
-    Returns None if fewer than two iterations finished on all ranks.
+    Return None if fewer than two iterations finished on all ranks.
     """
     by_rank = [sorted(rank.iterations, key=lambda step: step.index) for rank in ranks]
     count = min((len(steps) for steps in by_rank), default=0)

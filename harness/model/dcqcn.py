@@ -1,16 +1,16 @@
-"""DCQCN and PFC at one bottleneck: many settings at once, in time slots. Modelled. Pure.
+"""Simulate DCQCN and PFC at one bottleneck in time slots, for many settings at once. Modelled. Pure.
 
-N senders share a queue that marks packets with ECN by RED (Kmin, Kmax, Pmax). The receiver answers marks by CNPs, at
-most one for each flow and `cnp_s`. A sender cuts its rate by alpha / 2 and recovers by timer and byte counter in five
-fast steps, then additively, then faster (Zhu et al., Congestion Control for Large-Scale RDMA Deployments, SIGCOMM
-2015).
+N senders share a queue that marks packets with ECN by RED (Kmin, Kmax, Pmax). The receiver answers marks with CNPs, at
+most one per flow every `cnp_s`. On a CNP a sender cuts its rate by alpha / 2. It recovers by timer and byte counter:
+five fast steps, then additive and then hyper increase (Zhu et al., Congestion Control for Large-Scale RDMA Deployments,
+SIGCOMM 2015).
 
-Above `xoff_bytes` the queue's switch pauses the port that feeds it, until the queue is at `xon_bytes` again (PFC, IEEE
-802.1Qbb). The pause stops every flow on that port: a victim flow to an idle port loses the same share of its time,
-which is head-of-line blocking.
+When the queue exceeds `xoff_bytes`, its switch pauses the port that feeds it, until the queue has fallen to `xon_bytes`
+(PFC, IEEE 802.1Qbb). The pause stops every flow on that port. A victim flow to an idle port loses the same share of its
+time: head-of-line blocking.
 
-Rates of single flows swing: over windows of 1 ms they are not within 10 % of the fair share for N of 4 and more. Shares
-are therefore means over `WINDOW_S`.
+Rates of single flows oscillate: with 4 or more senders, their means over 1 ms are not within 10 % of the fair share.
+Shares are therefore means over `WINDOW_S`.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ MOST_SLOTS = 5_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """A bottleneck and its senders. Defaults: those of the paper's section 5, for 40 Gb/s.
+    """A bottleneck and its senders. The defaults are those of the paper's section 5, for 40 Gb/s.
 
     Attributes:
         flows: number of senders.
-        gbps: rate of the bottleneck and of each sender's link.
-        kmin_bytes, kmax_bytes: no mark below, every packet above; `pmax` just below `kmax_bytes`.
-        pmax: probability of a mark at `kmax_bytes`.
-        g: weight of a new alpha.
-        increase_mbps: step of the additive increase.
-        timer_s, counter_bytes: after each of them a sender raises its rate.
-        fast_steps: of recovery before the additive increase.
-        cnp_s: least time between two CNPs of a flow.
-        alpha_s: time after which alpha decays without a CNP.
-        rtt_s: from a mark to the sender's reaction.
-        mtu_bytes: of a packet.
-        xoff_bytes, xon_bytes: pause above, resume at; infinity: no PFC.
+        gbps: rate of the bottleneck and of each sender's link, in Gb/s.
+        kmin_bytes, kmax_bytes: queue below which no packet is marked, and above which every packet is.
+        pmax: probability of a mark just below `kmax_bytes`.
+        g: weight of a CNP in the moving average alpha.
+        increase_mbps: step of the additive increase, in Mb/s.
+        timer_s, counter_bytes: a sender raises its rate after this time, and after sending so many bytes.
+        fast_steps: number of fast recovery steps before the additive increase.
+        cnp_s: minimum time between two CNPs of a flow.
+        alpha_s: time without a CNP after which alpha decays.
+        rtt_s: time from a mark to the sender's reaction.
+        mtu_bytes: size of a packet.
+        xoff_bytes, xon_bytes: queue above which PFC pauses, and at which it resumes; infinity: no PFC.
     """
 
     flows: int
@@ -79,16 +79,16 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a setting leads to, over the last `WINDOW_S`.
+    """The result of a setting, over the last `WINDOW_S`.
 
     Attributes:
         least_share, most_share: mean rate of the slowest and the fastest flow, relative to the fair share.
-        jain: Jain's index of the mean rates.
-        utilisation: of the bottleneck.
-        queue_mean_bytes, queue_p99_bytes: of the queue.
-        paused: share of the time in which the feeding port is paused.
-        pauses_per_s: number of pauses.
-        fixed_point_bytes: queue of the fluid model; None: it has none.
+        jain: Jain's fairness index of the mean rates, 1 / flows to 1.
+        utilisation: utilisation of the bottleneck, 0 to 1.
+        queue_mean_bytes, queue_p99_bytes: mean and 99th percentile of the queue's length.
+        paused: share of the time in which the feeding port is paused, 0 to 1.
+        pauses_per_s: number of pauses per second.
+        fixed_point_bytes: queue at the fixed point of the fluid model; None: it has no fixed point.
     """
 
     settings: Settings
@@ -104,12 +104,12 @@ class Outcome:
 
     @property
     def victim_share(self) -> float:
-        """Share of its rate that a flow through the paused port to an idle port keeps (head-of-line blocking)."""
+        """Remaining share of the rate of a flow that enters by the paused port and leaves by an idle one, 0 to 1."""
         return 1 - self.paused
 
 
 def check(settings: Settings) -> None:
-    """Reject settings that no switch or RNIC can have.
+    """Reject invalid settings.
 
     Raises:
         UsageError: a value is invalid; the message names it.
@@ -180,7 +180,7 @@ class _Senders:
 def simulate(
     settings: Sequence[Settings], *, duration_s: float = 0.2, slot_s: float = 1e-6, seed: int = 1
 ) -> tuple[Outcome, ...]:
-    """Return the outcome of each setting; all are simulated together. Flows begin 2 ms after each other.
+    """Simulate all settings together and return the outcome of each. Flows begin 2 ms after each other.
 
     Raises:
         UsageError: settings that are invalid, or too many slots.

@@ -1,7 +1,7 @@
-"""Predict an experiment on a lab, without the lab: time of an iteration, of the whole job, and the busiest link. Pure.
+"""Predict an experiment without running it: time of an iteration, time of the whole job, and the busiest link. Pure.
 
-Nothing here judges. Each number is modelled; a fault's effect begins and ends with its window, and the time of
-convergence, of retransmission timers and of restarts is not in it.
+All numbers are modelled, and no verdict uses them. The effect of a fault begins and ends with its window. Times of
+routing convergence, retransmission timers and restarts are not included.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from faultbed.traffic.schedules import cost
 __all__ = ["DEFAULT_SCHEME", "Draw", "ExperimentPrediction", "Phase", "default_parameters", "lab_arrays", "predict"]
 
 DEFAULT_SCHEME = "ecmp"
-"""Scheme of an experiment that chooses none: BGP's ECMP."""
+"""Routing scheme of an experiment that names none: BGP's ECMP."""
 DRAWS = 20
 _IN_FLIGHT = 64
-"""Packets in flight of a queue pair: as many as rxe allows (rxe_param.h, RXE_INFLIGHT_SKBS_PER_QP_HIGH)."""
+"""Outstanding packets of a queue pair: the maximum of rxe (rxe_param.h, RXE_INFLIGHT_SKBS_PER_QP_HIGH)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """Values over draws of queue pair numbers: median, 5th and 95th percentile; equal if nothing is drawn."""
+    """Median, 5th and 95th percentile over random draws of queue pair numbers; all equal if nothing is drawn."""
 
     median: float
     low: float
@@ -58,15 +58,15 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """The job while the same faults are on.
+    """The workload while a certain set of faults is on.
 
     Attributes:
-        faults: names of the faults that are on; none: the fault-free job.
+        faults: names of the faults that are on; empty: none.
         iteration_s: time of an iteration; None for flows.
-        goodput_bps: payload that all flows together deliver; None for collectives and jobs.
+        goodput_bps: payload that all flows together deliver, in bits per second; None for collectives and jobs.
         worst_link: the busiest direction, the sender first; empty: no link has a known capacity.
-        worst_share: how busy it is while data are transferred, from 0 to 1.
-        mmr: maximum over mean of the bytes on the uplinks of each switch that has a choice.
+        worst_share: utilisation of that direction while data are transferred, 0 to 1.
+        mmr: maximum over mean of the bytes on a switch's uplinks; the largest over all switches that have a choice.
     """
 
     faults: tuple[str, ...]
@@ -84,12 +84,12 @@ class ExperimentPrediction:
     Attributes:
         routing: name of the routing scheme.
         ranks: number of ranks or flows.
-        size_bytes: of one collective, or of all phases of an iteration together; of a message for flows.
-        draws: sets of queue pair numbers.
-        phases: the fault-free job first, then one for each set of faults that are on together.
+        size_bytes: bytes of one collective, or of all phases of an iteration together; for flows, of a message.
+        draws: number of random draws of queue pair numbers.
+        phases: the workload without faults, then one phase for each set of faults that are on together.
         job_s: time of all iterations with the faults in their windows; None if the workload ends by its duration.
-        fault_free_s: the same without faults.
-        unknown: what the numbers leave out, in words.
+        fault_free_s: time of all iterations without faults; None as for `job_s`.
+        unknown: sentences about effects that the numbers do not include.
     """
 
     routing: str
@@ -109,7 +109,7 @@ class ExperimentPrediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """All that does not change while an experiment runs."""
+    """Values that stay the same during an experiment."""
 
     experiment: Experiment
     topology: Topology
@@ -122,13 +122,13 @@ class _Setting:
 
 
 def default_parameters(kind: LabKind) -> StepParameters:
-    """Return the parameters of a lab that nothing calibrated: those that choose an algorithm."""
+    """Return the parameters of a lab without a calibration: those by which `auto` chooses an algorithm."""
     link = cost.NETWORKS[kind].far
     return StepParameters(alpha_ns=link.alpha_ns, overhead_ns=link.overhead_ns)
 
 
 def lab_arrays(topology: Topology, kind: LabKind, rate_scale: float | None) -> LinkArrays:
-    """Return the directions of a lab's links and their nominal capacities."""
+    """Return the directions of a lab's links and their nominal capacities, in bytes per second."""
     network = cost.NETWORKS[kind]
     return link_arrays(
         topology,
@@ -148,19 +148,19 @@ def predict(
     draws: int = DRAWS,
     seed: int = 1,
 ) -> ExperimentPrediction:
-    """Predict a fitted experiment.
+    """Predict an experiment whose names were resolved on a lab.
 
     Args:
-        experiment: with names of this lab (`faultbed.harness.run.prepare.resolve`).
+        experiment: the experiment, with names of this lab (`faultbed.harness.run.prepare.resolve`).
         faults: its faults, planned on this lab.
         inventory: the lab.
-        parameters: of the lab, calibrated or default.
+        parameters: the lab's parameters, calibrated or default.
         failed: names of links that carry nothing during the whole experiment.
-        draws: sets of queue pair numbers for routing schemes that hash.
-        seed: of the draws.
+        draws: number of random draws of queue pair numbers, for routing schemes that hash.
+        seed: seed of the draws.
 
     Raises:
-        ConfigError: the experiment has something that the model does not know; the message names its path.
+        ConfigError: the experiment uses something that the model does not support; the message names its path.
     """
     topology = inventory.topology
     fabric = experiment.fabric
@@ -223,7 +223,7 @@ def _work(setting: _Setting) -> RankTraffic | Flow:
 
 
 def _refuse_unmodelled(setting: _Setting, name: str, faults: Sequence[PlannedFault]) -> None:
-    """Reject what the model cannot compute. It has one path and one window for each queue pair."""
+    """Reject schemes that spread a queue pair over paths: the model has one path and one window per queue pair."""
     if scheme_named(name).is_per_packet and (traits_of(setting.kind).is_emulated or faults):
         raise UsageError(
             f"fabric.routing: {name} sends the packets of one queue pair over several paths, and the model of losses "
@@ -245,7 +245,7 @@ def _refuse_compute(setting: _Setting, effects: Mapping[str, Effect]) -> None:
 
 
 def _windows(faults: Sequence[PlannedFault]) -> list[tuple[float, tuple[str, ...]]]:
-    """Return (begin in s, names of the faults that are on) of each span between two edges, in order."""
+    """Return (begin in s, names of the faults that are on) for each span between begins and ends of faults."""
     edges = sorted({edge for fault in faults for edge in (fault.at_s, fault.ends_s)})
     return [
         (begin, tuple(fault.spec.name for fault in faults if fault.at_s <= begin < fault.ends_s)) for begin in edges
@@ -255,7 +255,7 @@ def _windows(faults: Sequence[PlannedFault]) -> list[tuple[float, tuple[str, ...
 def _job_time(
     iteration_s: Mapping[tuple[str, ...], float], windows: Sequence[tuple[float, tuple[str, ...]]], iterations: int
 ) -> float:
-    """Return when a job ends whose iterations take another time while faults are on."""
+    """Return the time at which a job ends, in s, if its iterations take another time while faults are on."""
     left, now = float(iterations), 0.0
     on: tuple[str, ...] = ()
     for begin, names in windows:
@@ -331,7 +331,7 @@ def _iteration(setting: _Setting, state: FabricState, traffic: RankTraffic, path
 
 
 def _slowest(topology: Topology, state: FabricState, ranks: Sequence[str]) -> float:
-    """Return the share of its speed that the slowest GPU of the ranks has; all others wait for it."""
+    """Return the remaining share of the speed of the ranks' slowest GPU, 0 to 1; all other ranks wait for it."""
     shares = [1.0]
     for rank in ranks:
         host, _, name = rank.partition(":")
@@ -341,7 +341,7 @@ def _slowest(topology: Topology, state: FabricState, ranks: Sequence[str]) -> fl
 
 
 def _refuse_cut(state: FabricState, rnics: Sequence[str], faults: Sequence[str]) -> None:
-    for link in state.cut_hosts:
+    for link in state.cut_host_links:
         rnic = ":".join(link.split(":")[1:])
         if rnic in rnics:
             raise UsageError(
@@ -351,7 +351,7 @@ def _refuse_cut(state: FabricState, rnics: Sequence[str], faults: Sequence[str])
 
 
 def _with_losses(paths: Paths, state: FabricState) -> Paths:
-    """Return paths on which the queue pairs that lose packets load each link by what they send again, too."""
+    """Return paths whose loads on the links include the retransmissions of queue pairs that lose packets."""
     if not state.goodput:
         return paths
     return {pair: tuple(_lossy(path, state.goodput) for path in of_pair) for pair, of_pair in paths.items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Literal
 
 import numpy as np
@@ -25,30 +24,35 @@ from faultbed.testbed.suggestions import hint
 
 __all__ = ["FabricState", "drained_links", "effect_of", "goodput_share", "state_of"]
 
-_PER_BIT = 1 / 8
+_BYTES_PER_BIT = 1 / 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FabricState:
     """A fabric and its links while some faults are on.
 
+    A link has two directions, numbered as in `arrays`.
+
     Attributes:
         fabric: switches with a routing scheme, without failed links.
-        arrays: capacity of each direction.
-        goodput: share of a queue pair's goodput that remains, by the number of a direction that loses packets.
-        compute: share of a GPU's speed that remains, by its name (`host1:gpu0`).
-        cut_hosts: names of links to RNICs that carry nothing.
+        arrays: capacity of each direction in bytes per second.
+        goodput: remaining share of a queue pair's goodput, 0 to 1, by the number of a direction that loses packets.
+        compute: remaining share of a GPU's speed, 0 to 1, by its name (`host1:gpu0`).
+        cut_host_links: names of links between an RNIC and its switch that carry nothing.
     """
 
     fabric: Fabric
     arrays: LinkArrays
     goodput: dict[int, float] = field(default_factory=dict)
     compute: dict[str, float] = field(default_factory=dict)
-    cut_hosts: frozenset[str] = frozenset()
+    cut_host_links: frozenset[str] = frozenset()
 
 
 def goodput_share(share: float, in_flight: int) -> float:
-    """Return the upper bound of relative goodput under go-back-N, with `in_flight` packets per queue pair."""
+    """Return an upper bound of goodput under go-back-N, relative to goodput without loss.
+
+    `share` of the packets is lost; each queue pair has `in_flight` packets outstanding.
+    """
     return (1 - share) / (1 - share + in_flight * share)
 
 
@@ -70,10 +74,14 @@ def effect_of(fault: PlannedFault, where: str) -> Effect:
 
 
 def drained_links(topology: Topology, names: Sequence[str]) -> frozenset[str]:
-    """Return the links between switches that a maintenance of these switches or links takes out of use.
+    """Return the names of the links between switches that are out of use while `names` are drained.
+
+    Args:
+        topology: the lab's topology.
+        names: switches, or links between switches, given from either end.
 
     Raises:
-        UsageError: a name is that of neither; the message begins with `--drain`.
+        UsageError: a name is neither; the message begins with `--drain`.
     """
     failed: set[str] = set()
     known = {link.name for link in topology.uplinks} | {f"{link.b.node}:{link.a.node}" for link in topology.uplinks}
@@ -99,9 +107,22 @@ def state_of(
     faults: Sequence[tuple[PlannedFault, Effect]],
     in_flight: int,
 ) -> FabricState:
-    """Return the state of a fabric with failed links and faults; `in_flight`: packets of a queue pair."""
+    """Return the state of a fabric while links have failed and faults are on.
+
+    Args:
+        topology: the lab's topology.
+        scheme: the routing scheme without faults.
+        routing: parameters of the routing scheme.
+        arrays: capacity of each direction without faults, in bytes per second.
+        failed: names of links between switches that are out of use.
+        faults: faults that are on at the same time, each with its effect (`effect_of`).
+        in_flight: outstanding packets of a queue pair.
+
+    Raises:
+        UsageError: the target of a fault is chosen only at run time, or is no port although its effect needs one.
+    """
     cut = frozenset(failed)
-    cut_hosts: set[str] = set()
+    cut_host_links: set[str] = set()
     for fault, effect in faults:
         if fault.candidates:
             raise UsageError(
@@ -110,8 +131,11 @@ def state_of(
             )
         links = _cut_by(topology, fault, effect)
         cut |= {link.name for link in links if link.is_uplink}
-        cut_hosts |= {link.name for link in links if not link.is_uplink}
-    chosen = reduce(_attracted, (_link_of(fault) for fault, effect in faults if effect.attracts), scheme)
+        cut_host_links |= {link.name for link in links if not link.is_uplink}
+    chosen = scheme
+    for fault, effect in faults:
+        if effect.attracts:
+            chosen = _attracted(chosen, _link_of(fault))
     capacity = arrays.capacity.copy()
     goodput: dict[int, float] = {}
     compute: dict[str, float] = {}
@@ -121,8 +145,8 @@ def state_of(
             compute[name] = compute.get(name, 1.0) * effect.compute
         if effect.rate_bps is not None or effect.load_bps or effect.lost:
             number = _direction(arrays, fault, effect.direction)
-            rate = math.inf if effect.rate_bps is None else effect.rate_bps * _PER_BIT
-            capacity[number] = max(0.0, np.minimum(capacity[number], rate) - effect.load_bps * _PER_BIT)
+            rate = math.inf if effect.rate_bps is None else effect.rate_bps * _BYTES_PER_BIT
+            capacity[number] = max(0.0, np.minimum(capacity[number], rate) - effect.load_bps * _BYTES_PER_BIT)
             if effect.lost:
                 goodput[number] = goodput.get(number, 1.0) * goodput_share(effect.lost, in_flight)
     return FabricState(
@@ -130,11 +154,12 @@ def state_of(
         arrays=replace(arrays, capacity=capacity),
         goodput=goodput,
         compute=compute,
-        cut_hosts=frozenset(cut_hosts),
+        cut_host_links=frozenset(cut_host_links),
     )
 
 
 def _cut_by(topology: Topology, fault: PlannedFault, effect: Effect) -> list[Link]:
+    """Return the links that carry nothing while a fault is on."""
     if effect.cuts == "nothing":
         return []
     if fault.target.link is not None:
@@ -150,9 +175,9 @@ def _link_of(fault: PlannedFault) -> Link:
 
 
 def _direction(arrays: LinkArrays, fault: PlannedFault, direction: Literal["to", "from"]) -> int:
-    """Return the number of the direction towards a target, or coming from it.
+    """Return the number of the direction in which packets go to a fault's target, or come from it.
 
-    A switch port stands for the node that it faces: the switch sends towards it.
+    If the target is a switch port, packets "to" it leave the switch through the port.
     """
     link = _link_of(fault)
     towards = link.a.node if fault.target.kind == "rnic" else fault.target.node
@@ -160,7 +185,7 @@ def _direction(arrays: LinkArrays, fault: PlannedFault, direction: Literal["to",
 
 
 def _attracted(scheme: Scheme, link: Link) -> Scheme:
-    """Return the scheme in which a switch sends over one uplink all that could take it."""
+    """Return a scheme in which the switch at end a of `link` sends over it all packets for which it is a next hop."""
 
     def choose(choice: Choice) -> Shares:
         if choice.switch == link.a.node and link in choice.alive:

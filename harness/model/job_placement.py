@@ -1,12 +1,12 @@
-"""Where to put the ranks of a job: policies, and what each makes cross racks and zones. Pure.
+"""Place the ranks of a job on RNICs by a policy, and compute the bytes that then cross racks and zones. Pure.
 
     packed     ranks in the order of the inventory
-    layered    the dimension that sends most within hosts, then racks, then zones; the one that sends least across
-    min-cut    layered, improved by exchanging ranks while fewer bytes cross zones, then racks, then hosts
-    random     a permutation that is drawn
+    layered    the dimension that sends most stays within hosts; the next ones within racks, within zones, across zones
+    min-cut    layered, then ranks are exchanged as long as fewer bytes cross zones, then racks, then hosts
+    random     a random permutation
 
 Min-cut is a local search over exchanges of two ranks (Kernighan and Lin, "An efficient heuristic procedure for
-partitioning graphs", 1970), from the layered order and from drawn ones: good, and not proven to be the best.
+partitioning graphs", 1970) that starts from the layered order and from random ones. Its result need not be optimal.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ __all__ = ["POLICIES", "Crossing", "Policy", "crossing", "placed", "spares"]
 Policy = Literal["random", "packed", "min-cut", "layered"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 _STARTS = 4
-"""Drawn orders from which min-cut also searches."""
+"""Number of random orders from which min-cut starts, besides the layered one."""
 _TIERS = (0.0, 1.0, 1e3, 1e6)
-"""Cost of a byte within a host, between hosts of a rack, racks of a zone, and zones: a byte of the next tier counts
-more than anything that an exchange could save below."""
+"""Cost of a byte within a host, between hosts of a rack, between racks of a zone, and between zones. A saved byte of a
+higher tier outweighs everything in the tiers below."""
 _REFUSED = 1e9
-"""Cost of a byte within a host where the fabric does not carry it (`refuse_local`)."""
+"""Cost of a byte within a host if the lab cannot carry data between two RNICs of one host (`is_local_refused`)."""
 _SAVED = 1e-9
-"""Share of the cost that an exchange must save; less is rounding."""
+"""Minimum share of the cost that an exchange must save; smaller savings are rounding errors."""
 
 Matrix = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """What a placement sends in an iteration, in bytes.
+    """The bytes that cross racks and zones in an iteration.
 
-    `zones` are the dimensions of which some group sends from zone to zone.
+    `zones` names the dimensions of the job's grid that have a group which sends between zones.
     """
 
     zones: tuple[str, ...]
@@ -52,7 +52,7 @@ class Crossing:
 
 
 def crossing(topology: Topology, traffic: JobTraffic, rnics: Sequence[str]) -> Crossing:
-    """Return what crosses racks and zones if the ranks are on these RNICs, in rank order."""
+    """Return the bytes that cross racks and zones if rank i is on `rnics[i]`."""
     place = _places(topology, [*rnics] * traffic.ranks_per_rnic)
     zone_bytes = rack_bytes = 0.0
     zones = []
@@ -67,14 +67,14 @@ def crossing(topology: Topology, traffic: JobTraffic, rnics: Sequence[str]) -> C
 def placed(
     policy: Policy, topology: Topology, traffic: JobTraffic, rnics: Sequence[str], *, seed: int, is_local_refused: bool
 ) -> tuple[str, ...]:
-    """Return the RNIC of each rank by a policy; with several ranks on an RNIC, the order repeats.
+    """Return the RNIC of each rank by a policy. If RNICs have several ranks each, the order of RNICs repeats.
 
     Args:
-        policy: how to place.
+        policy: `packed`, `layered`, `min-cut` or `random`.
         topology: the lab.
-        traffic: what the ranks send.
-        rnics: RNICs to choose from, at least as many as the job needs. What is left over is free for spares.
-        seed: of what is drawn.
+        traffic: the traffic of the job.
+        rnics: RNICs to choose from, at least as many as the job needs.
+        seed: seed of random orders.
         is_local_refused: whether the lab cannot carry data between two RNICs of one host.
     """
     count = prod(size for _, size in traffic.grid) // traffic.ranks_per_rnic
@@ -102,7 +102,7 @@ def _places(topology: Topology, rnics: Sequence[str]) -> list[tuple[str, str, st
 
 
 def _order_in(topology: Topology) -> Callable[[str], tuple[int, ...]]:
-    """Return a sort key of RNICs: neighbours in a host, then in a rack and in a zone stand together."""
+    """Return a sort key that groups RNICs by zone, rack and host."""
     zones: dict[str, int] = {}
     racks: dict[str, int] = {}
     key: dict[str, tuple[int, ...]] = {}
@@ -114,7 +114,7 @@ def _order_in(topology: Topology) -> Callable[[str], tuple[int, ...]]:
 
 
 def _layered(traffic: JobTraffic, order: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return ranks along the dimensions, the one that sends most first, on neighbours in `order`."""
+    """Return the RNIC of each rank: groups of the dimension that sends most are neighbours in `order`, and so on."""
     if traffic.ranks_per_rnic > 1:  # the order of RNICs repeats, so that the last dimension is on one RNIC already
         return tuple(order[:count])
     sent = {name: sum(pairs.values()) for name, pairs in bytes_by_dimension(traffic).items()}
@@ -132,7 +132,7 @@ def _layered(traffic: JobTraffic, order: Sequence[str], count: int) -> tuple[str
 
 
 def _sent(traffic: JobTraffic, places: int) -> Matrix:
-    """Return the bytes between each two RNICs of the job, in both directions together; free places send nothing."""
+    """Return the bytes between each pair of places, both directions added; a free place sends nothing."""
     count = prod(size for _, size in traffic.grid) // traffic.ranks_per_rnic
     sent = np.zeros((places, places))
     for pairs in bytes_by_dimension(traffic).values():
@@ -163,7 +163,7 @@ def _total(sent: Matrix, cost: Matrix, at: npt.NDArray[np.int64]) -> float:
 
 
 def _exchanged(sent: Matrix, cost: Matrix, start: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Exchange the places of two ranks while that saves cost, the best exchange of each rank first."""
+    """Exchange the places of two ranks as long as that reduces the cost; for each rank, the best exchange is made."""
     at = start.copy()
     least = _total(sent, cost, at) * _SAVED
     improved = True
@@ -184,7 +184,7 @@ def _exchanged(sent: Matrix, cost: Matrix, start: npt.NDArray[np.int64]) -> npt.
 
 
 def spares(topology: Topology, ranks: Sequence[str], rnics: Sequence[str]) -> tuple[str, ...]:
-    """Return the RNICs that a placement leaves free, those next to most of its ranks first."""
+    """Return the RNICs that a placement leaves free, sorted by how many of its ranks are near."""
     used, order = _places(topology, ranks), topology.rnic_names
     hosts = {host for _, _, host in used}
 

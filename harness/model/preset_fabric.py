@@ -1,10 +1,10 @@
-"""Fabrics of tens of thousands of GPUs as arrays: racks in zones, spines, an aggregation above. Model only. Pure.
+"""Fabrics of tens of thousands of GPUs as arrays: racks in zones, spines, and an aggregation tier. Modelled. Pure.
 
-Every GPU has an RNIC at its rack switch (RTSW). An RTSW has one uplink to every spine (CTSW) of its zone, a CTSW has
-one to every aggregation switch (ATSW) of its plane: an ATSW has one link to the CTSW of the same number in each zone.
-The taper is the capacity below a CTSW, divided by that of its uplinks.
+Every GPU has an RNIC at its rack switch (RTSW). An RTSW has one uplink to every spine (CTSW) of its zone. The CTSWs
+with the same number in each zone form a plane; each has one uplink to every aggregation switch (ATSW) of its plane. The
+taper is the capacity of the links below a CTSW divided by the capacity of its uplinks.
 
-The numbers of racks in a zone differ between Meta's publications: 192 (24,576 GPUs, The Llama 3 Herd of Models, arXiv
+Meta's publications differ in the number of racks in a zone: 192 (24,576 GPUs, The Llama 3 Herd of Models, arXiv
 2407.21783), and 252, 208 and 256 in talks about the design of 32,000 GPUs.
 """
 
@@ -23,7 +23,7 @@ from faultbed.testbed.suggestions import hint
 __all__ = ["HOPS", "PRESETS", "Hops", "PresetFabric", "preset_named"]
 
 HOPS = 6
-"""Links of the longest path: RNIC, RTSW, CTSW, ATSW, CTSW, RTSW each send on one."""
+"""Number of links of the longest path: RNIC, RTSW, CTSW, ATSW, CTSW, RTSW, RNIC."""
 GPUS_PER_RACK = 16
 
 Hops = npt.NDArray[np.int32]
@@ -32,7 +32,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetFabric:
-    """The size of a fabric. All links run at `gbps`, but the uplinks of CTSWs have what the taper leaves them."""
+    """The size of a fabric. All links run at `gbps`, except a CTSW's uplinks, whose total capacity the taper limits."""
 
     name: str
     zones: int
@@ -50,7 +50,7 @@ class PresetFabric:
 
     @property
     def uplinks_of_ctsw(self) -> int:
-        """Uplinks of a CTSW: as many links of full speed as the taper leaves, at least one, unless given."""
+        """Number of uplinks of a CTSW: as given, or the number of full-speed links under the taper, at least one."""
         return self.atsws or max(1, round(self.racks / self.taper))
 
     @property
@@ -73,13 +73,13 @@ class PresetFabric:
         return np.repeat([per_link] * 4 + [above] * 2, self._sizes)
 
     def hops(self, src: Numbers, dst: Numbers, *, up: Numbers, above: Numbers) -> Hops:
-        """Return the directions that flows cross, shape (flows, HOPS); -1: none.
+        """Return the numbers of the directions that flows cross, shape (flows, HOPS); shorter paths are padded with -1.
 
         Args:
-            src: number of the sending GPU of each flow.
-            dst: number of the receiving GPU.
-            up: CTSW that the sender's RTSW chooses, from 0 to `ctsws` - 1.
-            above: ATSW that this CTSW chooses if the receiver is in another zone.
+            src: number of the sending GPU of each flow, shape (flows,).
+            dst: number of the receiving GPU, shape (flows,).
+            up: CTSW that the sender's RTSW chooses, 0 to `ctsws` - 1, shape (flows,).
+            above: ATSW that this CTSW chooses if the receiver is in another zone, shape (flows,).
         """
         first = np.concatenate(([0], np.cumsum(self._sizes)))[:-1]
         near, far = src // self.gpus_per_rack, dst // self.gpus_per_rack
@@ -96,7 +96,7 @@ class PresetFabric:
         return hops
 
     def hashed_hops(self, src: Numbers, dst: Numbers, rng: np.random.Generator) -> Hops:
-        """Return the directions of flows whose switches choose at random, as a hash of the queue pair does."""
+        """Return the directions that flows cross if each switch picks a random next hop, like an ECMP hash does."""
         flows = len(src)
         return self.hops(
             src,
@@ -106,7 +106,7 @@ class PresetFabric:
         )
 
     def pinned_hops(self, src: Numbers, dst: Numbers) -> Hops:
-        """Return the directions of flows under the scheme `pinned`: the receiver's slice of its rack chooses."""
+        """Return the directions that flows cross under scheme `pinned`: the receiver's place in its rack decides."""
         piece = dst % self.gpus_per_rack
         return self.hops(src, dst, up=piece % self.ctsws, above=piece % self.uplinks_of_ctsw)
 

@@ -1,12 +1,14 @@
-"""Check the queues of a lab's QoS profile by arithmetic: headroom for a pause, and marks before pauses. Modelled. Pure.
+"""Compute whether the buffers of a lab's QoS profile fit: headroom for a pause, and ECN before PFC. Modelled. Pure.
 
-After a switch has sent a pause, the far end goes on for the pause's way, its own reaction and the packet that it has
-begun; what is on the wire arrives, too. The headroom must hold all of it, or packets of a lossless priority are lost:
+After a switch has sent a pause, packets still arrive: those on the wire, those sent before the pause reached the far
+end and took effect there, and the packet that the far end had begun. Without headroom for all of them, packets of a
+lossless priority are lost:
 
     2 x propagation x rate + reaction + 2 MTU        (IEEE 802.1Qbb, annex O; reaction: up to 60 quanta of 512 bits)
 
 A port may fill the shared pool up to a dynamic threshold: with n busy ports, pool x 2^alpha / (1 + n 2^alpha)
-(Choudhury and Hahne, 1998). If Kmax is above it, the port pauses before it has marked what DCQCN needs to slow down.
+(Choudhury and Hahne, 1998). If Kmax is above that threshold, the port pauses before DCQCN gets enough marks to slow
+down.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ __all__ = ["findings", "headroom_bytes", "pause_threshold_bytes"]
 METRES_PER_S = 2e8
 """Speed of light in fibre."""
 REACTION_BITS = 60 * 512
-"""The most that a port may take from the arrival of a pause to its last bit (IEEE 802.1Qbb, 60 pause quanta)."""
+"""Maximum number of bits that a port sends after a pause has arrived (IEEE 802.1Qbb, 60 pause quanta)."""
 
 
 def headroom_bytes(*, gbps: float, mtu: int, cable_m: float) -> float:
-    """Return the least headroom of a port, in bytes.
+    """Return the headroom that a port needs, in bytes.
 
     Raises:
         UsageError: a value is not above 0, or the cable's length is negative.
@@ -39,7 +41,7 @@ def headroom_bytes(*, gbps: float, mtu: int, cable_m: float) -> float:
 
 
 def pause_threshold_bytes(*, pool_bytes: float, alpha: int, busy_ports: int) -> float:
-    """Return up to which queue a port does not pause, with so many busy ports on one pool."""
+    """Return the length of a queue, in bytes, above which its port pauses, if `busy_ports` ports share the pool."""
     factor = 2.0**alpha
     return pool_bytes * factor / (1 + busy_ports * factor)
 
@@ -47,7 +49,7 @@ def pause_threshold_bytes(*, pool_bytes: float, alpha: int, busy_ports: int) -> 
 def findings(
     inventory: Inventory, *, cable_m: float, pool_bytes: float | None, busy_ports: int
 ) -> tuple[InventoryFinding, ...]:
-    """Return what is wrong with the queues of a lab's QoS profile.
+    """Return the problems of the buffers in a lab's QoS profile.
 
     Raises:
         UsageError: the lab has no QoS profile, or a value is invalid.

@@ -1,7 +1,7 @@
 """Predict the load that a job puts on a fabric's links under each routing scheme, before anything runs.
 
-A static scheme has one prediction. Under a scheme that hashes, the load depends on the queue pair numbers: its
-prediction is a distribution over random draws of these numbers. Fidelity: modelled.
+For a static scheme, the prediction is one number. For a scheme that hashes, the load depends on the queue pair numbers,
+and the prediction is a distribution over random draws of them. Fidelity: modelled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class JobTraffic:
         grid: (dimension, size), fastest first.
         phases: the collectives, each with its algorithm.
         qps_per_peer: queue pairs for each pair of ranks; they share its bytes evenly.
-        ranks_per_rnic: ranks of each RNIC. The order of RNICs repeats.
+        ranks_per_rnic: number of ranks on each RNIC; rank i is on RNIC i modulo the number of RNICs.
     """
 
     grid: tuple[tuple[str, int], ...]
@@ -67,7 +67,7 @@ class JobTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Values over draws: mean and the 1st and 99th percentile. All three are equal where nothing is drawn."""
+    """Mean, 1st and 99th percentile over random draws; all three are equal if nothing is drawn."""
 
     mean: float
     p1: float
@@ -79,10 +79,10 @@ class SchemePrediction:
     """How evenly a job loads the links under one scheme.
 
     Attributes:
-        scheme: its name.
-        draws: number of draws; 1 for a static scheme.
-        uplinks: MMR of what each switch sends up, by switch.
-        tiers: MMR over the spines of a tier (`ctsw`, `atsw`), by tier.
+        scheme: name of the scheme.
+        draws: number of random draws; 1 for a static scheme.
+        uplinks: MMR of the bytes on a switch's uplinks, by switch.
+        tiers: MMR of the bytes through the switches of a tier (`ctsw`, `atsw`), by tier.
     """
 
     scheme: str
@@ -138,10 +138,10 @@ def bytes_by_dimension(traffic: JobTraffic) -> dict[str, dict[tuple[int, int], f
 
 
 def flows_of(traffic: JobTraffic, rnics: Sequence[str], rng: np.random.Generator) -> list[Flow]:
-    """Return one flow for each queue pair between ranks on RNICs, with an iteration's bytes and numbers from `rng`.
+    """Return one flow for each queue pair, with the bytes of an iteration and a random queue pair number.
 
-    Phases share the queue pairs between two ranks, so they share flows. Flows between ranks on one RNIC are among
-    them; they cross no link between switches.
+    Phases share the queue pairs between two ranks, so they share flows. Flows between ranks on one RNIC are included;
+    they cross no link between switches.
     """
     ranks = [*rnics] * traffic.ranks_per_rnic
     sent: dict[tuple[int, int], float] = {}
@@ -163,7 +163,7 @@ def flows_of(traffic: JobTraffic, rnics: Sequence[str], rng: np.random.Generator
 
 
 def demands_of(flows: Iterable[Flow]) -> dict[Key, float]:
-    """Return the bytes of each source RNIC and destination host, by which traffic engineering places flows."""
+    """Return the bytes by (source RNIC, destination host), the key by which traffic engineering places flows."""
     demands: dict[Key, float] = {}
     for flow in flows:
         key = flow.src, flow.dst.partition(":")[0]
@@ -186,11 +186,11 @@ def predict(
     Args:
         topology: the lab.
         ranks: RNICs in rank order, each once.
-        traffic: what they send.
+        traffic: the traffic of the job.
         schemes: parameters by the scheme's name; those of `te` are computed from the traffic and the failed links.
         failed: names of links that carry nothing.
-        draws: sets of queue pair numbers for schemes that hash.
-        seed: of the draws.
+        draws: number of random draws of queue pair numbers, for schemes that hash.
+        seed: seed of the draws.
 
     Raises:
         UsageError: no such scheme, link, collective or algorithm; or a rank that cannot reach another one.
@@ -203,7 +203,7 @@ def predict(
             placement = place(topology, demands_of(flows_of(traffic, ranks, rng)), failed=failed)
             parameters = replace(routing, uplinks=placement.uplink)
         fabric = Fabric.of(topology, scheme, parameters, failed=failed)
-        # A static scheme hashes the flows of a failed next hop, so its load depends on the draws, too.
+        # Even a static scheme hashes the flows of a failed next hop, so that its load depends on the draws.
         rounds = 1 if fabric.scheme.is_static and not failed else draws
         loads = [offered_load(fabric, flows_of(traffic, ranks, rng)) for _ in range(rounds)]
         predictions.append(

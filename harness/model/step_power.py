@@ -1,8 +1,8 @@
 """The electrical power of a training job over time, from the watts of its phases. Modelled. Pure.
 
-Compute, communication, checkpoint and restart draw different power. All GPUs of a job do the same at the same time, so
-that their dips add up: the supply of a building sees ramps of tens of megawatts. The trace has a sample for each
-`sample_s`; a ramp is limited by how fast a GPU changes its power (`rise_s`).
+Compute, communication, checkpoint and restart draw different power. All GPUs of a job go through the same phases at the
+same time, so that their dips add up: the supply of a building sees ramps of tens of megawatts. The trace has a sample
+every `sample_s` seconds. A GPU changes its power within about `rise_s`, which limits the ramps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Phase = Literal["compute", "collective", "checkpoint", "restart"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watts:
-    """Power of one GPU in each phase (W), and the time in which it changes (s)."""
+    """Power of one GPU in each phase, in W; `rise_s` is the time constant of a change, in s."""
 
     compute: float
     collective: float
@@ -45,18 +45,18 @@ class Watts:
 
 
 H100_WATTS = Watts(compute=680.0, collective=420.0, checkpoint=230.0, restart=110.0)
-"""An H100 SXM of 700 W: an estimate between its limit and its idle power. `measured_watts` takes measured ones."""
+"""Estimates for an H100 SXM of 700 W, between its idle power and its limit. `measured_watts` replaces them."""
 
 Interval = tuple[Phase, float]
 """A phase and its length in s."""
 MOST_SAMPLES = 5_000_000
 _FIRST_EVENT = 2
-"""Number of the first phase that is no part of a step."""
+"""Index of the first phase that is an interruption and not part of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PowerTrace:
-    """Power of all GPUs together (W), shape (samples,), one every `sample_s`; `phases` has the phase of each."""
+    """Power of all GPUs together, in W: one sample every `sample_s`, shape (samples,). `phases` has their phases."""
 
     watts: Floats
     phases: npt.NDArray[np.int8]
@@ -81,9 +81,9 @@ class PowerTrace:
         return float(np.abs(np.diff(self.watts)).max()) / self.sample_s / 1e6
 
     def spectrum(self) -> tuple[Floats, Floats]:
-        """Return frequencies in Hz and their amplitudes in MW, of the steps before the first interruption.
+        """Return frequencies in Hz and their amplitudes in MW.
 
-        A checkpoint or a restart is one event, and not a line of the spectrum.
+        Only the steps before the first checkpoint or restart are used: a single event is no line of a spectrum.
         """
         events = np.flatnonzero(self.phases >= _FIRST_EVENT)
         steady = self.watts[: int(events[0])] if events.size and events[0] else self.watts
@@ -129,7 +129,7 @@ def power_trace(intervals: Sequence[Interval], watts: Watts, *, gpus: int, sampl
 
 
 def dips_by_phase(trace: PowerTrace) -> dict[Phase, float]:
-    """Return how far the power falls below its compute level in each phase that occurs (MW)."""
+    """Return the largest drop of the power below its compute level, in MW, for each phase that occurs."""
     names = get_args(Phase)
     level = np.percentile(trace.watts[trace.phases == 0], 90) if (trace.phases == 0).any() else trace.watts.max()
     return {
@@ -147,16 +147,19 @@ def step_power(
     checkpoint_s: float = 5.0,
     restart_s: float = 30.0,
 ) -> PowerTrace:
-    """Return the power of a job: steps, a checkpoint, steps, a restart, steps. Communication does not overlap."""
+    """Return the power of a job: steps, a checkpoint, steps, a restart, steps.
+
+    Communication is assumed not to overlap with compute.
+    """
     one: list[Interval] = [("compute", step.compute_s), ("collective", step.pp_s + step.dp_s)]
     intervals = [*one * steps, ("checkpoint", checkpoint_s), *one * steps, ("restart", restart_s), *one * steps]
     return power_trace(intervals, watts, gpus=step.gpus)
 
 
 def measured_watts(levels: Mapping[str, float], defaults: Watts = H100_WATTS) -> Watts:
-    """Return the watts of each phase as a real GPU drew them, by its name; a phase that is missing keeps its default.
+    """Return `defaults` with the measured power of phases, in W by phase; other phases keep their default.
 
-    `faultbed.harness.analysis.power.dips.levels` has them from NVML's samples.
+    `faultbed.harness.analysis.power.dips.levels` computes such levels from NVML's samples.
 
     Raises:
         UsageError: a level is negative or not finite.

@@ -1,13 +1,13 @@
-"""The time of an iteration of ranks that exchange messages in steps: max-min rates, and a latency a step. Pure.
+"""Model the time of an iteration in which ranks exchange messages in steps: latency, and max-min fair rates. Pure.
 
-In a step, ranks that exchange data with each other form a component. Its queue pairs progress together, because a rank
-enters the next step only when it has all data of this one. A component is therefore one *unit* of
+The ranks that exchange data with each other in a step form a component. Its queue pairs progress together, because a
+rank enters the next step only when it has all data of this one. A component is therefore one *unit* of
 `faultbed.testbed.routing.max_min`, whose weights are its bytes on each link. Components of the same step share links by
-max-min fairness. With `dqplb` a pair of ranks moves data from slow queue pairs to fast ones, so that each queue pair
-has its own rate, and the pair has their sum.
+max-min fairness. With `dqplb` a pair of ranks moves data from slow queue pairs to fast ones. Each queue pair is then a
+unit with its own rate, and the rate of the pair of ranks is their sum.
 
-A step takes alpha + o (m - 1) + the transfer, as in `faultbed.traffic.schedules.cost`, with m the most messages of one
-rank. That model has no links: with one component and links only at the ranks, both models are equal.
+A step takes alpha + o (m - 1) + transfer time, as in `faultbed.traffic.schedules.cost`; m is the largest number of
+messages of one rank. That model has no links. With one component, and links only at the ranks, both models are equal.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ Paths = Mapping[Pair, Sequence[Path]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParameters:
-    """The parameters of a lab: latency of a step, of each further message, share of link capacity, time of computing.
+    """The parameters of a lab.
 
-    `compute_ns` is the time of one unit of `compute_units`; None: not known.
+    `alpha_ns` is the latency of a step, `overhead_ns` the time of each further message in it, and `rate` the usable
+    share of a link's nominal capacity. `compute_ns` is the time of one unit of `compute_units`; None: unknown.
     """
 
     alpha_ns: float
@@ -45,9 +46,10 @@ class StepParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """What an iteration is made of along its longest chain of steps; its time is linear in these numbers.
+    """Steps, messages, transfer and compute of an iteration along its longest chain of steps.
 
-    `transfer_s` is the time of the transfers at the whole capacity of every link.
+    The time of the iteration is linear in these numbers. `transfer_s` is the time of the transfers if every link has
+    its nominal capacity.
     """
 
     steps: int = 0
@@ -56,13 +58,13 @@ class Features:
     compute_units: float = 0.0
 
     def seconds(self, parameters: StepParameters) -> float:
-        """Return the time with these parameters. Compute whose time is not known takes none."""
+        """Return the time of an iteration in s. If `compute_ns` is unknown, the time does not include compute."""
         communication = self.steps * parameters.alpha_ns + self.messages * parameters.overhead_ns
         compute = self.compute_units * (parameters.compute_ns or 0.0)
         return (communication + compute) / 1e9 + self.transfer_s / parameters.rate
 
     def after(self, earlier: Features) -> Features:
-        """Return this chain of steps behind an earlier one."""
+        """Return the features of a chain of steps that runs `earlier` and then this one."""
         return Features(
             steps=self.steps + earlier.steps,
             messages=self.messages + earlier.messages,
@@ -73,7 +75,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IterationCost:
-    """An iteration's features, and the bytes that it puts on each link, shape (links,)."""
+    """The features of an iteration, and its bytes on each link, shape (links,)."""
 
     features: Features
     link_bytes: Floats
@@ -81,7 +83,7 @@ class IterationCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Component:
-    """Ranks that exchange data in a step: bytes by pair, and the most messages that one rank sends or receives."""
+    """Ranks that exchange data in a step: bytes by pair, and the largest number of messages of one rank."""
 
     members: tuple[int, ...]
     sent: Mapping[Pair, int]
@@ -98,19 +100,19 @@ def iteration_cost(
     balances: bool = False,
     compute_units: float = 0.0,
 ) -> IterationCost:
-    """Return what an iteration of `programs` costs.
+    """Return the features of an iteration of `programs`, and its bytes on each link.
 
     Args:
-        programs: of each rank, in rank order (`faultbed.traffic.schedules.programs`).
-        paths: of the queue pairs of each pair of ranks; the pair's bytes are cut evenly among them.
-        capacity: of each link, bytes per second, shape (links,).
-        parameters: they decide which chain of steps is the longest.
+        programs: the program of each rank, in rank order (`faultbed.traffic.schedules.programs`).
+        paths: the path of each queue pair, by pair of ranks; the queue pairs share the pair's bytes evenly.
+        capacity: capacity of each link in bytes per second, shape (links,).
+        parameters: parameters that decide which chain of steps is the longest.
         item_bytes: bytes of an element.
-        balances: queue pairs of a pair of ranks take over each other's data (`dqplb`).
+        balances: whether queue pairs of a pair of ranks take over each other's data (`dqplb`).
         compute_units: work of each rank before its first step.
 
     Raises:
-        UsageError: data cross a link without capacity.
+        UsageError: data crosses a link whose capacity is 0.
     """
     times_of = _balanced_times if balances else _transfer_times
     clocks = [Features(compute_units=compute_units)] * len(programs)
@@ -175,7 +177,7 @@ def _components(sent: Mapping[Pair, tuple[int, int]], qps: Mapping[Pair, int]) -
 
 
 def _transfer_times(components: Sequence[_Component], paths: Paths, capacity: Floats) -> list[float]:
-    """Return how long each component transfers its bytes, if all begin together and each is one unit."""
+    """Return the transfer time of each component in s, if all begin together and each is one unit."""
     entries = [
         (number, at, size / len(paths[pair]) * part)
         for number, component in enumerate(components)
@@ -187,7 +189,7 @@ def _transfer_times(components: Sequence[_Component], paths: Paths, capacity: Fl
 
 
 def _balanced_times(components: Sequence[_Component], paths: Paths, capacity: Floats) -> list[float]:
-    """Return how long each component transfers its bytes, if each queue pair is a unit and carries what it can."""
+    """Return the transfer time of each component in s, if each of its queue pairs is a unit (`dqplb`)."""
     owners = [
         (number, pair, path)
         for number, component in enumerate(components)

@@ -1,14 +1,16 @@
 """The time of a training step of a large language model on a preset fabric. Modelled. Pure.
 
-Tensor parallelism (TP) stays in a host, pipeline stages (PP) pass activations on, data parallel groups (DP) reduce
-gradients and gather parameters. A step of M micro-batches over P stages with V chunks each takes
+Tensor parallel groups (TP) exchange data within a host, pipeline stages (PP) send activations to the next stage, and
+data parallel groups (DP) reduce gradients and gather parameters. A step of M micro-batches over P stages with V chunks
+each takes
 
     micro-batch x (M + (P - 1) / V)        (1F1B, interleaved for V > 1: Narayanan et al., SC 2021, section 2.2.2)
 
-plus the communication that does not overlap with compute. How much overlaps depends on the framework, so the step is
-bounded from both sides: all of it overlaps, or none.
+plus the communication that does not overlap with compute. How much overlaps depends on the framework, so the result is
+a lower bound (all of it overlaps) and an upper bound (none does).
 
-A DP ring is one unit of `max_min`: its ranks wait for each other. Each pair of stages is a unit of its own.
+A DP ring is one unit of `faultbed.testbed.routing.max_min`, because its ranks wait for each other. Each pair of GPUs in
+neighbouring stages is a unit of its own.
 """
 
 from __future__ import annotations
@@ -38,18 +40,18 @@ __all__ = [
 
 Placement = Literal["ordered", "random"]
 NVLINK_BYTES_PER_S = 450e9
-"""NVLink of an H100 in one direction, from the data sheet."""
+"""NVLink bandwidth of an H100 in one direction, from its data sheet."""
 ALPHA_S = 12e-6
 """Latency of a step of a ring between hosts (`faultbed.traffic.schedules.cost`)."""
 _GRADIENT_BYTES, _PARAMETER_BYTES, _ACTIVATION_BYTES = 4, 2, 2
 """FP32 gradients, BF16 parameters and activations (The Llama 3 Herd of Models, section 3.3.2)."""
 _TP_EXCHANGES = 4
-"""All-reduces a layer and micro-batch: two forward, two backward (Shoeybi et al. 2019)."""
+"""Number of all-reduces per layer and micro-batch: two forward, two backward (Shoeybi et al. 2019)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """A transformer: parameters, layers, width of the hidden state, tokens in a sequence."""
+    """A transformer: number of parameters and layers, width of the hidden state, tokens in a sequence."""
 
     parameters: float
     layers: int
@@ -62,7 +64,7 @@ LLAMA3_405B = TrainedModel(parameters=405e9, layers=126, hidden=16384, sequence=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a job is divided: sizes of TP, PP and DP groups, micro-batches of one sequence, chunks of a stage.
+    """The division of a job: sizes of TP, PP and DP groups, number of micro-batches in a step, chunks of a stage.
 
     Ranks are ordered [TP, PP, DP], TP fastest.
     """
@@ -80,28 +82,28 @@ class Layout:
 
     @property
     def bubble(self) -> float:
-        """The idle time of the pipeline, in micro-batches."""
+        """Idle time of the pipeline (bubble), in units of a micro-batch's time."""
         return (self.pp - 1) / self.chunks
 
 
 PUBLISHED = Layout(dp=64, micro_batches=32)
 PUBLISHED_TFLOPS = 430.0
-"""The job on 8,192 GPUs and its BF16 TFLOP/s on each (The Llama 3 Herd of Models, table 4)."""
+"""The published job on 8,192 GPUs, and the BF16 TFLOP/s of each GPU (The Llama 3 Herd of Models, table 4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTime:
-    """A predicted step (s).
+    """A predicted step. Times are in s.
 
     Attributes:
-        micro_batch_s: compute of one micro-batch in one stage, forward and backward, with TP.
-        compute_s: compute of all micro-batches, with the bubble.
-        tp_s: exchanges within a host for all micro-batches; a part of `compute_s` if that was calibrated.
-        pp_s: activations and gradients between stages, if nothing overlaps.
-        dp_s: reduce-scatter of gradients and all-gather of parameters, if nothing overlaps.
+        micro_batch_s: compute time of one micro-batch in one stage, forward and backward, TP exchanges included.
+        compute_s: compute time of all micro-batches, the bubble included.
+        tp_s: time of the TP exchanges of all micro-batches; included in `compute_s` if that was calibrated.
+        pp_s: time to send activations and gradients between stages, if nothing overlaps.
+        dp_s: time of the reduce-scatter of gradients and the all-gather of parameters, if nothing overlaps.
         dp_bytes_per_s: rate of each DP ring.
-        worst_link_share: load of the busiest direction above the racks during DP, relative to its capacity.
-        flops: of the model in a step.
+        worst_link_share: utilisation of the busiest direction above the racks during DP, 0 to 1.
+        flops: FLOPs of the model in a step.
         gpus: number of GPUs.
     """
 
@@ -117,16 +119,16 @@ class StepTime:
 
     @property
     def least_s(self) -> float:
-        """The step if all communication overlaps with compute."""
+        """Time of the step if all communication overlaps with compute."""
         return max(self.compute_s, self.pp_s, self.dp_s)
 
     @property
     def most_s(self) -> float:
-        """The step if no communication overlaps with compute."""
+        """Time of the step if no communication overlaps with compute."""
         return self.compute_s + self.pp_s + self.dp_s
 
     def tflops(self, seconds: float) -> float:
-        """Return the TFLOP/s of each GPU in a step that takes so long."""
+        """Return the TFLOP/s of each GPU if the step takes `seconds`."""
         return self.flops / seconds / self.gpus / 1e12
 
 
@@ -161,14 +163,15 @@ def step_time(
     """Return the time of a step.
 
     Args:
-        model: what is trained.
-        layout: how it is divided.
-        fabric: where.
-        micro_batch_s: compute of one micro-batch in one stage, measured (`calibrated_micro_batch_s`) or from FLOPs.
-        placement: ranks in the order of the GPUs, or hosts at random.
-        qps: queue pairs between two GPUs.
-        scheme: routing scheme; `ecmp` draws the path of each queue pair.
-        seed: of placement and paths.
+        model: the model that is trained.
+        layout: the division of the job.
+        fabric: the fabric that the job runs on.
+        micro_batch_s: compute time of one micro-batch in one stage, from a measured step (`calibrated_micro_batch_s`)
+            or from FLOPs.
+        placement: ranks in the order of the GPUs, or on random hosts.
+        qps: number of queue pairs between two GPUs.
+        scheme: routing scheme; `ecmp` draws a random path for each queue pair.
+        seed: seed of placement and paths.
 
     Raises:
         UsageError: the job does not fit the fabric, or the micro-batch's time is not a number above 0.
@@ -184,7 +187,7 @@ def step_time(
         pairs = np.repeat(src, qps), np.repeat(dst, qps)
         return fabric.pinned_hops(*pairs) if scheme == "pinned" else fabric.hashed_hops(*pairs, rng)
 
-    # DP: the ranks of a (pipeline stage, TP rank) form a ring; each sends to the next.
+    # DP: the ranks with the same pipeline stage and TP rank form a ring, in which each sends to the next.
     ring = np.broadcast_to(ranks[0].ravel(), (layout.dp, layout.pp * layout.tp)).ravel()
     following = np.roll(ranks, -1, axis=0).ravel()
     loads = _unit_loads(ring, hops(gpus, gpus[following]), qps, units=layout.pp * layout.tp)
@@ -218,7 +221,7 @@ def _pipeline_s(
     bytes_of_transfer: float,
     qps: int,
 ) -> float:
-    """Return how long all transfers between stages take, if none overlaps: forward and backward, for every chunk."""
+    """Return the time of all transfers between stages in s, forward and backward, if none overlaps."""
     if layout.pp == 1:
         return 0.0
     sending, receiving = gpus[ranks[:, :-1].ravel()], gpus[ranks[:, 1:].ravel()]
@@ -228,7 +231,7 @@ def _pipeline_s(
 
 
 def _unit_loads(unit_of_pair: Numbers, hops: Hops, qps: int, *, units: int) -> Loads:
-    """Return the loads of units, of which each pair of GPUs sends one byte on `qps` queue pairs together."""
+    """Return the loads of units in which each pair of GPUs sends one byte, divided among its `qps` queue pairs."""
     used = hops >= 0
     unit = np.repeat(np.repeat(unit_of_pair, qps), used.sum(axis=1))
     return merged(unit, hops[used], 1 / qps, units=units)
@@ -240,7 +243,7 @@ def _flops(model: TrainedModel, layout: Layout) -> float:
 
 
 def calibrated_micro_batch_s(model: TrainedModel, layout: Layout, *, tflops: float, exposed_s: float = 0.0) -> float:
-    """Return the time of a micro-batch from a measured step, given as TFLOP/s of each GPU.
+    """Return the compute time of a micro-batch in s from a measured step, given as TFLOP/s of each GPU.
 
     `exposed_s` is the communication of that step that did not overlap with compute.
 

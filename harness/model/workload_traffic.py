@@ -1,4 +1,4 @@
-"""What the ranks of a workload send in an iteration, and the paths of their queue pairs. Pure."""
+"""The traffic of a workload's ranks in an iteration, and the paths of their queue pairs. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MOST_FLOWS = 50_000
-"""Most queue pairs whose paths are computed one by one: some seconds on one core."""
+"""Maximum number of queue pairs: computing their paths one by one takes some seconds on one core."""
 
 _FIRST_QPN, _LAST_QPN = 17, 0xFFFFFF
 _BALANCING = "dqplb"
@@ -48,8 +48,8 @@ _BALANCING = "dqplb"
 class RankTraffic:
     """The ranks of a workload and their programs for an iteration.
 
-    `ranks` has the RNIC of each rank. `qps` is the number of queue pairs to each peer; `balances`: they take over each
-    other's data. `iterations` is None if the workload ends by its duration.
+    `ranks` has the RNIC of each rank. `qps` is the number of queue pairs to each peer, and `balances` whether they take
+    over each other's data. `iterations` is None if the workload ends by its duration.
     """
 
     ranks: tuple[str, ...]
@@ -68,7 +68,7 @@ class RankTraffic:
 
 
 def workload_in(planned: Mapping[str, Any]) -> Workload | None:
-    """Return the workload of a plan or of recorded measurements; None if it is none of the kinds that are modelled."""
+    """Return the workload of a plan or of recorded measurements; None if the model does not support its kind."""
     types: dict[str, type[Workload]] = {"collective": Collective, "grid": Job, "flow": Flow}
     kind = next((types[name] for name in types if name in planned), None)
     try:
@@ -78,10 +78,10 @@ def workload_in(planned: Mapping[str, Any]) -> Workload | None:
 
 
 def rank_traffic(workload: Workload, lab: FabricModel) -> RankTraffic:
-    """Return what the ranks of a collective or a job send in an iteration.
+    """Return the traffic of a collective's or a job's ranks in an iteration.
 
     Raises:
-        UsageError: the model has no such workload, or the workload does not fit the lab.
+        UsageError: the model does not support the workload, or the workload does not fit the lab.
     """
     if isinstance(workload, Collective):
         places, _, programs = collective.fit(lab, collective_spec(workload))
@@ -172,7 +172,7 @@ def recorded_paths(
     arrays: LinkArrays,
     nodes: Mapping[tuple[str, str], Sequence[Sequence[str]]],
 ) -> Paths:
-    """Return the paths that a run's queue pairs had; `nodes` are those of each, by (source RNIC, destination RNIC).
+    """Return the paths that a run's queue pairs had; `nodes` has the nodes of each by (source RNIC, destination RNIC).
 
     Raises:
         UsageError: the run has no path of some pair of ranks.
@@ -188,6 +188,6 @@ def recorded_paths(
 
 
 def _on_host(src: str, dst: str) -> list[tuple[str, ...]]:
-    """Return the path of data that stay on one host, which no switch reports."""
+    """Return the path of data between two RNICs of one host, which no switch reports."""
     host = src.partition(":")[0]
     return [(host,)] if host == dst.partition(":")[0] else []
