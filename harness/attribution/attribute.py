@@ -6,7 +6,7 @@ findings can be scored against them (`faultbed.harness.attribution.confusion`).
 
 How each cause is recognised:
 
-    link-down      a carrier was lost at an end of a link; at all links of one node, the node is named
+    link-down      a carrier was lost at an end of a link; if all links of a node lost theirs, the node is named
     control-plane  TCP sessions of the switches were closed without a lost carrier: the switch common to all of them;
                    or only routes to one switch's prefixes changed
     mtu            a switch had packets that it could neither send nor fragment
@@ -20,8 +20,8 @@ How each cause is recognised:
                    was throttled
     gpu-error      a GPU's driver wrote errors (XID events) to the kernel log
     lost-rank      a flight recorder ends before the others (`faultbed.harness.attribution.stalls`)
-    hung-rank      the engine of one host did not run for a while in which the others did
-    host-reboot    counters that a host's kernel keeps from boot on are lower than before
+    hung-rank      the engine of one host did not run for at least 1 s, while the others did
+    host-reboot    kernel counters of a host, which only rise between boots, are lower than before
     late-receives  RNICs of one host reported to their peers that no receive was posted (RNR)
     slow-storage   ranks on running hosts waited for data or checkpoints much longer than usual in this run
     low-memory     programs of one host waited for memory
@@ -57,7 +57,7 @@ def attribute(run: Measurements, flights: Sequence[Flight] = (), trips: Sequence
     deltas = {node: names for node, names in deltas.items() if node not in {finding.name for finding in rebooted}}
     down = network_causes.carriers(blind.topology, deltas)
     control = [] if down else network_causes.control_plane(blind.topology, deltas) or network_causes.withdrawn(blind)
-    hung = host_causes.stood_still(blind, down)
+    hung = host_causes.hung_ranks(blind, down)
     findings = [*rebooted, *down, *control, *hung, *host_causes.lost_rank(blind, flights)]
     late = host_causes.late_receives(blind, deltas)
     findings += network_causes.packets(blind, deltas, [*findings, *late])

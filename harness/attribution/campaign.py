@@ -25,11 +25,11 @@ AT_S, FOR_S, DURATION_S = 6, 3, 16
 _SIZE_BYTES = 256 << 10
 """Size of the all-to-all. `experiment` rounds it down, so that every block has whole four-byte elements."""
 _LONGER_S = {"host.memory-pressure": 14, "host.cpu-steal": 6, "congestion.late-receives": 8}
-"""Durations of kinds that need more than `FOR_S`: memory is taken gradually (30 MiB per second on a busy machine), CPU
-pressure takes seconds to be reported, and a rank has eight receives posted ahead."""
+"""Durations of kinds that need more than `FOR_S`: memory is allocated gradually (30 MiB/s on a busy machine), the
+kernel reports CPU pressure after seconds, and a rank has eight receives posted in advance."""
 _COMPUTELESS_BYTES = 16 << 10
 _COMPUTELESS = frozenset({"congestion.late-receives"})
-"""Kinds that need a job without compute: otherwise late receives are posted before they are needed."""
+"""Kinds that need a job without a compute phase. During one, even a late receive is posted before its data arrives."""
 
 _PlaceClass = Literal["link", "rnic", "host", "gpu", "switch", "rtsw"]
 _Range = tuple[float, float]
@@ -112,7 +112,7 @@ def labels(topology: Topology, *, lab_kind: LabKind, seed: int, places: int, pro
 
 
 def in_turn(runs: Iterable[Label]) -> list[Label]:
-    """Interleave the kinds: one run of each, then a second one of each, so that an early end leaves out no kind."""
+    """Interleave the kinds: one run of each, then a second run of each, so that an early end omits no kind."""
     by_kind: dict[str | None, list[Label]] = {}
     for label in runs:
         by_kind.setdefault(label.kind, []).append(label)
@@ -178,7 +178,7 @@ def _places(topology: Topology) -> dict[_PlaceClass, list[str]]:
 
 
 def _drawn(rng: random.Random, allowed: str | _Range) -> str | float:
-    """Return a value drawn from a range: a whole number if its lower end is one. A text is returned unchanged."""
+    """Return a value drawn from a range, an integer if the range's lower end is one. A text is returned unchanged."""
     if isinstance(allowed, str):
         return allowed
     low, high = allowed

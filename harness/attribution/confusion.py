@@ -49,9 +49,11 @@ class Truth:
 class Score:
     """Counts over runs.
 
-    `found` of the faults were named, `missed` were not. `correct` of the confident findings name a fault, `false` do
-    not: one finding can name two faults at one place, and two can name one.
-    `matrix` maps (true place, named place) to runs of at most one fault; `right` of those are correct.
+    Attributes:
+        found, missed: number of faults that a confident finding named, or did not.
+        correct, false: number of confident findings that name a fault, or none. These differ from `found`: one finding
+            can name two faults at one place, and two findings can name one fault.
+        matrix: number of runs with at most one fault, by (true place, named place); `right` of them are correct.
     """
 
     runs: int
@@ -85,8 +87,8 @@ def truths_of(run: Measurements) -> tuple[Truth, ...]:
 def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterable[Sequence[Trip]] = ()) -> Score:
     """Attribute each run blind, and score it against its faults. Runs with an unproven fault are left out.
 
-    So are those with an error of the harness: in one that ended before its faults, nothing is found, which is right
-    by no merit.
+    Runs with an error of the harness are left out, too. If such a run ended before its faults, finding nothing would
+    count as correct.
 
     `probes` are the probes of each run, in the same order; runs beyond its end have none.
     """

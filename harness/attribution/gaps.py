@@ -35,8 +35,8 @@ _STRAY = 0.02
 def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other: Match | None) -> Match | None:
     """Return the most likely link of the loss, or `other` if the gaps do not contradict it or are too few.
 
-    `other` is the best match by all signs. It rests on more evidence than gaps and NAKs if these barely separate the
-    links.
+    `other` is the best match by all signs, timers and duplicates included. If gaps and NAKs barely separate the links,
+    that is the better evidence.
     """
     gaps, naks = (
         {end: round(count) for (sign, end), count in signs.counts.items() if sign == kind and count}
@@ -79,7 +79,7 @@ def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other:
 def match_lost_in_switch(run: Measurements, signs: Signs, switch: str) -> tuple[Link, float] | None:
     """Return the outgoing link on which a switch most likely lost packets, and its probability; None without evidence.
 
-    It must be known that packets were lost in this switch: then one gap, NAK or dead queue pair is enough.
+    Call it only if packets are known to have been lost in this switch: one gap, NAK or dead queue pair is then enough.
     """
     gaps, naks = (
         {end: round(count) for (sign, end), count in signs.counts.items() if sign == kind and count}

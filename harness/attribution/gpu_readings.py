@@ -1,8 +1,8 @@
 """Health of GPUs, as runs and preflights have read it, and the thresholds that each GPU has reached. Pure.
 
-The newest reading of a GPU's registers replaces all earlier ones: an error that made it a GPU to drain is gone after
-its reset. An XID event is in no register. Only a newer run that followed the host's kernel log, and saw none, replaces
-it: a preflight does not read XIDs.
+The newest reading of a GPU's registers replaces all earlier ones, because a reset clears errors. XID events are not in
+registers but in the kernel log. They are replaced only by a newer run that followed the kernel log and saw none; a
+preflight does not read XIDs.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def readings_of_run(
         run: its measurements.
         origin: name of the run.
         at: when it began. The readings are of its end, which may be hours later.
-        drills: read runs with injected faults as well, but not the GPUs that one of those faults explains.
-        rehearsal: read all of it as if nothing had been injected.
+        drills: read runs with injected faults as well, except GPUs whose readings one of those faults explains.
+        rehearsal: read everything as if nothing had been injected.
     """
     if run.faults and not (drills or rehearsal):
         return ()
@@ -110,7 +110,7 @@ def readings_of_preflight(content: Any, topology: Topology, *, origin: str, at: 
 def newest(readings: Iterable[GpuReading], *, now: datetime) -> dict[str, GpuReading]:
     """Return the newest state of each GPU, by its name: the newest registers and the newest events that are known.
 
-    The date of a reading from the future is wrong. It counts as older than all others, so that it hides no breach.
+    A reading dated in the future has a wrong date. It counts as the oldest, so that it hides no breach.
     """
     state: dict[str, GpuReading] = {}
     for reading in sorted(readings, key=lambda reading: (reading.at <= now + CLOCK_ERROR, reading.at)):

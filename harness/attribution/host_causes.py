@@ -23,19 +23,19 @@ __all__ = [
     "busy",
     "gpu_errors",
     "gpu_events",
+    "hung_ranks",
     "late_receives",
     "lost_rank",
     "low_memory",
     "rebooted",
     "slow",
-    "stood_still",
     "storage",
 ]
 
 _LONG_WAIT_RATIO = 5
-"""A wait for storage is long from this multiple of the usual one."""
-_STORAGE_OF_MOST_RANKS, _STORAGE_OF_FEWER_RANKS = 0.75, 0.6
-"""Confidence that storage is the cause if most ranks waited long, and if fewer did."""
+"""A wait for storage is long if it exceeds this multiple of the median wait."""
+_STORAGE_CONFIDENCE_MOST_RANKS, _STORAGE_CONFIDENCE_FEWER_RANKS = 0.75, 0.6
+"""Confidence that storage is the cause if at least half of the ranks waited long, and if fewer did."""
 _HANG_NS = 1_000_000_000
 """Minimum standstill of a hung rank. Other work on the machine can cause shorter ones."""
 _HUNG_CONFIDENCE = 0.9
@@ -52,19 +52,19 @@ class _CpuWait(NamedTuple):
 
 
 _BUSY_HOST = (_CpuWait(ratio=1.5, share_of_run=0.3), _CpuWait(ratio=1.3, share_of_run=0.6))
-"""Either is enough. The second one is for runs in which all hosts wait, for example with probes.
+"""Either condition is enough. The second one is for runs in which all hosts wait, for example with probes.
 
-For comparison: the holder of a fault alone causes a ratio of 1.3 and a share of 0.2 on an emulated host.
+Measured on an emulated host: the process that holds a fault causes a ratio of 1.3 and a share of 0.2 by itself.
 """
 _BUSY_CONFIDENCE = 0.45
 _STALLED_US = 200_000
-"""Minimum excess wait for memory of a host that is short of it."""
-_SHORT_CONFIDENCE = 0.8
+"""A host is short of memory if its programs waited this much longer for memory than those of the median host."""
+_LOW_MEMORY_CONFIDENCE = 0.8
 _RNR_NAKS_SENT = "send_rnr_err"
 _LEAST_RNR_NAKS = 3
 """Number of RNR NAKs from which a host's receives count as late."""
-_LATE_CONFIDENCE = 0.85
-_HOLDS = {"power_capped_us": "its power limit", "thermal_slowdown_us": "heat", "power_brake_us": "a power brake"}
+_LATE_RECEIVES_CONFIDENCE = 0.85
+_CLOCK_LIMITS = {"power_capped_us": "its power limit", "thermal_slowdown_us": "heat", "power_brake_us": "a power brake"}
 """Counters of a GPU's clocks (faultbed.testbed.node.gpu.nvml) and their meaning. Not yet run on hardware."""
 
 
@@ -98,7 +98,7 @@ def slow(run: Measurements, deltas: Deltas) -> list[Attribution]:
             f"since iteration {rank.since}"
         )
         throttling = (f"{rank.host}: {gpu} was throttled {throttled[rank.host, gpu]} times" for gpu in gpus)
-        evidence = (words, *throttling, *_held_back(rank.host, deltas))
+        evidence = (words, *throttling, *_clock_limits(rank.host, deltas))
         name = f"{rank.host}:{gpus[0]}" if gpus else _only_gpu(run.topology, rank.host)
         by_host[rank.host] = Attribution(
             cause="slow-rank", place="gpu", name=name, confidence=0.95 if gpus else 0.75, evidence=evidence
@@ -115,15 +115,15 @@ def slow(run: Measurements, deltas: Deltas) -> list[Attribution]:
     return list(by_host.values())
 
 
-def _held_back(host: str, deltas: Deltas) -> Iterator[str]:
+def _clock_limits(host: str, deltas: Deltas) -> Iterator[str]:
     """Yield what limited the clocks of a host's GPUs, by NVML.
 
     This is evidence, not a finding: under load, every GPU is limited a little.
     """
     for name, held_us in deltas.get(host, {}).items():
         gpu, _, reason = name.partition(".")
-        if reason in _HOLDS and held_us > 0:
-            yield f"{host}: {gpu} was held back by {_HOLDS[reason]} for {held_us / 1e6:.1f} s"
+        if reason in _CLOCK_LIMITS and held_us > 0:
+            yield f"{host}: {gpu} was held back by {_CLOCK_LIMITS[reason]} for {held_us / 1e6:.1f} s"
 
 
 def gpu_errors(run: Measurements) -> list[Attribution]:
@@ -158,11 +158,11 @@ def _gpu_at(topology: Topology, host: str, address: str) -> str:
     return host
 
 
-def stood_still(run: Measurements, down: Sequence[Attribution]) -> list[Attribution]:
+def hung_ranks(run: Measurements, down: Sequence[Attribution]) -> list[Attribution]:
     """Return hosts whose engine stood still while the others ran.
 
-    A standstill of several engines at once does not count: the machine below their VMs causes it. A host whose link was
-    down is left out, because its engine waits for the kernel, which waits for its RNIC.
+    Time in which several engines stood still at once does not count: the machine that runs their VMs causes it. A host
+    whose link was down is left out: its engine waits in the kernel for the RNIC.
     """
     cut_off = {link.b.node for link in run.topology.links if any(down_link.name == link.name for down_link in down)}
     findings = []
@@ -192,7 +192,7 @@ def _overlap_ns(standstill: Standstill, other: Standstill) -> int:
 
 
 def storage(run: Measurements) -> list[Attribution]:
-    """Return the storage of the job, if ranks on running hosts waited for it much longer than usual."""
+    """Return a finding about the job's storage if ranks waited for it much longer than usual while their hosts ran."""
     host = (run.workload.get("storage") or {}).get("host")
     lengths_ns = [step.end_ns - step.start_ns for rank in run.series for step in rank.iterations]
     if not host or not lengths_ns:
@@ -213,12 +213,15 @@ def storage(run: Measurements) -> list[Attribution]:
     if not waited:
         return []
     # Slow storage may also show on few ranks: a waiting rank keeps the others from requesting data.
-    sure = _STORAGE_OF_MOST_RANKS if len(waited) >= len(run.series) / 2 else _STORAGE_OF_FEWER_RANKS
-    return [Attribution(cause="slow-storage", place="storage", name=host, confidence=sure, evidence=tuple(evidence))]
+    most_waited = len(waited) >= len(run.series) / 2
+    confidence = _STORAGE_CONFIDENCE_MOST_RANKS if most_waited else _STORAGE_CONFIDENCE_FEWER_RANKS
+    return [
+        Attribution(cause="slow-storage", place="storage", name=host, confidence=confidence, evidence=tuple(evidence))
+    ]
 
 
 def _storage_waits(run: Measurements) -> dict[str, list[tuple[int, int]]]:
-    """Return (rank, ns) of every wait for storage, by what the rank waited for."""
+    """Return every wait for storage as (rank, ns), grouped by what the rank waited for."""
     waits: dict[str, list[tuple[int, int]]] = {"the data of an iteration": [], "a checkpoint": []}
     for rank in run.series:
         for step in rank.iterations:
@@ -240,8 +243,11 @@ def _awake_ns(run: Measurements, rank: int, start_ns: int, end_ns: int) -> int:
     )
 
 
-def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Attribution]:
-    """Return a host whose programs wait for its CPUs, with low confidence: a rank with more work looks the same."""
+def busy(run: Measurements, deltas: Deltas, explained: set[str]) -> list[Attribution]:
+    """Return a host whose programs wait for its CPUs, unless it is in `explained`: hosts with another finding.
+
+    The confidence is low, because a rank with more work looks the same.
+    """
     waits = {
         host: sum(
             ns for name, ns in deltas.get(host, {}).items() if name.startswith("cpu") and name.endswith(".wait_us")
@@ -253,7 +259,7 @@ def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Attribution
     worst = max(waits, key=lambda host: waits[host])
     usual_us = float(np.median([us for host, us in waits.items() if host != worst]))
     beyond_us, run_us = waits[worst] - usual_us, (run.end_ns - run.t0_ns) / 1e3
-    if worst in known or not any(
+    if worst in explained or not any(
         waits[worst] >= busy_host.ratio * usual_us and beyond_us > busy_host.share_of_run * run_us
         for busy_host in _BUSY_HOST
     ):
@@ -274,7 +280,7 @@ def late_receives(run: Measurements, deltas: Deltas) -> list[Attribution]:
             cause="late-receives",
             place="rank",
             name=host,
-            confidence=_LATE_CONFIDENCE,
+            confidence=_LATE_RECEIVES_CONFIDENCE,
             evidence=(f"{host}: sent {count:,} RNR NAKs, because no receive was posted",),
         )
         for host, count in sent.items()
@@ -294,7 +300,7 @@ def low_memory(run: Measurements, deltas: Deltas) -> list[Attribution]:
             cause="low-memory",
             place="rank",
             name=host,
-            confidence=_SHORT_CONFIDENCE,
+            confidence=_LOW_MEMORY_CONFIDENCE,
             evidence=(f"{host}: programs waited {us / 1e6:.2f} s for memory, on most hosts {usual_us / 1e6:.2f} s",),
         )
         for host, us in stalled.items()

@@ -17,15 +17,15 @@ from faultbed.testbed.model.topology import Link, Topology
 __all__ = ["carriers", "control_plane", "packets", "withdrawn"]
 
 _AWAY = frozenset({"hung-rank", "host-reboot"})
-"""Causes by which a host no longer answers its peers."""
+"""Causes that explain why a host does not answer its peers."""
 _LEAST_LIKENESS = 0.5
 """Minimum similarity of a link's queue pairs to the dead ones."""
 _SOMEWHERE = 0.4
-"""Confidence in a loss that the counters show, at a place that they cannot separate from others."""
+"""Confidence in a loss that the counters show but cannot locate."""
 _CANDIDATES = 6
 """Number of queue pairs that are listed as candidates for one lost packet."""
 _FEW = 3
-"""Fewer gaps than this may follow from a link that went down."""
+"""A link that went down may cause fewer gaps than this at receivers."""
 
 
 def carriers(topology: Topology, deltas: Deltas) -> list[Attribution]:
@@ -54,7 +54,10 @@ def carriers(topology: Topology, deltas: Deltas) -> list[Attribution]:
 
 
 def control_plane(topology: Topology, deltas: Deltas) -> list[Attribution]:
-    """Return the switch common to all closed TCP sessions of switches, else the only link, else the worst switch."""
+    """Return the place where TCP sessions of switches closed.
+
+    That is the switch at an end of all of them, else the link if all are on one, else the switch with most of them.
+    """
 
     def torn(node: str) -> int:
         counters = deltas.get(node, {})
@@ -82,7 +85,7 @@ def control_plane(topology: Topology, deltas: Deltas) -> list[Attribution]:
 
 
 def withdrawn(run: Measurements) -> list[Attribution]:
-    """Return the switch whose prefixes others lost, although its links and sessions stayed up."""
+    """Return the switch to whose prefixes other switches lost routes, although its links and sessions stayed up."""
     owners = {str(ipaddress.ip_network(switch.loopback)): switch.name for switch in run.topology.switches}
     for host in run.topology.hosts:
         for rnic in host.rnics:
@@ -213,7 +216,7 @@ def _one_lost(run: Measurements, signs: Signs) -> list[Attribution]:
 
 
 def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Attribution]:
-    """Return switches with packets too large to forward, and the link by which the lost traffic had to leave."""
+    """Return switches with packets too large to forward, and the outgoing link whose MTU is the likely reason."""
     findings = []
     for switch in run.topology.switches:
         count = deltas.get(switch.name, {}).get("ip.FragFails", 0)
@@ -256,7 +259,7 @@ def _unexplained(
 ) -> frozenset[tuple[str, str]]:
     """Return the dead queue pairs that no known finding explains.
 
-    Explanations are links that were down on the path, a host that stood still at an end, and routes that were missing.
+    Explanations are a link on the path that was down, a host at an end that hung, and missing routes.
     """
     if any(finding.cause == "control-plane" for finding in known):
         return frozenset()
@@ -276,14 +279,14 @@ def _unexplained(
 
 
 def _explained(link: Link | None, signs: Signs, known: Sequence[Attribution], *, some_died: bool) -> bool:
-    """Return whether the known findings explain the rest: timers and duplicates often follow, gaps rarely.
+    """Return whether the known findings also explain the remaining signs: often timers and duplicates, rarely gaps.
 
-    `signs` exclude the explained queue pairs; `some_died` says whether there were any.
+    `signs` exclude queue pairs that are already explained; `some_died` is whether there were any.
     """
     causes = {finding.cause for finding in known}
     if link is not None and any(finding.cause == "link-down" and finding.name == link.name for finding in known):
         return True
-    # Messages after one that found no receive are gaps, too (RNR NAK, then go-back-N).
+    # After an RNR NAK the sender goes back, so the messages behind it count as gaps, too.
     if link is not None and any(finding.cause == "late-receives" and finding.name == link.b.node for finding in known):
         return True
     if signs.gaps >= _FEW:

@@ -1,10 +1,10 @@
-"""Repeat offenders: places that runs and preflights blame again and again, with what to do about each. Pure.
+"""Repeat offenders: places that runs and preflights blame repeatedly, and the action that each needs. Pure.
 
 A strike is one confident finding of one run, or one wrong result of one preflight. A place gets at most one strike
 from each run or preflight. Its score is the sum of its strikes, each halved for every `half_life` that has passed. A
-run whose faults faultbed itself injected blames nothing, or the injector would send its own victims to repair. Such
-runs count only on request, and then only findings that none of their faults explains. A run that ended in ERROR could
-not be judged, because the harness failed: its findings rest on what the harness measured, so they are no strikes.
+run with injected faults blames nothing, because its findings are the effect of those faults. Such runs count only on
+request, and then only findings that none of their faults explains. A run that ended in ERROR gives no strikes, because
+the harness failed and its measurements may be wrong.
 
 A GPU whose newest reading has reached a threshold (`faultbed.testbed.observe.gpu_thresholds`) is drained or returned
 at once, whatever its score and however its run ended: the GPU itself reports it.
@@ -36,12 +36,12 @@ _PAIRS_TO_BLAME = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """One time that something was blamed.
+    """One time that a place was blamed.
 
     Attributes:
         name: the host, GPU, RNIC, switch or link, as the inventory names it.
         cause: what was wrong: a cause of the attribution, or a check of preflight.
-        origin: the run or the preflight that says so.
+        origin: name of the run or the preflight.
         at: when, in UTC.
         weight: confidence of the finding, 0 to 1; 1 for a preflight, which reads the place itself.
     """
@@ -55,7 +55,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """When to act. Scores are in strikes; `half_life` is how long it takes for a strike to count half."""
+    """Scores (in strikes) at which to act. A strike counts half after `half_life`."""
 
     drain: float = 1.5
     rma: float = 3.0
@@ -79,7 +79,7 @@ class Offender:
         strikes: newest first.
         score: sum of the strikes' weights, decayed.
         breaches: thresholds that a GPU's newest reading has reached, the severest first.
-        last: when it was last struck or, with breaches, read.
+        last: time of the newest strike or, with breaches, of the newest reading.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Offender:
 def strikes_of_run(
     run: Measurements, verdict: VerdictFile, *, origin: str, at: datetime, drills: bool = False, rehearsal: bool = False
 ) -> tuple[Strike, ...]:
-    """Return what a run blames.
+    """Return the strikes of a run.
 
     Args:
         run: its measurements.
@@ -109,8 +109,8 @@ def strikes_of_run(
         drills: count findings of runs with injected faults as well, unless one of those faults explains them.
         rehearsal: count all findings, as if nothing had been injected.
 
-    Hosts that took no part are never blamed: a finding that names an idle spare has mistaken it for another host. A
-    host that a job lost and replaced has taken part. A run that ended in ERROR blames nothing.
+    Hosts that took no part are never blamed: a finding that names an idle spare is a mistake. A host that the job lost
+    and replaced has taken part. A run that ended in ERROR blames nothing.
     """
     if verdict.verdict is Verdict.ERROR or (run.faults and not (drills or rehearsal)):
         return ()
@@ -134,10 +134,10 @@ def strikes_of_run(
 
 
 def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[Strike, ...]:
-    """Return what a preflight blames: each host, RNIC, switch or link that a check found wrong, once.
+    """Return the strikes of a preflight: one for each host, RNIC, switch or link that a check found wrong.
 
-    A pair of RNICs that failed the burn-in blames the end that it has in common with other such pairs, and no end if
-    there is none. What a fault or a command left behind is not a defect. A finding about the whole lab, such as a
+    If a pair of RNICs failed the burn-in, the end that it shares with other failed pairs is blamed; without a shared
+    end, neither is. What a fault or a command left behind is not a defect. A finding about the whole lab, such as a
     burn-in that did not start, blames no place.
 
     Args:
@@ -175,7 +175,7 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
 
 
 def _ends_to_blame(pairs: Iterable[tuple[str, str]], blamed: Iterable[str]) -> Iterator[str]:
-    """Yield the ends that explain several pairs, one after the other, as long as one end explains most of the rest."""
+    """Yield the ends that explain several failed pairs: repeatedly the end of most of the pairs not yet explained."""
     known = set(blamed)
     for ends, count in ends_in_common({frozenset(pair) for pair in pairs if known.isdisjoint(pair)}):
         if count < _PAIRS_TO_BLAME or len(ends) > 1:
@@ -193,9 +193,9 @@ def offenders(
 ) -> tuple[Offender, ...]:
     """Return everything that was blamed, with the action that it needs: the severest first, then the highest score.
 
-    Of `readings`, the newest of each GPU counts; one with a date in the future replaces no other. RMA by score needs
-    strikes on as many different days as its threshold has whole strikes, so that one bad night does not replace a part.
-    A strike that a wrong clock has dated in the future counts as a strike of today.
+    Only the newest of the `readings` of each GPU counts; a reading dated in the future never replaces another one. RMA
+    by score needs strikes on several days, as many as the threshold in whole strikes, so that one bad night does not
+    replace a part. A strike dated in the future, by a wrong clock, counts as a strike of today.
     """
     by_name: dict[str, list[Strike]] = {}
     for strike in strikes:

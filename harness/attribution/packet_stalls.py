@@ -1,4 +1,6 @@
-"""Relate lost packets to the job: each go-back of the capture as a wait of two ranks. Pure.
+"""Relate lost packets to the job: each retransmission (go-back) in a capture is a wait of two ranks. Pure.
+
+Example of a sentence:
 
 iteration 41, rank 1→2 waited 134 ms for a timer after PSN 512 was lost at rtsw1:ctsw2
 """
@@ -20,10 +22,10 @@ __all__ = ["Wait", "sentences", "waits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A wait of the ranks `sender` and `receiver` for a packet, until it passed again at `until_ns` (controller).
+    """A wait of the ranks `sender` and `receiver` for a packet, which ended at `until_ns` (controller's clock).
 
-    A capture shows RNICs. If one of the two has several ranks, it is not known which of them waited: `sender`,
-    `receiver` and `iteration` are None, and `words` name the RNICs.
+    A capture shows RNICs, not ranks. If several ranks share one of the RNICs, `sender`, `receiver` and `iteration` are
+    None, and `words` name the RNICs.
     """
 
     iteration: int | None
@@ -54,7 +56,7 @@ class _Ends:
 def sentences(
     run: Measurements, packets: Evidence, findings: Sequence[Attribution] = (), *, most: int = 10
 ) -> tuple[str, ...]:
-    """Return sentences about the longest waits, longest first; a loss that `findings` locate on the path is named."""
+    """Describe the longest waits, longest first, each with the link that lost the packet if `findings` locate it."""
     return tuple(wait.words for wait in waits(run, packets, findings, most=most))
 
 
@@ -125,7 +127,7 @@ def _sentence(
 
 
 def _fate(run: Measurements, flow: FlowReport, episode: Episode, ends: _Ends, findings: Sequence[Attribution]) -> str:
-    """Return what happened to the packet: it was rejected, or lost before, at or after the captured port."""
+    """Describe what happened to the packet: it was rejected, or lost before, at or after the captured port."""
     if episode.cause == "rnr":
         return "was rejected"
     if not episode.missing and episode.gap_ns is None:

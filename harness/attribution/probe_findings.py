@@ -1,14 +1,14 @@
 """Add the evidence of background probes to a run's findings: where probes were lost or delayed. Pure.
 
-Round trips show what no counter of rxe shows: packets that wait and are not lost. A link or a switch across which round
-trips take much longer than on similar paths is *congestion*, whatever the reason for the wait: a queue, a delay, a
-limited rate. A host whose round trips are all long is busy, because its processes take the timestamps
-(`faultbed.traffic.probes.rtt`). A link or a switch that loses probes is *loss*; a host that loses all its own probes
-is silent.
+Round trips show packets that are delayed but not lost, which no counter of rxe shows. If round trips across a link or a
+switch take much longer than on similar paths, the cause is *congestion*, whether by a queue, a delay or a limited rate.
+If all round trips of a host are long, the host is busy, because its processes take the timestamps
+(`faultbed.traffic.probes.rtt`). If probes across a link or a switch are lost, the cause is *loss*; if all probes of a
+host are lost, the host is silent.
 
-Only probes during the workload count, in windows, because a short fault is diluted over a whole run. If a place already
-has a finding, the probes add a line of evidence instead of a second finding. A place that is barely slower than others
-has no finding. A host that seemed silent but answered all probes loses that finding.
+Only probes during the workload count. They are evaluated in windows, because a mean over the whole run would hide a
+short fault. If a place already has a finding, the probes add a line of evidence instead of a second finding. A place
+that is barely slower than others gets none. If a host seemed silent but answered all probes, that finding is removed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from faultbed.traffic.probes.tomography import Suspect
 __all__ = ["with_probes"]
 
 _LEAST_TIMES = 3.0
-"""On a machine with other work, some place is occasionally more than twice as slow as the others."""
+"""A place is slow if its round trips take this many times as long as elsewhere. On a busy machine, twice happens by
+chance."""
 _SURE, _AT_HOST = 0.7, 0.5
-"""Confidence of probes in a link or switch, and in a host; divided by the number of places they cannot separate."""
+"""Confidence in a link or switch, and in a host, if probes identify it; divided by the number of possible places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +75,9 @@ def with_probes(run: Measurements, findings: Sequence[Attribution], trips: Seque
 
 
 def _answered_all_along(known: Attribution, trips: Sequence[Trip], every: Sequence[_Evidence]) -> bool:
-    """Return whether a host that seems silent by its peers' timers was probed without any loss or delay.
+    """Return whether a host that seems silent, by its peers' timers, answered every probe without delay.
 
-    Timers also expire if a link takes longer than they do.
+    Its peers' timers may have expired because a link delayed packets for longer than the timeout.
     """
     if known.cause != "silent-host":
         return False
@@ -93,7 +94,7 @@ def _is_there(known: Attribution, evidence: _Evidence, sure: float) -> bool:
 
 
 def _hosts_of(finding: Attribution) -> Sequence[str]:
-    """Return the host of a finding's host link: evidence for that host also belongs to the link."""
+    """Return the hosts of a finding about host links: evidence for such a host is also evidence for its link."""
     return finding.name.split(":")[1:2] if finding.place == "host-link" else ()
 
 
@@ -173,7 +174,7 @@ def _link(topology: Topology, near: str, far: str) -> Link | None:
 
 
 def _words(slow: SlowPlace, paths: Sequence[PathTimes]) -> str:
-    """Describe the evidence: how long, compared with what, how often, and the responders' share."""
+    """Describe slow round trips: how long, compared with what, how often, and the share that responders took."""
     crossing = [path for path in paths if path.responder is not None and _crosses(path, slow.place)]
     elsewhere = [path for path in paths if path.responder is not None and not _crosses(path, slow.place)]
     responders = ""

@@ -5,9 +5,10 @@ A queue pair's data goes one way, its ACKs the other. When near→far loses pack
     of the data that crosses near→far    the receiver sees gaps, the sender gets NAKs or its timer expires
     of the ACKs that cross near→far      the sender's timer expires, the receiver gets duplicates
 
-If near→far loses everything for longer than the retries last, all queue pairs of both sorts fail. If some packets get
-through, which gaps show, any of the first sort may fail. Every directed link therefore predicts a different vector over
-(sign, RNIC). The hypothesis with the smallest angle to the counted vector explains it best (cosine, 0..1).
+If near→far loses everything for longer than the retries last, all queue pairs of both groups fail. If some packets get
+through, as gaps show, any queue pair of the first group may fail. Every directed link therefore predicts a different
+vector over (sign, RNIC). The link whose vector has the smallest angle to the vector of counts explains it best
+(cosine, 0 to 1).
 
 Details:
 
@@ -53,7 +54,7 @@ _BACKGROUND = ("timer", "duplicate")
 _RETRIES_EXCEEDED = "RETRY_EXC_ERR"
 _FEW = 3
 _LEAST_COUNT = {"timer": _FEW, "duplicate": _FEW, "mark": _FEW, "passed": _FEW, "gap": 2, "nak": 2}
-"""Below it, the largest count of a sign is ignored. Load alone causes no gaps and NAKs."""
+"""A sign is ignored if its largest count over all RNICs is below this. Load alone causes no gaps and no NAKs."""
 _MARKS = ("mark", "passed")
 _LOST_FEW, _KEPT_FEW = 10, 3
 """Tolerance in packets at a switch, and at a switch that counts its own packets exactly."""
@@ -63,8 +64,9 @@ _OUT, _IN, _WIRE = 1.2, 1.15, 1.4
 _SILENT = 1.25
 """Preference for a host that hangs, which explains the signs of all its peers at once."""
 _APART_NS, _ONE_PLACE, _MOMENT = 1_000_000_000, 0.7, 1 / 3
-"""Queue pairs that fail further apart have different reasons. At least this share of them must have a common place. A
-moment with fewer than the last share of the largest one is ignored."""
+"""Queue pairs that fail more than `_APART_NS` after each other belong to different moments. At least `_ONE_PLACE` of
+those of a moment must have a place in common. A moment with less than `_MOMENT` of the failures of the largest is
+ignored."""
 _ACKS = 0.4
 """Weight of the signs of lost ACKs, relative to those of lost data."""
 _LEAST = 0.6
@@ -153,7 +155,7 @@ class Signs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """The best hypothesis: a link, or (None) a host that hangs; `likeness` in 0..1."""
+    """The best hypothesis: a link, or a host that hangs (`link` is None); `likeness` is 0 to 1."""
 
     link: Link | None
     host: str
@@ -188,7 +190,7 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
 
 
 class _Hypothesis(NamedTuple):
-    """A link, or (None) a host that hangs, with the likeness to the observed signs, and how badly it fits them."""
+    """A link, or a host that hangs (`link` is None), with its likeness to the counts and how badly it fits them."""
 
     likeness: float
     link: Link | None
@@ -197,7 +199,7 @@ class _Hypothesis(NamedTuple):
 
 
 def _of_link(run: Measurements, link: Link, signs: Signs) -> list[_Hypothesis]:
-    """Return a hypothesis for each direction of a link. Where packets are missing, likeness is raised."""
+    """Return a hypothesis for each direction of a link, with a higher likeness where packets are missing."""
     lossy = _lossiest(signs)
     directions = ((link.a.node, link.b.node), (link.b.node, link.a.node))
     unfit = min(1.0, *(_unfit(run, near, far, signs, rnic=link.rnic) for near, far in directions))
@@ -298,7 +300,7 @@ def _predicted(
 def _late_acks(signs: Signs) -> dict[_Key, float]:
     """Return timers and duplicates in excess of the lower quartile of the RNICs, and dead queue pairs.
 
-    The median would do for many RNICs; of a few, half may have lost ACKs.
+    With many RNICs the median would be enough; with few, half of them may have lost ACKs.
     """
     excess: dict[_Key, float] = {}
     for sign in _BACKGROUND:
@@ -321,7 +323,7 @@ def _weighed(counts: Mapping[_Key, float], dead: Iterable[tuple[str, str]]) -> d
 
 
 def _predicted_of_acks(run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | None) -> dict[_Key, float]:
-    """Return the signs of losing only ACKs on near→far: timers and duplicates, in proportion to queue pairs."""
+    """Return the predicted signs if near→far loses only ACKs: timers and duplicates, in proportion to queue pairs."""
     hit = [connection for connection in run.connections if acks_cross(connection, near, far, rnic=rnic)]
     counts: Counter[_Key] = Counter()
     for connection in hit:
@@ -358,7 +360,7 @@ def _unfit(run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | 
 def _dead_pairs(run: Measurements) -> frozenset[tuple[str, str]]:
     """Return pairs of RNICs whose queue pairs ran out of retries at moments that one place can explain.
 
-    If many fail at once between all hosts, the machine below the VMs stood still, and the network is not the reason.
+    If many fail at once between all hosts, the machine that runs the VMs stood still; the network is not the reason.
     """
     moments: list[list[QpError]] = []
     for lost_qp in sorted(run.qps_lost, key=lambda lost: lost.time_ns):

@@ -1,8 +1,8 @@
-"""Combine the flight recorders of a failed job: which rank waits for which, and which one is the root. Pure.
+"""Combine the flight recorders of a failed job: which rank waits for which, and which rank is the root cause. Pure.
 
-Each rank reports which segment of which step it waits for, and from which peer. Following that from rank to rank ends
-at the cause: a rank without a recording, a rank that has not joined the collective (it still computes, or is an
-iteration behind), or a pair that wait for each other over a broken queue pair.
+Each rank reports which segment of which step it waits for, and from which peer. The chain of waiting ranks ends at the
+cause: a rank without a recording, a rank that has not joined the collective (it still computes, or is an iteration
+behind), or two ranks that wait for each other over a broken queue pair.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """The rank at the root of a failed job, and the reasons."""
+    """The rank that is the root cause of a failed job, and the reasons."""
 
     rank: int
     confidence: float
@@ -98,7 +98,7 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
 
 
 def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
-    """Return the rank at the root of a failed job; None without a recording or a clear result."""
+    """Return the rank that is the root cause of a failed job; None without a recording or a clear result."""
     waiting = {stall.waiter: stall for stall in stalls(flights)}
     recorded = {flight.rank: flight for flight in flights}
     if not waiting:
@@ -128,7 +128,7 @@ def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
 
 
 def _unheard(recorded: Mapping[int, Flight], run: Measurements) -> Culprit | None:
-    """Return the only rank without a recording, if the others have one."""
+    """Return the rank without a recording, if all other ranks have one."""
     silent = [rank.rank for rank in run.ranks if rank.rank not in recorded]
     if len(silent) != 1 or not recorded:
         return None
@@ -164,8 +164,8 @@ def _connection(flight: Flight, peer: int, qpn: int) -> int:
 def _psn(flight: Flight | None, iteration: int, receiver: int, segment: int, connection: int) -> int:
     """Return the PSN that the sender gave the segment, from its flight recorder; -1 if it is not recorded.
 
-    Each connection counts its own segments. Old flight recorders do not have the connection (-1): ranks then had one to
-    each peer.
+    Each connection numbers its own segments. `connection` is -1 in recordings of older versions, in which a rank had
+    one connection to each peer.
     """
     for entry in reversed(flight.entries if flight else ()):
         is_segment = (entry.iteration, entry.peer, entry.segment) == (iteration, receiver, segment)

@@ -41,9 +41,9 @@ def size(case: Case) -> tuple[int, float, float, int]:
 def to_toml(case: Case, *, comments: Sequence[str] = ()) -> str:
     """Return the case as an experiment file.
 
-    It expects that no element is wrong, where the workload is a collective; a flow checks its bytes itself. It does
-    not bound `kernel.errors`: rxe logs every queue pair that a fault ends. A kernel that reports a bug makes the run
-    an ERROR anyway.
+    For a collective, the file expects no wrong element; a flow checks its own bytes. The file does not bound
+    `kernel.errors`, because rxe logs every queue pair that a fault ends, and a kernel bug makes the run an ERROR
+    anyway.
     """
     metrics = ["wrong_elements"] if "collective" in case.workload else []
     workload = {**case.workload, "duration": f"{duration_s(case):g}s"}

@@ -31,16 +31,18 @@ __all__ = ["ON_LAB", "WORKLOADS", "cases"]
 _Drawn = st.SearchStrategy[dict[str, Any]]
 
 ON_LAB = Grid(earliest_s=LEAD_S, latest_s=LEAD_S + 4, shortest_s=0.5, longest_s=4.0, step_s=0.5, levels=8)
-"""Times on a lab. A fault before LEAD_S would be late. Steps are coarse: each step of shrinking is a run on the lab."""
+"""Times on a lab. A fault before LEAD_S would fire late, because arming takes time. Steps are coarse, because each step
+of shrinking is a run on the lab."""
 
 _NOT_DRAWN = frozenset({"duration", "iterations"})
-"""Keys that say how long a workload lasts. A case sets the time itself, from its faults."""
+"""Keys for the length of a workload. A case computes it from its faults."""
 _SHAPES = frozenset({"src", "dst", "pattern"})
 """Keys that the shape of a flow decides."""
-_TOGETHER = {"on": "off", "off": "on"}
-"""Keys that have no meaning without the other one."""
+_PAIRED_KEYS = {"on": "off", "off": "on"}
+"""Keys that must be drawn together with another key."""
 _MOST_SETTINGS = 3
-"""Further keys of one workload. Most settings exclude some others, so that many at once would hardly ever fit."""
+"""Maximum number of further keys of a workload. Most settings exclude some others, so a case with many is rarely
+valid."""
 _SIZES = ("64KiB", "4KiB", "256KiB", "1MiB")
 
 
@@ -90,7 +92,7 @@ def cases(
 
 
 def _remembered(fits: Callable[[Case], bool]) -> Callable[[Case], bool]:
-    """Return `fits` with a memory: a search draws the same cases again, mostly while it shrinks a failure."""
+    """Return `fits` with a cache, because a search draws the same cases repeatedly while it shrinks a failure."""
     known: dict[str, bool] = {}
 
     def fits_cached(case: Case) -> bool:
@@ -126,9 +128,9 @@ def _allowed(inventory: Inventory) -> Accepts:
 
 
 def _settings(section: type[Section], shapes: st.SearchStrategy[dict[str, Any]], topology: Topology) -> _Drawn:
-    """Return workloads of these shapes with up to three more of the keys that the section declares.
+    """Draw workloads of these shapes with up to `_MOST_SETTINGS` further keys that the section declares.
 
-    The keys are in the order of the declaration, because hypothesis draws those of a dictionary in any order.
+    Keys are put in the order of the declaration, because hypothesis draws keys of a dictionary in any order.
     """
     fields = {field.key: field for field in fields_of(section)}
     values = {key: values_of(field, topology.rnic_names) for key, field in fields.items() if key not in _NOT_DRAWN}
@@ -138,7 +140,7 @@ def _settings(section: type[Section], shapes: st.SearchStrategy[dict[str, Any]],
         keys = st.integers(0, _MOST_SETTINGS).flatmap(
             lambda number: st.lists(st.sampled_from(free), unique=True, min_size=number, max_size=number)
         )
-        whole = keys.map(lambda drawn: [*drawn, *(_TOGETHER[key] for key in drawn if key in _TOGETHER)])
+        whole = keys.map(lambda drawn: [*drawn, *(_PAIRED_KEYS[key] for key in drawn if key in _PAIRED_KEYS)])
         return whole.flatmap(
             lambda drawn: st.fixed_dictionaries({key: st.sampled_from(values[key]) for key in dict.fromkeys(drawn)})
         ).map(lambda more: {key: value for key in fields if (value := (shape | more).get(key)) is not None})
@@ -172,7 +174,7 @@ def _pattern(topology: Topology) -> _Drawn:
 
 
 def _shape() -> _Drawn:
-    """Return what flows of one and of several pairs have in common."""
+    """Draw the keys that flows between one pair and between several pairs have in common."""
     verbs = [(verb, transport) for transport, carried in TRANSPORTS.items() for verb in carried]
     return st.sampled_from(verbs).flatmap(
         lambda pair: st.fixed_dictionaries(
@@ -194,5 +196,5 @@ WORKLOADS: Mapping[str, Callable[[Topology], _Drawn]] = {
     "flow": _flow,
     "pattern": _pattern,
 }
-"""Workloads that last for a given time, by name. A job ends after its iterations, so the time of its middle is
-unknown."""
+"""Workloads with a given duration, by name. A job is not among them: it ends after its iterations, so the times of
+faults cannot be chosen."""

@@ -1,4 +1,4 @@
-"""Values that a fuzz draws for a declared field of a workload: few, usual ones, as a file has them. Pure."""
+"""Values that a fuzz draws for a declared field of a workload: a few usual ones, as written in a file. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def values_of(field: Field, rnics: Sequence[str]) -> tuple[Any, ...]:
     """Return values for a field that differ from its default; `rnics` are those of the lab.
 
     A number stays near its default: a timeout of microseconds, or thousands of queue pairs, would fail on any lab and
-    hide defects. It is empty for a type that is not drawn.
+    hide defects. Return an empty list for a type that is not drawn.
     """
     type_ = field.type
     if isinstance(type_, Table):

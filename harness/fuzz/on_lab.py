@@ -24,7 +24,7 @@ __all__ = ["Runner", "keep", "next_number"]
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """Runs cases on a lab, one after the other. `guard` raises when the lab is no longer reserved for us."""
+    """Runs cases on a lab, one after the other. `guard` raises an error if the reservation of the lab was lost."""
 
     inventory: Inventory
     out: Path
@@ -63,7 +63,7 @@ class Runner:
 
 
 def _defect_in(error: Exception) -> Exception | None:
-    """Return the defect of ours behind an error; None if the lab or a file caused it."""
+    """Return the exception that shows a defect of faultbed behind an error; None if the lab or a file caused it."""
     known = (FaultbedError, OSError)
     if not isinstance(error, known):
         return error
@@ -71,7 +71,7 @@ def _defect_in(error: Exception) -> Exception | None:
 
 
 def next_number(out: Path) -> int:
-    """Return the number of the next folder `found-N`: earlier searches keep theirs."""
+    """Return the number of the next folder `found-N`, above those of earlier searches."""
     numbers = (path.name.removeprefix("found-") for path in out.glob("found-*"))
     return max((int(number) for number in numbers if number.isdecimal()), default=0) + 1
 

@@ -55,8 +55,8 @@ class CaseRun:
 class Failure:
     """One kind of failure: the failed checks, the first case with them, and the smallest case found.
 
-    `is_smallest` is False where the budget ended before the shrinking. `fails_again` is what a second run of the
-    smallest case showed; None: there was no second run. `runs` counts the runs from the first failure on.
+    `is_smallest` is False if the budget ended before shrinking did. `fails_again` is whether the smallest case failed
+    in a second run; None: there was no second run. `runs` counts the runs from the first failure on.
     """
 
     checks: tuple[str, ...]

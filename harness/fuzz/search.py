@@ -1,7 +1,7 @@
-"""Drive hypothesis over the cases of a lab: draw, run, shrink what fails, and replay what failed before.
+"""Search for failing cases with hypothesis: draw, run and shrink cases, and replay earlier failures.
 
-hypothesis draws, shrinks and keeps what failed in its database. This module adds what costly runs need: no case
-is run twice, a budget ends the search wherever it is, and each way to fail has a search of its own.
+hypothesis draws and shrinks cases, and stores failing ones in its database. This module adds what expensive runs need:
+no case runs twice, a budget can end the search at any time, and each kind of failure is searched for separately.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from faultbed.harness.fuzz.outcome import CaseRun, Failure, Outcome
 __all__ = ["Search"]
 
 _SHRINKING_S = 300.0
-"""hypothesis gives up shrinking after this time (conjecture/engine.py, MAX_SHRINKING_SECONDS): ten runs on a lab."""
+"""Time after which hypothesis stops shrinking (conjecture/engine.py, MAX_SHRINKING_SECONDS): about ten runs on a
+lab."""
 _BATCH = 9
-"""Examples of one call of hypothesis. With ten or more, it keeps the first tenth small (`generate_new_examples`): the
-dozen runs that fit into a few minutes would all be of nearly empty cases."""
+"""Examples per call of hypothesis. With ten or more, it keeps the first tenth small (`generate_new_examples`), so that
+the dozen runs of a few minutes would all be of nearly empty cases."""
 _MAX_BATCHES_WITHOUT_NEW = 50
 """Batches in a row without a new case, after which the strategy counts as exhausted."""
 
@@ -36,10 +37,10 @@ class Search:
 
     Args:
         strategy: the cases.
-        run: runs a case. An exception of it ends the search, and is raised by `go`.
+        run: runs a case. If it raises an exception, the search ends and `go` raises it.
         may_run: called before every run; False ends the search.
-        database: folder of what failed in earlier searches; None: nothing is replayed, nor kept.
-        key: names the strategy in the database: what another strategy has drawn cannot be replayed.
+        database: folder of the failures of earlier searches; None: none are replayed or stored.
+        key: name of the strategy in the database: cases of another strategy cannot be replayed.
         seed: decides what is drawn.
         progress: called with a line about each run.
     """
@@ -59,7 +60,7 @@ class Search:
         """Search until the budget is spent or no case is left. `tried` and `failures` grow during the search.
 
         Raises:
-            Exception: what `run` has raised; also KeyboardInterrupt. What was found until then is in `failures`.
+            Exception: the exception that `run` raised, or KeyboardInterrupt. `failures` has those found before.
         """
         try:
             while self._find_one():
@@ -147,7 +148,10 @@ class Search:
         return smallest
 
     def _find(self, fails: Callable[[Case], bool], batch: int) -> Case | None:
-        """Do what `hypothesis.find` does, but with a seed and a database: it drops the database if it is seeded."""
+        """Find a case that fails, as `hypothesis.find` does, but with both a seed and a database.
+
+        `hypothesis.find` ignores its database if it is seeded.
+        """
         number, last_failing = len(self.failures), list[Case]()
 
         @settings(
@@ -195,7 +199,7 @@ class Search:
 
 @dataclass(kw_only=True)
 class _FailureSearch:
-    """The search for one way to fail: cases that fail `checks`, which no earlier search (`known_checks`) has found."""
+    """The search for one kind of failure: failed `checks` that no earlier search has found (`known_checks`)."""
 
     known_checks: frozenset[str]
     checks: frozenset[str] = frozenset()
