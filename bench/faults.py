@@ -33,9 +33,10 @@ from faultbed.traffic.flows.flow_run import FlowSpec
 __all__ = ["DROPS", "ends", "measure"]
 
 DROPS, ONSETS, FLAPS = 100, 10, 10
-_TOGETHER = 10
+"""Number of single packets to drop, of faults to time, and of flaps to time."""
+_DROPS_AT_ONCE = 10
 """Number of single packets that are selected at the same time."""
-_AHEAD, _APART = 2000, 300
+_FIRST_PSN_OFFSET, _PSN_DISTANCE = 2000, 300
 """Distance in PSNs from the current packet to the first selected one, and between selected ones."""
 _PERIOD_S, _DUTY = 1.0, 0.3
 _HIT_TIMEOUT_S = 120.0
@@ -52,7 +53,11 @@ def measure(lab: Lab, progress: Callable[[str], None], *, drops: int = DROPS) ->
     Raises:
         LabError: a fault did not fire, or the flow beside the faults ended.
     """
-    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl") as journal, _work(lab):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Journal(Path(folder) / "journal.jsonl") as journal,
+        _background_flow(lab),
+    ):
         yield _exactness(lab, journal, drops, progress)
         yield _share(lab, journal, progress)
         yield from _onsets(lab, journal)
@@ -67,7 +72,7 @@ def ends(topology: Topology) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _work(lab: Lab) -> Iterator[None]:
+def _background_flow(lab: Lab) -> Iterator[None]:
     """Run the flow that the faults hit, while the block runs."""
     src, dst = ends(lab.topology)
     spec = FlowSpec(
@@ -103,10 +108,12 @@ def _exactness(lab: Lab, journal: Journal, drops: int, progress: Callable[[str],
     host, _, rnic = ends(lab.topology)[1].partition(":")
     hits = gaps = proved = 0
     with Injector(lab, journal) as injector:
-        for begin in range(0, drops, _TOGETHER):
-            batch = range(begin, min(begin + _TOGETHER, drops))
+        for begin in range(0, drops, _DROPS_AT_ONCE):
+            batch = range(begin, min(begin + _DROPS_AT_ONCE, drops))
             faults = [
-                _fault(lab, number, {"psn": f"+{_AHEAD + _APART * place}", "qp": "any", "opcode": "data"})
+                _fault(
+                    lab, number, {"psn": f"+{_FIRST_PSN_OFFSET + _PSN_DISTANCE * place}", "qp": "any", "opcode": "data"}
+                )
                 for place, number in enumerate(batch)
             ]
             ready = [injector.prepare(fault) for fault in faults]
@@ -116,7 +123,8 @@ def _exactness(lab: Lab, journal: Journal, drops: int, progress: Callable[[str],
             receipts = [_clear_after_hit(prepared) for prepared in ready]
             gaps += _gaps(lab, host, rnic) - before
             hits += sum(receipt.fired.count for receipt in receipts)
-            # Faults that are armed together share the counter of gaps, so their sum is compared.
+            # Faults that are armed together move the same counter of gaps, so none has evidence of its own. Any other
+            # reason for doubt counts.
             proved += sum(all(why.startswith(NOT_OWN) for why in receipt.unproven) for receipt in receipts)
             progress(f"{begin + len(batch)} of {drops} single packets: {hits} hits, {gaps} gaps, {proved} proved")
     reached = hits == gaps == proved == drops
@@ -138,9 +146,9 @@ def _share(lab: Lab, journal: Journal, progress: Callable[[str], None]) -> Row:
     if not passed:
         raise LabError(f"a fault did not fire: {'; '.join(receipt.doubts)}")
     selection = prepared.planned.selection
-    planned = selection.taken_of(passed) if selection else 0
+    planned = selection.selected_among(passed) if selection else 0
     counts = f"{hit:,} of {passed:,} ({hit / passed:.3%}; {planned:,} planned)"
-    # The fault is cleared as soon as enough packets have passed. Its shortened on-time is no doubt here.
+    # The fault is cleared early, once enough packets have passed. `doubts`, unlike `unproven`, ignores that.
     reached = not receipt.doubts and passed >= PACKETS and abs(hit - planned) <= 1
     goal = f"the planned ones, of {PACKETS:,} or more"
     return f"{SHARE:.0%} of packets lost, chosen by the seed", counts, "", goal, mark(reached=reached)
@@ -179,7 +187,7 @@ def _onsets(lab: Lab, journal: Journal) -> Iterator[Row]:
 
 
 def _period(lab: Lab, journal: Journal) -> Row:
-    """Return a row about how far the flaps of a train are from their planned times, counted from the first flap."""
+    """Return a row about how late or early the flaps of one fault are. Planned times count from the first flap."""
     fault = _fault(lab, 0, {"period": _PERIOD_S, "duty": _DUTY}, kind="link.flap", for_s=FLAPS * _PERIOD_S)
     with Injector(lab, journal) as injector:
         prepared = injector.prepare(fault)
@@ -193,10 +201,11 @@ def _period(lab: Lab, journal: Journal) -> Row:
     return _row(f"{FLAPS} flaps of {_PERIOD_S:g} s: deviation from the planned time", late_ms[1:], 10, worst=True)
 
 
-def _row(title: str, values_ms: Sequence[float], most: float, *, worst: bool = False) -> Row:
+def _row(title: str, values_ms: Sequence[float], limit_ms: float, *, worst: bool = False) -> Row:
+    """Return a row whose goal is that the median value, or with `worst` every value, is at most `limit_ms`."""
     ordered = sorted(values_ms)
     middle = statistics.median(ordered)
     judged = ordered[-1] if worst else middle
     spread = f"{ordered[0]:.1f}..{ordered[-1]:.1f} ms, n={len(ordered)}"
-    goal = f"{'each' if worst else 'median'} <= {most:g} ms"
-    return title, f"{middle:.1f} ms", spread, goal, mark(reached=judged <= most)
+    goal = f"{'each' if worst else 'median'} <= {limit_ms:g} ms"
+    return title, f"{middle:.1f} ms", spread, goal, mark(reached=judged <= limit_ms)

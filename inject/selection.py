@@ -38,7 +38,7 @@ class Selection:
         listed_share = len(self.positions) / self.period
         return 1 - listed_share if self.spared else listed_share
 
-    def taken_of(self, packets: int) -> int:
+    def selected_among(self, packets: int) -> int:
         """Return how many of the first `packets` packets are taken, exactly."""
         periods, rest = divmod(packets, self.period)
         listed = periods * len(self.positions) + bisect.bisect_left(self.positions, rest)
@@ -46,7 +46,7 @@ class Selection:
 
     def takes(self, number: int) -> bool:
         """Return whether the packet with this number, counted from 0, is taken."""
-        return self.taken_of(number + 1) > self.taken_of(number)
+        return self.selected_among(number + 1) > self.selected_among(number)
 
     def expression(self) -> str:
         """Return the nftables expression that matches the packets taken."""

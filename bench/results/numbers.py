@@ -22,7 +22,7 @@ from faultbed.testbed.errors import UsageError
 
 __all__ = ["MOST_ROWS", "Earlier", "Number", "history", "is_older", "numbers", "page"]
 
-HOUSE = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 MOST_ROWS = 40
 MARK = "older"
 _TOP = f"""# Numbers
@@ -39,7 +39,7 @@ measurements and everything that is not in the table.
 
 
 class Number(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One measured number. `code` are the paths that it describes; `date` and `commit` are empty if not recorded."""
+    """One measured number. `code` lists the files and folders measured; `date` and `commit` are empty if unknown."""
 
     what: str
     value: str
@@ -51,7 +51,7 @@ class Number(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Earlier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A measurement of an earlier page: its section, what was measured, the values, and the command."""
+    """A measurement from an earlier page; `by` is the command, or how it was measured."""
 
     section: str
     what: str
@@ -65,15 +65,15 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def numbers() -> tuple[Number, ...]:
     """Return the rows of the page."""
-    return msgspec.toml.decode((HOUSE / "bench/results/numbers.toml").read_bytes(), type=_File).row
+    return msgspec.toml.decode((ROOT / "bench/results/numbers.toml").read_bytes(), type=_File).row
 
 
 def history() -> tuple[Earlier, ...]:
     """Return the earlier measurements."""
-    return msgspec.json.decode((HOUSE / "bench/results/history.json").read_bytes(), type=tuple[Earlier, ...])
+    return msgspec.json.decode((ROOT / "bench/results/history.json").read_bytes(), type=tuple[Earlier, ...])
 
 
-def is_older(number: Number, *, house: Path = HOUSE) -> bool:
+def is_older(number: Number, *, root: Path = ROOT) -> bool:
     """Return whether the code that a number describes has changed since it was measured.
 
     Only commits count, and a number without a commit counts as older.
@@ -83,11 +83,11 @@ def is_older(number: Number, *, house: Path = HOUSE) -> bool:
     """
     if not number.commit:
         return True
-    argv = ["git", "-C", str(house), "rev-list", "--max-count=1", f"{number.commit}..HEAD", "--", *number.code]
+    argv = ["git", "-C", str(root), "rev-list", "--max-count=1", f"{number.commit}..HEAD", "--", *number.code]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     except OSError as error:
-        raise UsageError(f"git: {error}; install git, which knows when the code of a number has changed") from error
+        raise UsageError(f"git: {error}; install git: its history tells which numbers are out of date") from error
     if done.returncode:
         raise UsageError(
             f"commit {number.commit} of {number.what!r} is not in this git history ({done.stderr.strip()[:120]}); make "
@@ -97,7 +97,7 @@ def is_older(number: Number, *, house: Path = HOUSE) -> bool:
 
 
 def page(rows: Sequence[Number], older: Sequence[bool]) -> str:
-    """Return the page; `older` says of each row whether it carries the mark."""
+    """Return the page. `older` has one value per row: whether the row is marked as older than its code."""
     lines = ["| what | value | spread | date | command | commit |", "|---|---|---|---|---|---|"]
     for row, is_marked in zip(rows, older, strict=True):
         commit = " ".join([*([f"`{row.commit}`"] if row.commit else []), *([MARK] if is_marked else [])])

@@ -107,7 +107,9 @@ def losses(share: float, seed: int, least: int, most: int) -> tuple[int, int]:
     if share >= 1:
         return least, most
     selection = by_share(share, seed)
-    return max(0, selection.taken_of(least) - _BETWEEN_COUNTERS), selection.taken_of(most) + _BETWEEN_COUNTERS
+    return max(0, selection.selected_among(least) - _BETWEEN_COUNTERS), selection.selected_among(
+        most
+    ) + _BETWEEN_COUNTERS
 
 
 def _losing(run: Measurements) -> Iterator[tuple[FaultRun, Receipt, float]]:

@@ -1,4 +1,4 @@
-"""An INCONCLUSIVE run in at most three lines: what was not decided, why, and what to do. Pure."""
+"""Explain an INCONCLUSIVE run in at most three lines: what was not decided, why, and what to do. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from faultbed.testbed.suggestions import first_of
 __all__ = ["explain", "first_reason"]
 
 _CONTROL, _HEALTH = "control_run", "healthy_start"
-"""Checks that explain every other one of a run: the parts of control runs and of stop conditions make them."""
+"""Names of checks that, if undecided, are the reason why the other checks of a run are undecided."""
 _MOST_NAMES, _MOST_LETTERS = 4, 200
 _BUSY = 0.25
-"""From this share of time in which something waited for CPU, disk or memory on, a machine counts as busy."""
+"""A machine is busy if tasks waited for CPU, disk or memory for at least this share of the run."""
 
 
 def explain(verdict: VerdictFile, load: MachineLoad | None) -> list[str]:
@@ -31,7 +31,7 @@ def explain(verdict: VerdictFile, load: MachineLoad | None) -> list[str]:
     undecided = [check for check in verdict.checks if check.verdict is Verdict.INCONCLUSIVE]
     if not undecided:
         return ["not decided: the run as a whole, because nothing was checked", "do: add an [[expect]] or a [[faults]]"]
-    # A number about faults is undecided because its condition is: the condition is the reason.
+    # If a fault is not proved, the bounds about faults are undecided, too: the fault is the reason.
     roots = [check for check in undecided if check.name in (_CONTROL, _HEALTH)]
     roots = roots or [check for check in undecided if is_condition(check.name)] or undecided
     names = first_of([check.name for check in undecided], _MOST_NAMES)
@@ -69,4 +69,4 @@ def _remedy(roots: Sequence[Check], load: MachineLoad | None) -> str:
 def _busy_with(load: MachineLoad | None) -> str:
     shares = {} if load is None else {"CPU": load.cpu, "disk": load.io, "memory": load.memory}
     known = {name: share for name, share in shares.items() if share is not None and share >= _BUSY}
-    return ", ".join(f"something waited for {name} {100 * share:.0f} % of the time" for name, share in known.items())
+    return ", ".join(f"tasks waited for {name} {100 * share:.0f} % of the time" for name, share in known.items())

@@ -333,7 +333,7 @@ def _doubts_of_share(planned: PlannedFault, count: int, passed: int | None) -> l
     if (every := planned.params.get("every")) is not None:
         expected = passed // every
     elif planned.selection is not None and planned.selection.period:
-        expected = planned.selection.taken_of(passed)
+        expected = planned.selection.selected_among(passed)
     else:
         return []
     if abs(count - expected) <= 1:  # a packet may be between the two counters

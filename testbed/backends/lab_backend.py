@@ -1,4 +1,4 @@
-"""What commands do with a lab of any kind: one protocol, and the back end of each kind.
+"""The operations of commands on a lab, as one protocol, and the back end of each kind of lab.
 
 A new kind of lab is a module `KIND_backend` here with a `BACKEND`, its facts (`faultbed.testbed.model.lab_kind`) and
 its fault mechanisms (`faultbed.inject.mechanisms`).
@@ -116,7 +116,7 @@ class LabBackend(Protocol):
         """
 
     def ansible_addresses(self, folder: Path) -> Path | None:
-        """Return a second inventory with the addresses of running machines; None: the lab's own has them."""
+        """Return a second inventory with the addresses of running machines; None: the lab's own inventory has them."""
 
     def qmp_socket(self, inventory: Inventory, machine: str) -> Path:
         """Return the socket at which fault holders command the QEMU of a machine.
@@ -153,7 +153,7 @@ class LabBackend(Protocol):
         """Return whether every machine answers."""
 
     def examine(self, inventory: Inventory) -> list[DoctorFinding]:
-        """Check the lab's needs on this machine other than memory, and whether the lab works."""
+        """Check what the lab needs on this machine besides memory, and whether the lab works."""
 
 
 def backend_of(kind: LabKind) -> LabBackend:

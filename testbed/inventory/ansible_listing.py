@@ -31,7 +31,7 @@ from faultbed.testbed.text_files import read_text
 __all__ = ["digest_of", "listing"]
 
 _MOST_VALUES = 1_000_000
-"""Values that aliases may expand to: far more than the inventory of the largest lab has."""
+"""Maximum number of values after aliases are expanded, against "billion laughs". The largest lab has far fewer."""
 _LISTING_TIMEOUT_S = 60.0
 _TEMPLATES = (b"{{", b"{%")
 
@@ -68,7 +68,7 @@ def _text(path: Path) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _refuse_bad_yaml(path: Path, text: str) -> None:
-    """Refuse bad YAML, which Ansible reads as an empty inventory, and equal keys, of which it takes the last."""
+    """Reject bad YAML, which Ansible reads as an empty inventory, and repeated keys, of which it uses the last."""
     try:
         root = _compose(text)
     except yaml.MarkedYAMLError as error:

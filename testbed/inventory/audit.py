@@ -48,7 +48,7 @@ _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "bro
 """The names that faultbed.testbed.preflight.busbw gives to the collectives of nccl-tests."""
 _REACH_TIMEOUT_S = 5.0
 _ALL_S = 300.0
-"""Deadline of all devices together: a large lab has some hundred addresses, 32 at once."""
+"""Deadline of the check of all devices. A large lab has some hundred addresses, of which 32 are checked at once."""
 _REDFISH_PORT, _IPMI_PORT = 443, 623
 _PDU_PORTS = (443, 80, 22, 23)
 _PRESENCE_PING = bytes([6, 0, 0xFF, 6, 0, 0, 0x11, 0xBE, 0x80, 0, 0, 0])
@@ -217,7 +217,7 @@ def _safety(entries: Entries, names: set[str]) -> Iterator[InventoryFinding]:
 
 
 def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[InventoryFinding]:
-    """Yield MTUs that are too small for the RDMA MTU of 4096, or for the RNICs that send through a port."""
+    """Yield a finding for each MTU that is too small for an RDMA MTU of 4096, or for RNICs that send through it."""
     needed = RDMA_MTU_BYTES + ROCE_HEADERS_BYTES
     rnic_mtu = {(name, rnic.name): rnic.mtu or lab.mtu for name, host in entries.hosts.items() for rnic in host.rnics}
     largest = max(rnic_mtu.values(), default=lab.mtu)
@@ -323,7 +323,7 @@ def _networks(lab: LabVars) -> Iterator[InventoryFinding]:
 
 
 def _ip_plan(entries: Entries, lab: LabVars) -> Iterator[InventoryFinding]:
-    """Yield addresses outside of the prefixes that the plan gives to their use. Uses without a prefix are skipped."""
+    """Yield a finding for each address outside the prefixes of its use in the IP plan, if the use has any."""
     plan: dict[str, list[ipaddress.IPv4Network]] = defaultdict(list)
     for network in lab.networks:
         try:
@@ -444,7 +444,7 @@ def _classes(lab: LabVars, qos: QosVars) -> Iterator[InventoryFinding]:
 
 
 def _trust(entries: Entries, qos: QosVars) -> Iterator[InventoryFinding]:
-    """Check that every switch can trust what the profile says: a routed port of SONiC has no VLAN tag to trust."""
+    """Check that every switch can classify packets as the profile says: routed ports of SONiC have no VLAN tag."""
     switches = [name for name, (_, switch) in entries.switches.items() if switch.nos == "sonic"]
     if qos.trust == "pcp" and switches:
         yield InventoryFinding(

@@ -329,7 +329,7 @@ def _host_link(entries: Entries, switch: str, index: int, port: PortVars) -> Lin
 
 
 def _port(switch: str, port: PortVars, mtu: int, speed_gbps: int | None) -> Port:
-    """Return a switch's end of a link. What it does not specify comes from the lab or from the other end."""
+    """Return a switch's end of a link. Values that its variables lack come from the lab or from the other end."""
     return Port(
         node=switch,
         netdev=port.netdev,
@@ -397,7 +397,7 @@ def _check_session(file: Path, place: str, port: PortVars, far_place: str, back:
 
 
 def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Link]:
-    """Return the link of an uplink port; nothing for the port at its upper end, so that each link occurs once."""
+    """Return the link of an uplink port; None for the port at its upper end, so that each link occurs once."""
     file = entries.file
     role, switch = entries.switches[name]
     place = f"{role}.{name}.ports[{index}]"

@@ -1,7 +1,8 @@
 """The JSON schema of our inventories, for completion and checks in editors.
 
-Made from the structs that the loader decodes with; `python3 -m faultbed.testbed.inventory.json_schema >
-inventory/schema.json` writes the file again, a test keeps both equal. Ansible allows every variable in every group, so
+It is generated from the structs with which the loader decodes an inventory; `python3 -m
+faultbed.testbed.inventory.json_schema > inventory/schema.json` writes the file again. Ansible allows every variable in
+every group, so
 the schema cannot report a missing variable; `faultbed inventory check` does.
 """
 

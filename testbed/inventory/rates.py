@@ -1,8 +1,9 @@
 """Rates of a lab's links: the speed of each by its tier, and how a soft lab shapes its switch ports for it. Pure.
 
 A tier is named by the lower end of its links: `host` (host to rack switch), `rtsw` (rack switch to spine) or `ctsw`
-(spine to aggregation). The speed of its links is given, or follows from its taper: the capacity of the links below a
-switch, divided by that of its uplinks (1 is full bisection, 2.8 and 7 are Meta's, arXiv 2510.20171 and 2407.21783).
+(spine to aggregation). The inventory gives the speed of its links, or its taper, from which the speed is computed. The
+taper is the capacity of the links below a switch divided by the capacity of its uplinks: 1 is full bisection; Meta
+reports 2.8 and 7 (arXiv 2510.20171, 2407.21783).
 
 A soft lab divides all speeds by `rate_scale` and shapes the ports of its switches. Delays and queues are not scaled.
 The port of a host is never shaped, because a drop there breaks the queue pair (rxe_net.c, rxe_send).
@@ -59,7 +60,7 @@ def plain_shapes(shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, dict[st
 
 
 def with_speeds(topology: Topology, lab: LabVars, file: Path) -> Topology:
-    """Return the topology in which links without a speed have that of their tier.
+    """Return the topology with the speed of its tier for each link that has no speed of its own.
 
     Raises:
         ConfigError: a tier has no links, or its taper is not what the cabling gives; the message names the place.

@@ -435,7 +435,7 @@ def near(word: str, known: list[str]) -> str:
 
 
 def _config_error(message: str, *, kind: type[Any], ours: Mapping[str, Any], file: Path, place: str) -> ConfigError:
-    """Convert a msgspec message (`Expected `int`, got `str` - at `$.vm.memory_mib``) to our form."""
+    """Convert a msgspec message (`Expected `int`, got `str` - at `$.vm.memory_mib``) to the form of `mistake`."""
     problem, _, tail = message.partition(" - at `$")
     path = tail.rstrip("`")
     location = f"{place}{path}"

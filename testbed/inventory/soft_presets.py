@@ -1,4 +1,4 @@
-"""The soft labs we offer, as Ansible inventories: pure functions from a size to a text.
+"""The soft labs that come with faultbed, as Ansible inventories: pure functions from a size to a text.
 
 `python3 -m faultbed.testbed.inventory.soft_presets soft > inventory/soft.yml` writes the file again; a test keeps file
 and generator equal. Addresses, MACs and AS numbers are functions of a node's number alone, so that a snapshot, an ECMP

@@ -17,7 +17,8 @@ class LabTraits:
 
     noun: str
     is_emulated: bool
-    """Machines are VMs beside the controller, and RNICs, links and GPUs are software: absolute rates say nothing."""
+    """Machines are VMs on the controller's machine, and RNICs, links and GPUs are software, so that absolute rates are
+    meaningless."""
     has_snapshot: bool
     """The lab is restored from one snapshot and belongs to one user. Runs reserve, restore and compare all of it."""
     applies_routing: bool

@@ -11,8 +11,8 @@ Classes are `zone`, `rack`, `host`, `switch`, `rtsw`, `ctsw` (also called `spine
 link between two switches) and `downlink` (a link from a rack switch to an RNIC, named from the switch). A text without
 brackets is the name of a target. Pure functions: the same topology and selector give the same names.
 
-`used-uplink`, as a last step, has those uplinks as members that queue pairs cross when a fault is armed. Only the
-target of a fault can be chosen then: `candidates` are all uplinks that it may become, and `choose` takes one in use.
+`used-uplink`, allowed as the last step of a fault's target, selects among the uplinks that queue pairs cross at the
+moment when the fault is armed. `candidates` returns all uplinks that may be selected, `choose` the one that is.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A thing a fault or a flow can be aimed at, resolved from what a person typed.
+    """The target of a fault or an end of a flow, resolved from its name.
 
     `kind` is `host`, `switch`, `rnic`, `gpu` or `port`; `port` and `link` are set for `port` and (its host end) `rnic`.
     """
@@ -247,7 +247,7 @@ class Topology:
     def crosses(self, path: Sequence[str], link: Link) -> bool | None:
         """Return whether packets that cross the nodes of a path cross a link; None: it is unknown.
 
-        An empty path is an unknown one. Of parallel links between two switches, nothing says which one packets take.
+        An empty path means that the path is unknown. It is also unknown which of several parallel links packets take.
         """
         if not path:
             return None

@@ -26,7 +26,7 @@ class Completed:
 class Channel(Protocol):
     """A program on a node that speaks JSON lines on its stdin and stdout.
 
-    The end of its stdin tells the program that the controller is gone: closing or losing the channel is a signal.
+    When its stdin ends, because the channel was closed or lost, the program knows that the controller is gone.
     """
 
     def send(self, message: Mapping[str, Any]) -> None:

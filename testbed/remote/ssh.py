@@ -29,7 +29,7 @@ __all__ = ["Address", "JsonChannel", "SshConnection", "SshNode"]
 
 CONNECT_TIMEOUT_S = 15.0
 LOCK_TIMEOUT_S, CLOSE_TIMEOUT_S = 120.0, 2.0
-"""How long to wait for other threads that connect to the same machine, to use the connection and to close it."""
+"""How long to wait for the connection's lock, which other threads hold while they connect: to use it, to close it."""
 REPLY_TIMEOUT_S = 60.0
 """How long an SSH server may take to accept a command or data, and to report the exit status of one that has ended."""
 _LEAST_S = 0.2
@@ -44,8 +44,8 @@ def _default_remedy() -> str:
 class Address:
     """Address and credentials for SSH to a machine. `host_key` is a public key line (`ssh-ed25519 AAAA…`).
 
-    `remedy` is called if the machine does not answer; it returns the known reason and what to do. `cannot_answer` is
-    called before a connection is opened. A reason that it returns is reported at once, instead of after the timeout.
+    `remedy` is called if the machine does not answer; it returns the likely reason and what to do. `cannot_answer` is
+    called before a connection is opened; if it returns a reason, the connection fails at once instead of timing out.
     """
 
     host: str
@@ -58,10 +58,10 @@ class Address:
 
 
 class _Reply(threading.Event):
-    """Event of a channel that is set by the server's reply to a request, such as the one to run a command.
+    """The event of a channel that the server's reply to a request sets, with a timeout for waiting.
 
-    paramiko waits for it without a timeout (`Channel._wait_for_event`). A machine that hangs keeps its TCP connections,
-    so that this wait would not end.
+    paramiko waits for the reply without one (`Channel._wait_for_event`). A machine that hangs keeps its TCP connections
+    open, so that this wait would not end.
     """
 
     def __init__(self, name: str) -> None:
@@ -89,12 +89,12 @@ class _Transport(paramiko.Transport):
         self._wanted = threading.local()
 
     def open_unix(self, path: str, *, timeout_s: float) -> paramiko.Channel:
-        """Open a channel to a unix socket (OpenSSH's PROTOCOL, 2.4), which paramiko does not know."""
+        """Open a channel to a unix socket (OpenSSH's PROTOCOL, 2.4), for which paramiko has no function."""
         self._wanted.path = path
         return self.open_channel("direct-streamlocal@openssh.com", timeout=timeout_s)
 
     def _log(self, level: int, msg: str | list[str], *args: object) -> None:
-        """Log, but not that nothing listens at a socket: that is an answer, and paramiko logs it as an error."""
+        """Log a message, except paramiko's error for a socket at which nothing listens: callers expect that."""
         if not str(msg).startswith("Secsh channel"):
             super()._log(level, msg, *args)  # type: ignore[misc] # not in its stubs
 
@@ -132,7 +132,7 @@ class SshConnection:
         return session
 
     def unix_socket(self, path: str) -> paramiko.Channel | None:
-        """Connect to a unix socket of the machine. None: nothing listens there, or its SSH server refuses.
+        """Connect to a unix socket of the machine. None: nothing listens there, or the SSH server forbids it.
 
         Raises:
             Unreachable: the machine does not answer, or has another host key.
@@ -163,7 +163,7 @@ class SshConnection:
             return self._transport
 
     def _give_up(self, transport: _Transport) -> None:
-        """Close a connection that is of no use any more; another thread may have opened a new one meanwhile."""
+        """Close a broken connection, unless another thread has replaced it by a new one already."""
         transport.close()
         with self._exclusive():
             if self._transport is transport:
@@ -298,8 +298,8 @@ class SshNode:
 class JsonChannel:
     """A program on a node that speaks JSON lines; one thread reads, any thread may send.
 
-    A program that the SSH server has started has one channel, `session`. One that was forked there
-    (`faultbed.testbed.remote.warm_start`) has `session` for its stdin, and in `forked` those of its stdout and stderr.
+    A program that the SSH server has started has one channel, `session`. A program that a warm parent has forked
+    (`faultbed.testbed.remote.warm_start`) has `session` for its stdin, and `forked` for its stdout and stderr.
 
     Implements `faultbed.testbed.remote.remote_node.Channel`.
     """
@@ -360,7 +360,7 @@ class JsonChannel:
         self._lines.put(None)
 
     def _next_data(self) -> bytes:
-        """Return the next output; empty at its end. The program may be silent: only sending has a timeout."""
+        """Return the next output, or b"" at its end. Waits without a timeout, because a program may be silent."""
         while True:
             try:
                 return self._stdout.recv(65536)

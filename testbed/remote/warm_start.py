@@ -1,8 +1,8 @@
 """Start node programs by the warm parent of a machine (`faultbed.testbed.node.warm.warm_parent`), if it has one.
 
-An interpreter takes seconds to start on an emulated machine. The machines of a lab with a snapshot each have a process
-that has imported the node code, and forks programs on request. Its socket is named by the digest of its archive, so
-that a program is never forked from other code than this controller's.
+An interpreter takes seconds to start on an emulated machine. Each machine of a lab with a snapshot therefore runs a
+process that has imported the node code and forks programs on request. The name of its socket is the digest of its node
+archive, so that the controller never starts a program from other code than its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDER = "/run/faultbed/warm"
 _MODULE = "faultbed.testbed.node.warm.warm_parent"
 _STREAMS = ("stdin", "stdout", "stderr")
 _ANSWER_S = 10.0
-"""How long a warm parent may take to answer. A fork that comes later finds its client gone, and ends."""
+"""How long a warm parent may take to answer. A program that is forked later finds its client gone and ends."""
 _PREPARE_S = 300.0
 """Deadline for importing all node code on an emulated machine."""
 _GONE = (OSError, EOFError, paramiko.SSHException, ValueError, TypeError)
@@ -38,10 +38,10 @@ _GONE = (OSError, EOFError, paramiko.SSHException, ValueError, TypeError)
 def prepare(node: Node) -> dict[str, Any]:
     """Start the warm parent of a machine, and return what it reports: `pid`, `rss_kib`, `modules`, `missing`.
 
-    It ends the parents of other archives, whose snapshot this machine may have been resumed from.
+    A warm parent of other code, which a resumed snapshot may contain, is ended.
 
     Raises:
-        CommandFailed: it does not start.
+        CommandFailed: the warm parent did not start.
         Unreachable: there is no SSH connection.
     """
     path = f"PYTHONPATH={node_archive.archive().folder}"
@@ -54,9 +54,15 @@ def prepare(node: Node) -> dict[str, Any]:
 
 
 def start_program(connection: SshConnection, argv: Sequence[str]) -> JsonChannel | None:
-    """Fork a program: a module and its arguments. None: the machine has no warm parent of this archive that answers.
+    """Start a program in a fork of the warm parent and return its channel.
 
-    If there is no answer in time, nothing of the program has run and nothing will: it begins at this client's `go`.
+    Args:
+        connection: the connection to the machine.
+        argv: a module and its arguments.
+
+    Returns:
+        The program's channel, or None if no warm parent of this code answered in time. Then the program has not run
+        and will not run, because it begins only when this client sends `go`.
 
     Raises:
         Unreachable: the machine does not answer.
@@ -83,7 +89,7 @@ def start_program(connection: SshConnection, argv: Sequence[str]) -> JsonChannel
 
 
 def status(connection: SshConnection) -> dict[str, Any] | None:
-    """Return what the warm parent of a machine reports (`prepare`); None if it has none of this archive that answers.
+    """Return what the warm parent of a machine reports (see `prepare`), or None if none of this code answers.
 
     Raises:
         Unreachable: the machine does not answer.
@@ -109,12 +115,12 @@ def _send(channel: paramiko.Channel, message: dict[str, Any]) -> None:
 
 
 def _line(channel: paramiko.Channel) -> dict[str, Any]:
-    """Return the next line. Nothing follows it until this client has answered.
+    """Return the next line, decoded. The parent sends one line and then waits for this client.
 
     Raises:
-        OSError: there is none in time.
+        OSError: no line came within `_ANSWER_S`.
         EOFError: the parent has closed the connection.
-        ValueError, TypeError: it is not a JSON object.
+        ValueError, TypeError: the line is not a JSON object.
     """
     deadline, data = Deadline(_ANSWER_S), b""
     while not data.endswith(b"\n"):

@@ -1,14 +1,14 @@
-"""The audit log of a lab: who changed what, when, and how it is undone. Append-only JSON lines in its state directory.
+"""The audit log of a lab: each change with its user, time and how to revert it. JSON lines in its state directory.
 
     {"at": "2026-11-21T15:04:05.123456Z", "boot": "6c21…", "monotonic_s": 81.25, "who": "ann@laptop",
      "event": "armed", "kind": "link.flap", ...}
 
-`boot` is the boot id of this machine and `monotonic_s` its CLOCK_MONOTONIC, which all processes of a boot share. No
-step of the wall clock moves it, and it stands still during suspend, as the VMs of a soft lab do. Older lines lack both.
+`boot` is the boot id of this machine and `monotonic_s` its CLOCK_MONOTONIC. That clock ignores steps of the wall clock
+and stands still during suspend, as the VMs of a soft lab do. Older lines lack both.
 
-A change is logged before it is made (`arming`, `healing`, `provisioning`) and after it, however it ends; so are changes
-that the lab's owner or a target refuses. Each line is synced before the call returns; a line torn by a kill is skipped
-when the file is read. The log covers this controller only: other users' logs are in their homes.
+A change is logged before it is made (`arming`, `healing`, `provisioning`) and again when it has ended, with success or
+not. Changes that the lab's owner or a target refuses are logged, too. Each line is synced to disk before the call
+returns. A line that a kill left incomplete is skipped when the file is read. Each user's controller has its own log.
 """
 
 from __future__ import annotations

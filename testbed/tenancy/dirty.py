@@ -1,4 +1,4 @@
-"""The marks of a lab whose state is not known to be restored: it is DIRTY, or a command is (or was) changing it.
+"""The marks of a lab whose state may differ from its known state: it is DIRTY, or a command is (or was) changing it.
 
 DIRTY: the lab differs from its state before a command, or cannot be compared. It refuses work until `faultbed heal`.
 The mark contains the earlier state, which healing has to restore. `faultbed reset` removes the mark too: the snapshot
@@ -151,12 +151,12 @@ def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
 
 
 def leave_unknown(lab: Lab, work: Work, reasons: Sequence[str]) -> Outcome:
-    """Mark the lab DIRTY for these reasons, without a comparison. Raises no error."""
+    """Mark the lab DIRTY for these reasons, without comparing it. Raises no error."""
     return _as_dirty(lab.state_dir, work, tuple(reasons))
 
 
 def admit(lab: Lab, progress: Progress = lambda _: None) -> None:
-    """Admit a command to the lab, after the comparison that a killed command did not make.
+    """Admit a command to the lab. If an earlier command was killed before it compared the lab, compare it first.
 
     Raises:
         DirtyLab: the lab is DIRTY; the message says what to do.
@@ -313,7 +313,7 @@ def clean(folder: Path) -> None:
 
 
 def _compare_for_killed(lab: Lab, progress: Progress) -> None:
-    """Make the comparison that each killed command did not make; a difference marks the lab DIRTY."""
+    """Compare the lab for each command that was killed before it could; a difference marks the lab DIRTY."""
     folder = lab.state_dir
     for killed in in_progress.dead(folder):
         if is_marked(folder) or _others_running(folder, killed.covers):

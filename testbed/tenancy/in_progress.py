@@ -192,7 +192,7 @@ def _read(path: Path) -> Mark | None:
 
 
 def before_of(fields: Mapping[str, Any]) -> Fingerprint | None:
-    """Return the lab's state before the command of a mark; None: the mark has none that this version understands."""
+    """Return the lab's state before the command of a mark; None: the mark has no state, or one of another format."""
     nodes, covers = fields.get("before"), fields.get("covers", (WHOLE_LAB,))
     if not isinstance(nodes, dict) or not isinstance(covers, (list, tuple)):
         return None
@@ -214,7 +214,7 @@ def decoded(content: bytes) -> dict[str, Any]:
 
 
 def _is_locked(fd: int) -> bool:
-    """Return whether the owner holds its lock. A shared lock, so that two commands can check at the same time."""
+    """Return whether the owner holds its lock. Checks with a shared lock, so that two commands can check at once."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

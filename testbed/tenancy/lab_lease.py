@@ -1,7 +1,7 @@
 """Leases of a part of a lab, for as long as a command changes it.
 
-The command refreshes its lease when it makes progress (`LabLease.refresh`), and no thread does: a command that hangs
-loses its lease. After a loss the next refresh raises, and the command must not change the lab any more.
+The command refreshes its lease whenever it makes progress (`LabLease.refresh`). No background thread does, so that a
+command that hangs loses its lease. The next refresh then raises, and the command must not change the lab any more.
 
 Expiry uses CLOCK_BOOTTIME, which advances during suspend: a laptop that wakes up must not believe its lease is fresh.
 """
@@ -48,8 +48,9 @@ of a process that died on this machine is free at once."""
 
 
 _SURE = 0.8
-"""Fraction of a lease for which its holder relies on it. The rest covers the drift between the clocks of holder and
-store: at most 17 % if chrony slews both apart at full speed (83333 ppm each, chrony.conf(5), maxslewrate)."""
+"""Fraction of a lease after which its holder no longer relies on it. The rest covers the drift between the clocks of
+holder and store: at most 17 %, if chrony slews both apart at full speed (83333 ppm each, chrony.conf(5),
+maxslewrate)."""
 _SKIP_STORE = 0.6
 """Fraction of the lease that must remain for us to skip a check with the reservation store."""
 
@@ -194,7 +195,7 @@ def hold_if_recorded(inventory: Inventory, names: Iterable[str] = (), *, why: st
 
 
 def _is_dirty(inventory: Inventory) -> bool:
-    """Return whether a DIRTY part must stay reserved. Users of a soft lab share its folder, and see its mark there."""
+    """Return whether a DIRTY part must stay reserved. Not on a soft lab: its users see the mark in its folder."""
     return not traits_of(inventory.kind).has_snapshot and dirty.is_unknown(lab_dir(inventory.name))
 
 
@@ -230,7 +231,7 @@ def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float,
 
 
 def _never_all(inventory: Inventory) -> dict[str, frozenset[str]]:
-    """Return, by rack switch, the uplinks that must not all be affected at once; none if the lab allows that."""
+    """Return, by rack switch, the uplinks that must not all be affected at once; empty if the lab allows that."""
     if inventory.may_lose_all_uplinks:
         return {}
     links = {

@@ -1,15 +1,15 @@
-"""Rules of reservations on a shared lab, without a clock, a disk or a network.
+"""Rules of reservations on a shared lab. Pure: the caller provides the time, and reads and writes the entries.
 
-A lab has one list of entries. An entry covers hosts, switches and links by name (or the whole lab, `*`) and expires
-without any action of its owner. Its mode says what else the owner may do at the same time:
+A lab has one list of entries. An entry covers hosts, switches and links by name, or the whole lab (`*`), and expires by
+itself. Its mode decides which entries may overlap it:
 
-    booking      by hand, for hours; the owner's other entries may overlap it, other users' entries may not
-    shared       a flow or a fault by hand, for as long as it lasts; may overlap other such entries of the same owner
-    exclusive    an experiment or a test session: overlaps no entry but bookings of the same owner
-    dirty        what such an entry left behind on a rack: blocked for other users until its owner has healed it
+    booking      made by hand, for hours; entries of the same owner may overlap it
+    shared       a flow or a fault by hand, while it lasts; other shared entries of the same owner may overlap it
+    exclusive    an experiment or a test session; only bookings of the same owner may overlap it
+    dirty        a part of a rack that an entry left DIRTY; blocked for other users until its owner has healed it
 
-Two entries conflict if they cover a common thing and these rules do not let them overlap (`conflicts`). All times are
-seconds of the store's clock.
+Two entries conflict if they cover a common name and may not overlap (`conflicts`). All times are seconds of the store's
+clock.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def release(book: Book, token: str) -> Book:
 def end_entry(book: Book, token: str, *, owner: str, was_dirty: bool, is_dirty: bool, now_s: float) -> Book:
     """Remove an entry that has ended. If it left the lab DIRTY, what it covered stays reserved for its owner.
 
-    `was_dirty`: the lab was DIRTY when the entry began, so that the entry adds nothing to what is reserved.
+    With `was_dirty`, the lab was DIRTY already when the entry began, so nothing more is reserved.
     """
     mine, rest = f"dirty-{owner}", release(book, token)
     left = next((entry for entry in book if entry.token == token), None)

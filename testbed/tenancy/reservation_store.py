@@ -11,9 +11,10 @@ read. After a conflict with another write, they are read again.
 A write that is interrupted leaves the old version or the new one. The text is received and verified before the lock is
 taken, and a file that exists but cannot be read does not count as empty.
 
-A clock that is set must not end a lease. The store's time therefore advances with the uptime of its machine (proc(5),
-uptime), starting from its value at the last write. After a boot the time of day is read once. It may be hours ahead (a
-hardware clock in local time). Bookings then follow the time of day, and a running command keeps the rest of its lease.
+Setting the machine's clock must not end a lease. The store's time is therefore its value at the last write plus the
+uptime since then (proc(5), uptime). After a boot, the store reads the time of day once, which may be wrong by hours (a
+hardware clock in local time). Leases are moved by the difference, so that a running command keeps the rest of its
+lease; bookings end at a time of day and are not moved.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ class ReservationStore:
 
 
 def _time_of(clock: _Clock | None, boot: str, *, up_s: float, wall_clock_s: float) -> tuple[float, bool]:
-    """Return the store's time, and whether it is adrift: the machine (or container) has booted since the last write."""
+    """Return the store's time, and whether the machine (or container) has booted since the last write (adrift)."""
     if clock is None:
         return wall_clock_s, True
     now_s = up_s + clock.ahead_s

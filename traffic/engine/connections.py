@@ -1,13 +1,14 @@
 """Establish the connections of a run, and rebuild a connection after a QP error.
 
-A connection takes three rounds with both of its ends. `qp`: each end creates a QP and reports it. `connect`: each end
-moves its QP to RTS. `go`: both ends may send. Every attempt has its own generation number. A message about an older
-generation is recorded and otherwise ignored.
+Establishing a connection takes three requests to both of its ends. `qp`: create a QP and report it. `connect`: move the
+QP to RTS. `go`: start to send. Every attempt has its own generation number. Messages about an older generation change
+nothing; an error in one is still recorded.
 
-A connection with substitutes fails only if none of them is up. While one is up, it is rebuilt repeatedly, with pauses.
+Two tasks may have several connections between them. With `has_substitutes`, the data of a lost connection go over the
+others: while another one is up, the lost one is rebuilt at intervals, without a deadline.
 
-An episode begins with the first error of a connection. Errors during an episode count as further attempts. The episode
-ends when data has completed on the new QPs. It is a failure if that takes longer than the plan's `peer_deadline_s`.
+An episode begins with the first error of a connection. Further errors during the episode count as attempts. The episode
+ends when data has completed on the new QPs. The run fails if that takes longer than the plan's `peer_deadline_s`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ __all__ = ["ConnectionManager", "first_psn"]
 
 RETRY_PAUSE_NS = 250_000_000
 _GOLDEN = 5_184_445
-"""2**23 divided by the golden ratio, rounded to an odd number: only then do its multiples repeat after 2**23 and not
-sooner."""
+"""2**23 divided by the golden ratio, rounded to an odd number: multiples of an odd number modulo 2**23 are distinct."""
 
 
 class _ConnectionState:
@@ -46,16 +46,16 @@ class _ConnectionState:
 def first_psn(number: int) -> int:
     """Return the first PSN of the QP end with serial number `number`, which counts from 1.
 
-    The PSNs are multiples of 2**23 over the golden ratio. No two of 2**23 - 1 ends get the same PSN, and none gets 0.
-    The PSNs of n ends are at least about 2**23 / 2.6 n apart (three-distance theorem). A packet of a lost QP is
-    therefore out of sequence for its replacement, and a capture can identify queue pairs by their PSNs. Only the lower
-    half of the PSN range is used, so that PSNs can count up without wrapping.
+    PSNs are multiples of 2**23 over the golden ratio, modulo 2**23. The first 2**23 - 1 ends get different PSNs, none
+    of them 0. The PSNs of n ends are at least about 2**23 / (2.6 n) apart (three-distance theorem). A packet of a lost
+    QP is therefore out of sequence for its replacement, and a capture can identify queue pairs by their PSNs. First
+    PSNs use only the lower half of the PSN range, so that PSNs can count up without wrapping.
     """
     return number * _GOLDEN % (1 << 23)
 
 
 class ConnectionManager:
-    """The connections of a run. One thread feeds it events; any thread may read `connections`."""
+    """Establishes and rebuilds the connections of a run. One thread calls it; any thread may read `connections`."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class ConnectionManager:
         """Whether any QP was lost so far."""
         return bool(self.rebuilds) or any(state.episode is not None for state in self._states.values())
 
-    def make_all(self) -> None:
+    def establish_all(self) -> None:
         """Start to establish every connection."""
         for state in self._states.values():
             self._establish(state)
@@ -204,9 +204,9 @@ class ConnectionManager:
         self.qp_errors.append(error)
         self._publish("qp_error", now_ns, qp_error=error)
         if self._state_of(message) is None:
-            return  # the other end reported it first, and the rebuild is under way
+            return  # the other end has reported the error already, and the rebuild is under way
         if not state.is_up:
-            state.retry_ns = now_ns  # the other end has not joined yet and would wait for this one
+            state.retry_ns = now_ns  # retry at once: the other end would wait for a QP that is lost
             return
         if state.episode is None:
             state.episode = Rebuild(
@@ -221,7 +221,7 @@ class ConnectionManager:
             )
         state.is_up = False
         if state.episode.attempts and self._has_substitute(state):
-            state.retry_ns = now_ns + RETRY_PAUSE_NS  # no data waits for it: its substitutes carry it meanwhile
+            state.retry_ns = now_ns + RETRY_PAUSE_NS  # not urgent: its substitutes carry the data meanwhile
             return
         self._rebuild(state, now_ns)
 

@@ -222,7 +222,7 @@ class Running(Generic[Result]):
                     "spec": dict(task.spec),
                 },
             )
-        self._manager.make_all()
+        self._manager.establish_all()
         if not self._handle_events_until(
             lambda: not self._manager.down,
             SETUP_TIMEOUT_S,

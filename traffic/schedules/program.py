@@ -1,7 +1,7 @@
-"""Convert blocks to elements: the work of one rank, as plain JSON data for its node.
+"""Convert a schedule to programs: the work of each rank in offsets and counts of elements, as plain JSON data.
 
-The memory of a rank is one array: its input, then its work buffer. With `in_place` there is no input: the pattern is
-written where the local step would have copied it.
+The memory of a rank is one array: its input, then its work buffer. With `in_place` there is no separate input: the test
+pattern is written directly to the work buffer, and nothing is copied there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 PATTERN_SHIFT = 1009
-"""Offset between the patterns of programs in sequence, so that data of one program never matches another."""
+"""Offset between the test patterns of consecutive programs, so that data of one never matches data of another."""
 
 Ints = npt.NDArray[np.int64]
 Program = dict[str, Any]
@@ -47,10 +47,10 @@ def block_bounds(elements: int, chunks: int) -> Ints:
 
 
 def skewed_counts(elements: int, ranks: int, skew: float) -> Ints:
-    """Return how many elements rank i sends to rank j, of shape (i, j), in an all-to-allv of `elements` per rank.
+    """Return how many elements rank i sends to rank j in an all-to-allv of `elements` per rank.
 
-    Rank j gets a share proportional to 1 / (j + 1)^skew (Zipf): 0 is even, 1 makes rank 0 hot. Every rank gets
-    something.
+    The array has the shape (ranks, ranks); entry [i, j] is what i sends to j. The share of rank j is proportional to
+    1 / (j + 1)^skew (Zipf): a `skew` of 0 is even, 1 makes rank 0 hot. Each entry is at least 1.
 
     Raises:
         UsageError: fewer elements than ranks.
@@ -92,13 +92,18 @@ def peers_of(programs_of_ranks: Sequence[Program]) -> tuple[tuple[int, int], ...
 def programs(
     schedule: Schedule, layout: Layout, *, in_place: bool = False, closing_barrier: bool = False
 ) -> list[Program]:
-    """Return the program of each rank. All offsets and counts are in elements of the rank's one array.
+    """Return the program of each rank. All offsets and counts are in elements of the rank's array.
 
-    `fills` are `[offset, count, index, kept]`: where to write elements `index` and following of the rank's pattern, and
-    whether they are an input that the collective must not change. `copies` are `[to, from, count]`. `sends` are `[step,
-    dst, offset, count]`, `recvs` are `[step, src, offset, count, op]`, both in step order, without empty messages. A
-    rank enters a step of `fences` when all earlier work is done. `results` are `[offset, count, source, index]`: a
-    source below 0 is a reduction over `groups[-1 - source]`.
+    A program has these lists:
+
+    * `fills`, `[offset, count, index, kept]`: write `count` elements of the rank's test pattern, from element `index`.
+      `kept` is 1 if they are an input that the collective must not change.
+    * `copies`, `[to, from, count]`: copies within the array.
+    * `sends`, `[step, dst, offset, count]`, and `recvs`, `[step, src, offset, count, op]`: messages in step order, none
+      of them empty.
+    * `fences`: steps that a rank enters only when all its earlier work is done.
+    * `results`, `[offset, count, source, index]`: expected contents, which are the pattern of rank `source` from
+      element `index`. A source below 0 is a reduction over the ranks of `groups[-1 - source]`.
 
     With `closing_barrier` no rank finishes before all ranks have done their work.
 
@@ -110,15 +115,15 @@ def programs(
             f"an all-to-all of {layout.elements} elements cannot be divided among {schedule.ranks} ranks; "
             f"use {-(-layout.elements // schedule.ranks) * schedule.ranks} elements, or all-to-allv"
         )
-    every = expanded(schedule)
-    local, moving = every[every["step"] < 0], every[every["step"] >= 0]
-    if in_place and every["from_input"][every["step"] >= 0].any():
+    moves = expanded(schedule)
+    local, moving = moves[moves["step"] < 0], moves[moves["step"] >= 0]
+    if in_place and moving["from_input"].any():
         raise UsageError(f"{schedule.collective} by {schedule.algorithm} cannot run in place: it sends from its input")
     bounds = [
-        (_input(schedule, layout, rank, in_place=in_place), layout.work_bounds(schedule, rank))
+        (_input_bounds(schedule, layout, rank, in_place=in_place), layout.work_bounds(schedule, rank))
         for rank in range(schedule.ranks)
     ]
-    by_rank = [_frame(schedule, layout, rank, in_place=in_place) for rank in range(schedule.ranks)]
+    by_rank = [_without_moves(schedule, layout, rank, in_place=in_place) for rank in range(schedule.ranks)]
     for row in local.tolist():
         _add_local(by_rank[row[1]], row, layout.input_bounds(schedule, row[1]), *bounds[row[1]], in_place=in_place)
     for step, src, dst, source, target, span, reduce, from_input in moving.tolist():
@@ -138,8 +143,8 @@ def programs(
     return by_rank
 
 
-def _input(schedule: Schedule, layout: Layout, rank: int, *, in_place: bool) -> Ints:
-    """Return the offsets of the input blocks within the rank's array; undefined for blocks that it does not hold."""
+def _input_bounds(schedule: Schedule, layout: Layout, rank: int, *, in_place: bool) -> Ints:
+    """Return the offsets of the input blocks in the rank's array. Those of blocks that it does not hold are invalid."""
     whole = layout.input_bounds(schedule, rank)
     return whole if in_place else whole - whole[input_blocks(schedule, rank)[0]]
 
@@ -148,7 +153,8 @@ def _extent(bounds: Ints, first: int, span: int) -> tuple[int, int]:
     return int(bounds[first]), int(bounds[first + span] - bounds[first])
 
 
-def _frame(schedule: Schedule, layout: Layout, rank: int, *, in_place: bool) -> Program:
+def _without_moves(schedule: Schedule, layout: Layout, rank: int, *, in_place: bool) -> Program:
+    """Return a rank's program without copies and messages: its sizes, its input and its expected results."""
     own = layout.input_bounds(schedule, rank)
     index, count = _extent(own, *input_blocks(schedule, rank))
     size = 0 if in_place else count
@@ -189,7 +195,7 @@ def _add_local(program: Program, row: Any, whole: Ints, inputs: Ints, work: Ints
 
 
 def in_sequence(first: Program, second: Program, *, steps: int) -> Program:
-    """Join two programs of a rank into one array, with a fence between them at step `steps`."""
+    """Join two programs of a rank: `second` begins at step `steps`, when all work of `first` is done."""
     shift, groups = first["elements"], len(first["groups"])
     return {
         **first,
@@ -213,9 +219,9 @@ def in_sequence(first: Program, second: Program, *, steps: int) -> Program:
 
 
 def with_own_pattern(program: Program, number: int) -> Program:
-    """Return the program with another part of the pattern as its input, so that its data matches no other program.
+    """Return the program with its input from another part of the test pattern, chosen by `number`.
 
-    `number` must be the same for all ranks.
+    Programs with different numbers have different data. All ranks of a program must use the same number.
     """
     pattern_offset = PATTERN_SHIFT * number
     return {
@@ -228,7 +234,7 @@ def with_own_pattern(program: Program, number: int) -> Program:
 
 
 def with_world_ranks(program: Program, members: Sequence[int], ranks: int) -> Program:
-    """Return a group's program with the rank numbers of a world of `ranks` ranks. `members` lists the group's ranks."""
+    """Return a group's program with rank numbers of a world of `ranks` ranks: rank i of the group is `members[i]`."""
     return {
         **program,
         "rank": members[program["rank"]],

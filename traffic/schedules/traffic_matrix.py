@@ -8,9 +8,9 @@ __all__ = ["pair_bytes"]
 
 
 def pair_bytes(schedule: Schedule, size_bytes: float) -> dict[tuple[int, int], float]:
-    """Return the bytes that rank `src` sends to rank `dst`, by (src, dst), of a buffer of `size_bytes`.
+    """Return the bytes that each rank sends to each other rank in a collective of `size_bytes`, by (src, dst).
 
-    Blocks count as equally long. Pairs that exchange nothing are left out.
+    All blocks are assumed to be equally long. Pairs that exchange nothing are left out.
     """
     block = size_bytes / schedule.chunks
     sent: dict[tuple[int, int], float] = {}

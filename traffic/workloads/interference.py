@@ -1,4 +1,4 @@
-"""How much the groups of a job slow each other down: the same collectives, all at once and each group alone.
+"""Interference: how much the groups of a job slow each other down, measured by running each group alone as well.
 
 The groups of a phase run at the same time and are not synchronised. They share RNICs, links and switches, and on a soft
 lab the CPUs of the machine. The interference ratio is the time of a group's collective in the whole job over its time
@@ -16,7 +16,7 @@ from faultbed.traffic.workloads.job import JobResult, JobSpec, groups
 __all__ = ["Interference", "Place", "alone", "interference"]
 
 Place = tuple[int, tuple[str, ...]]
-"""A phase, and the RNICs of the members of a group."""
+"""A group of a phase: the phase's index, and the RNIC of each member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Interference:
 
 
 def alone(spec: JobSpec, ranks: Sequence[str], algorithms: Sequence[str]) -> dict[Place, JobSpec]:
-    """Return the jobs that run one group of one phase alone. Groups on the same RNICs are alike and need only one.
+    """Return a job for each group of each phase, which runs that group alone. Groups on the same RNICs share a job.
 
     Args:
         spec: the whole job.

@@ -57,7 +57,7 @@ def execute(
     *,
     engines: Engines | None = None,
 ) -> Execution:
-    """Replay a trace like `run`, and return the raw data of all ranks."""
+    """Replay a trace as `run` does, and return the data of every rank instead of a summary."""
     check(spec)
     ranks = _ranks(lab, spec, trace)
     trace_batches = batches(trace, spec, cost.NETWORKS[lab.kind])
@@ -68,7 +68,7 @@ def execute(
         if engines is None:
             engines = stack.enter_context(Engines.start(lab, dict.fromkeys(rank.host for rank in ranks)))
         for number, plan in [pair for _ in range(times) for pair in enumerate(plans)]:
-            with begin(lab, plan, _unchanged, on_event, engines) as running:
+            with begin(lab, plan, _raw_data, on_event, engines) as running:
                 ended.append((number, running.wait(timeout_s(running, spec.repeat))))
             if running.failure is not None:
                 break
@@ -94,7 +94,7 @@ def start_trace(
     repeat: int,
     on_event: OnEvent | None = None,
 ) -> Running[Result]:
-    """Start a workload that was converted to a trace, on the ranks of its spec. `finish` builds its result.
+    """Start a workload that was converted to a trace, on the RNICs that its spec selects. `finish` builds its result.
 
     Raises:
         UsageError: the trace does not fit this lab, or needs more than one batch; nothing was started.
@@ -103,7 +103,7 @@ def start_trace(
     common = {field.name: getattr(spec, field.name) for field in fields(RanksSpec)}
     as_replay = ReplaySpec(**common, repeat=repeat, batch_bytes=CONVERTED_JOB_BYTES)
     check(as_replay)
-    return _start_whole(lab, as_replay, place(lab, spec), trace, finish, on_event)
+    return _start_one_batch(lab, as_replay, place(lab, spec), trace, finish, on_event)
 
 
 def start(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | None = None) -> Running[RoundsResult]:
@@ -115,10 +115,10 @@ def start(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent | N
     """
     check(spec)
     ranks = _ranks(lab, spec, trace)
-    return _start_whole(lab, spec, ranks, trace, rounds, on_event)
+    return _start_one_batch(lab, spec, ranks, trace, rounds, on_event)
 
 
-def _start_whole(
+def _start_one_batch(
     lab: TrafficLab,
     spec: ReplaySpec,
     ranks: tuple[Endpoint, ...],
@@ -136,8 +136,8 @@ def _start_whole(
 
 def timeout_s(running: Running[Any], rounds: int) -> float:
     """Return a timeout for `rounds` rounds of a running replay."""
-    each_s: float = max(task.spec["deadline_ms"] for task in running.plan.tasks) / 1000
-    return SPARE_S + running.plan.stall_deadline_s + rounds * each_s
+    round_s: float = max(task.spec["deadline_ms"] for task in running.plan.tasks) / 1000
+    return SPARE_S + running.plan.stall_deadline_s + rounds * round_s
 
 
 def _deadline_s(spec: ReplaySpec, batch: Batch) -> float:
@@ -145,7 +145,8 @@ def _deadline_s(spec: ReplaySpec, batch: Batch) -> float:
     return spec.deadline_s * max(1, len(batch.operations)) + batch.pauses_ns / 1e9
 
 
-def _unchanged(running: Running[Any]) -> Running[Any]:
+def _raw_data(running: Running[Any]) -> Running[Any]:
+    """Return the run itself: a result is computed later, from the runs of all batches."""
     return running
 
 
@@ -156,14 +157,14 @@ def _plan(spec: ReplaySpec, ranks: Sequence[Endpoint], batch: Batch, number: int
         UsageError: its queue pairs can overrun the completion queue of an RNIC.
     """
     check_completion_queues(spec, ranks, batch.programs)
-    patient = dataclasses.replace(
+    with_deadlines = dataclasses.replace(
         spec,
         deadline_s=_deadline_s(spec, batch),
         stall_deadline_s=spec.stall_deadline_s + batch.pauses_ns / 1e9,
     )
     return rank_plan(
         f"replay of {len(batch.operations)} operations" + (f" (batch {number + 1} of {count})" if count > 1 else ""),
-        patient,
+        with_deadlines,
         ranks,
         batch.programs,
         iterations=spec.repeat if count == 1 else 1,

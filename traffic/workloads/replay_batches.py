@@ -50,8 +50,8 @@ class ReplaySpec(RanksSpec):
 class Batch:
     """Operations that run as one program per rank.
 
-    `phases[i][m]` is the phase of operation i in the program of its member m. `gates[i][m]` is the pause before it, if
-    any.
+    `phases[i][m]` is the index of operation i in the program of its member m. `gates[i][m]` is the index of the pause
+    before it among that program's pauses, or None. `pauses_ns` is the sum of all pauses.
     """
 
     operations: tuple[Operation, ...]

@@ -1,4 +1,4 @@
-"""Results of a replay: the time of each operation of the trace, and of the whole."""
+"""Results of a replay: the time of each operation of the trace, and of the whole trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ __all__ = ["Execution", "OperationTime", "ReplayResult", "RoundsResult", "operat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationTime:
-    """An operation and its median time. Each replay counts by the fastest member, which did not wait for the others."""
+    """An operation of a trace and its median time over all replays.
+
+    The time in one replay is that of the fastest member: the last one to start, which did not wait for the others.
+    """
 
     record: int
     collective: str
@@ -57,10 +60,10 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundsResult(RanksResult):
-    """Result of a replay of one batch in rounds. An iteration is one pass over the whole trace.
+    """Result of replaying a trace that is one batch. A round, also called an iteration, replays the whole trace once.
 
-    `iteration_p50_ns` and so on are over the slowest rank of each round. `operations` have their medians over the
-    rounds.
+    `iteration_p50_ns`, `_p95_ns` and `_p99_ns` are percentiles over the rounds; the length of a round is that of its
+    slowest rank.
     """
 
     spec: ReplaySpec
@@ -74,7 +77,7 @@ class RoundsResult(RanksResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """A finished replay, rank by rank. `runs[i]` are the number of a batch and its run."""
+    """A finished replay with the data of every rank. `runs[i]` is the index of a batch and the run that replayed it."""
 
     spec: ReplaySpec
     trace: Trace
@@ -95,13 +98,13 @@ class Execution:
 
     @property
     def wrong_elements(self) -> int:
-        """Sum of wrong elements over all ranks, with those of the warm-up."""
+        """Number of wrong elements over all ranks, those of the warm-up included."""
         counted = sum(item.wrong_elements for per_rank in self.iterations for rank in per_rank for item in rank)
         return counted + sum(running.warmup_wrong for _, running in self.runs)
 
     @property
     def iterations(self) -> tuple[tuple[tuple[Iteration, ...], ...], ...]:
-        """Iterations of rank r in run i: `iterations[i][r]`."""
+        """Iterations by run and rank: `iterations[i][r]` are those of rank r in run i."""
         return tuple(
             tuple(iterations_of(running, task_name(rank)) for rank in range(len(self.ranks)))
             for _, running in self.runs
@@ -109,7 +112,7 @@ class Execution:
 
 
 def rounds(done: Execution) -> RoundsResult:
-    """Return the result of a replay that was one batch, in rounds."""
+    """Return the result of a replay that was one batch."""
     ((_, running),) = done.runs
     per_rank, batch = done.iterations[0], done.batches[0]
     lengths = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
@@ -147,7 +150,16 @@ def result(done: Execution) -> ReplayResult:
 
 
 def operation_times_ns(batch: Batch, index: int, per_rank: Sequence[Sequence[Iteration]]) -> list[int]:
-    """Return the time of an operation in each iteration that all members finished, of the member that waited least."""
+    """Return the time of an operation in each iteration that all of its members finished.
+
+    Args:
+        batch: the batch of the operation.
+        index: index of the operation in the batch.
+        per_rank: the iterations of each rank.
+
+    Returns:
+        Nanoseconds, of the fastest member in each iteration: it entered last and did not wait for the others.
+    """
     ends = list(zip(batch.phases[index], batch.gates[index], strict=True))
     rows = zip(*(per_rank[member] for member in batch.operations[index].members), strict=False)
     return [min(_took_ns(item, *end) for item, end in zip(row, ends, strict=True)) for row in rows]

@@ -20,18 +20,21 @@ if TYPE_CHECKING:
 
 __all__ = ["aligned", "goodput_chart"]
 
-_LANE_IN = 0.22
+_LANE_HEIGHT_IN = 0.22
 _COLOURS = (GOODPUT, OTHER)
 
 
 def aligned(side_a: Side, side_b: Side) -> bool:
-    """Return whether both runs have a first fault to align them; otherwise they are aligned at their start."""
+    """Return whether a fault fired in both runs, so that the first firings are aligned; otherwise the starts are."""
     return origin_ns(side_a) is not None and origin_ns(side_b) is not None
 
 
 @mpl.rc_context(STYLE)
 def goodput_chart(side_a: Side, side_b: Side) -> Chart | None:
-    """Draw rolling goodput of all ranks of A and B, with a lane for each run's faults. None without samples of both."""
+    """Draw the rolling goodput of all ranks of A and B, with a row for each run's faults.
+
+    Return None if a run has no samples of goodput.
+    """
     if any(side.observed.goodput is None or not len(side.observed.goodput.bytes) for side in (side_a, side_b)):
         return None
     origins = [_origin_s(side, at_fault=aligned(side_a, side_b)) for side in (side_a, side_b)]
@@ -43,17 +46,15 @@ def goodput_chart(side_a: Side, side_b: Side) -> Chart | None:
 
     def draw(width: float, *, narrow: bool) -> str:
         height = 2.2 if narrow else 2.8
-        lanes = [lane_bands for lane_bands in bands if lane_bands]
-        figure = Figure(figsize=(width, height + _LANE_IN * len(lanes) + 0.5))
-        heights = [height, *[_LANE_IN] * len(lanes)]
+        lanes = [(letter, lane_bands) for letter, lane_bands in zip("AB", bands, strict=True) if lane_bands]
+        figure = Figure(figsize=(width, height + _LANE_HEIGHT_IN * len(lanes) + 0.5))
+        heights = [height, *[_LANE_HEIGHT_IN] * len(lanes)]
         rows = figure.subplots(
             len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights, "hspace": 0.12}
         )[:, 0]
         _lines(rows[0], (side_a, side_b), origins, narrow=narrow)
-        for axes, letter, lane in zip(
-            rows[1:], [letter for letter, lane_bands in zip("AB", bands, strict=True) if lane_bands], lanes, strict=True
-        ):
-            _lane(axes, letter, lane)
+        for axes, (letter, lane_bands) in zip(rows[1:], lanes, strict=True):
+            _lane(axes, letter, lane_bands)
         if aligned(side_a, side_b):
             for axes in rows:
                 axes.axvline(0, color=INK, linewidth=0.8, zorder=1)

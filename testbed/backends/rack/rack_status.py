@@ -1,6 +1,6 @@
 """The status of a rack lab: which machines answer SSH, whose host keys are pinned, and whether the lab is DIRTY.
 
-Nothing logs in to a machine: only the banner of its SSH server is read.
+No login takes place: only the banner of each SSH server is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SSH_PORT = 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineStatus:
-    """The status of one machine, whose address is `at`.
+    """The status of one machine; `at` is its address.
 
     `ssh` says whether an SSH server answers at that address, `pinned` whether this controller has its host key. If one
     of the two is false, `why` is the reason.

@@ -1,4 +1,4 @@
-"""KVM if it works, TCG otherwise.
+"""Choose the accelerator for QEMU on this machine: KVM if it works, TCG otherwise.
 
 A `/dev/kvm` that opens proves nothing: on nested or restricted machines a stock guest can hang under it forever. The
 guest kernel is therefore booted once under KVM with deadlines for the first byte that it prints, in wall-clock time and
@@ -32,7 +32,8 @@ FIRST_BYTE_S = 4.0
 """Even an emulated kernel prints its version within two seconds; one that hangs under KVM prints nothing."""
 FIRST_BYTE_CPU_S = 1.0
 _KILLED_S = 10.0
-"""CPU time in which a working kernel prints its first byte, however busy the machine is. A hung kernel spins."""
+"""CPU time within which a working kernel prints its first byte. CPU time, because a hung kernel spins, and wall-clock
+time depends on how busy the machine is."""
 
 _WORD = b"faultbed-probe-ok"
 

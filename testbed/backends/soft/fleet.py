@@ -1,4 +1,4 @@
-"""All VMs of one lab: disks, start, the wait for SSH, snapshot, end."""
+"""Operations on all VMs of a lab: create disks, start, wait for SSH, save a snapshot, end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def start(
 ) -> dict[str, VmState]:
     """Start all VMs, each on its SSH port of `ports`.
 
-    `record` is called for each VM at once, so that after a kill of the controller there is a record of what to end.
+    `record` is called as soon as a VM runs, so that a later command can end it if the controller is killed.
     """
     started: dict[str, VmState] = {}
     for machine in all_vms:
@@ -169,7 +169,7 @@ def _name_of(item: object) -> str:
 
 
 def end(all_vms: Sequence[Vm], state: LabState | None) -> int:
-    """End the processes of all VMs, recorded or not, and return how many there were.
+    """End the processes of all VMs, in the record or not, and return how many there were.
 
     A controller that is killed between starting a VM and recording it leaves a VM that only its disk identifies.
     """

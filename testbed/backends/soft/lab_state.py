@@ -1,4 +1,4 @@
-"""The recorded state of a soft lab: which VMs run, and what its snapshot was made from."""
+"""The recorded state of a soft lab: its running VMs, and the inputs of its snapshot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 class VmState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A running VM: identity of its QEMU process (`testbed/backends/soft/vm_process.py`) and its SSH port on 127.0.0.1.
 
-    A `start_ticks` of 0 means that a version which did not record it wrote the file.
+    `start_ticks` is 0 if an older version of faultbed, which did not record it, wrote the file.
     """
 
     pid: int

@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 PATIENCE_S = 3.0
-"""How long one status query waits for a VM's SSH banner. VMs of a busy machine have taken longer."""
+"""How long one status query waits for a VM's SSH banner. On a busy machine a VM may need longer (`patient_status`)."""
 PATIENCE_BEFORE_BROKEN_S, PATIENCE_BEFORE_END_S = 15.0, 60.0
 """How long a VM may take to send its SSH banner before its lab is reported as broken, and before `up` replaces it."""
 
@@ -78,7 +78,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmStatus:
-    """One VM: `ssh` says whether its SSH server answers, `panic` why its kernel has died."""
+    """The status of one VM: `ssh` is whether its SSH server answers, `panic` the reason if its kernel has died."""
 
     name: str
     pid: int | None
@@ -100,7 +100,7 @@ class Status:
 
 
 def vms(inventory: Inventory) -> tuple[Vm, ...]:
-    """Return the VMs of a lab, the carrier first; for a running lab with the sockets that it was started with."""
+    """Return the VMs of a lab, the carrier first. VMs of a running lab have the sockets that they were started with."""
     folder = lab_dir(inventory.name)
     try:
         sockets = sockets_of(folder)
@@ -180,7 +180,7 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
 
 
 def down(inventory: Inventory) -> bool:
-    """Stop a lab and keep its snapshot; return whether there was a record or a VM of it."""
+    """Stop a lab and keep its snapshot. Return whether it was up: whether it had a record or a running VM."""
     folder = lab_dir(inventory.name)
     if not folder.exists():
         return False
@@ -192,7 +192,7 @@ def down(inventory: Inventory) -> bool:
 def purge(inventory: Inventory) -> bool:
     """Stop a lab and remove all of its files, including its snapshot; return whether there were any.
 
-    Its folder is renamed first: an `up` that begins while the old files are being removed has a folder of its own.
+    The folder is renamed first, so that an `up` that begins meanwhile creates a new folder.
     """
     folder = lab_dir(inventory.name)
     existed = folder.exists()
@@ -208,9 +208,10 @@ def purge(inventory: Inventory) -> bool:
 
 
 def reset(inventory: Inventory, progress: Progress, *, lab: lab_module.Lab | None = None) -> None:
-    """Restore a running lab from its snapshot, even if VMs have died. SSH connections end, SSH ports stay.
+    """Restore a running lab from its snapshot, even if VMs have died. SSH ports stay the same, SSH connections end.
 
-    The connections of an open `lab` are replaced: a new one costs an emulated machine as much CPU time as ten commands.
+    The connections of an open `lab` are opened again during the reset: key exchange costs an emulated machine as much
+    CPU time as ten commands.
 
     Each VM gets a new QEMU process. Loading the snapshot into the running one would move the guest's clocks forward by
     the time since it was taken (QEMU's tick counter never goes back: softmmu/cpu-timers.c), and every timer in the
@@ -304,7 +305,7 @@ def patient_status(inventory: Inventory, progress: Progress, *, patience_s: floa
 
 
 def warm_parents(inventory: Inventory) -> dict[str, dict[str, Any] | None]:
-    """Return what the warm parent of each machine reports; None: its programs are started without one.
+    """Return what the warm parent of each machine reports, or None for a machine without one.
 
     Machines that do not answer are left out.
     """
@@ -332,7 +333,7 @@ def _boot(
     key: str,
     progress: Progress,
 ) -> None:
-    """Boot, provision and verify a lab from nothing, and take its snapshot."""
+    """Boot, provision and verify a lab without using a snapshot, and take a new one."""
     (folder / "snapshot.json").unlink(missing_ok=True)
     shutil.rmtree(folder / "vms", ignore_errors=True)
     controller = ssh_access.generate()
@@ -433,8 +434,8 @@ def _wake(inventory: Inventory, progress: Progress, lab: lab_module.Lab | None) 
 def _set_clock(node: Node) -> None:
     """Set a guest's clock as soon as it answers.
 
-    Under emulation, on a machine with other work to do, a guest that has just been restored may take longer to agree on
-    keys than a connection may take otherwise.
+    On a busy machine, the key exchange with an emulated guest that was just restored may take longer than the usual
+    timeout of a connection.
 
     Raises:
         Unreachable: it does not answer within `_WAKE_S`.
@@ -499,7 +500,7 @@ def _remove_sockets(folder: Path) -> None:
 
 
 def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> bool:
-    """Return whether this inventory's lab is up, and was made from the present image, playbooks and node code.
+    """Return whether the lab is up and was made from this inventory and the current image, playbooks and node code.
 
     Raises:
         UsageError: it is up from another inventory of the same name.

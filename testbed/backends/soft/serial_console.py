@@ -19,9 +19,9 @@ _WORK = re.compile(_STAMP + r"(?:RIP: \S+?:)(\S+)\+0x", re.MULTILINE)
 
 
 def panic(console: Path) -> str | None:
-    """Return why the kernel of this console panicked, in its own words; None: it did not.
+    """Return the panic message of the kernel that writes to this console; None: it has not panicked.
 
-    Each QEMU process truncates the file, so that it belongs to the running VM. The kernel's messages:
+    Each QEMU process truncates the file, so its content is that of the running VM. Source of the messages: Linux,
     kernel/panic.c, arch/x86/kernel/dumpstack.c.
     """
     try:

@@ -1,6 +1,6 @@
-"""The key of a soft lab and its snapshot: a lab can only use a snapshot that was made from the same inputs.
+"""The key of a soft lab's snapshot: a hash of its inputs. A lab can only use a snapshot that has the same key.
 
-The key leaves out two things: the node code, which is updated in an existing snapshot, and everything for racks only.
+Two things are not in the key: the node code, which is updated in an existing snapshot, and values that only racks use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One VM of a soft lab: its QEMU command line, start, and end.
 
-The only network listener of a VM is the forward of its SSH port on 127.0.0.1, whose number QEMU picks (so that no port
-is busy). QMP and the wires are unix sockets in a folder that only this user can enter.
+The only network listener of a VM is its forwarded SSH port on 127.0.0.1. QEMU picks a free port number. QMP and the
+wires are unix sockets in a folder that only this user can enter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Identity of a VM's QEMU process: decides which process counts as alive, and which may be signalled.
 
-A process id alone names nothing, because the kernel reuses it. The id together with the start time and the boot id of
-the machine names exactly one process (proc(5), `/proc/PID/stat` field 22), in every environment: a login shell, cron,
-CI and sudo read the same three values.
+A process id alone does not identify a process, because the kernel reuses ids. The id, the start time (proc(5),
+`/proc/PID/stat` field 22) and the machine's boot id together do. They read the same in a login shell, cron, CI and
+sudo.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def start_ticks(pid: int) -> int:
 def cpu_s(pid: int) -> float:
     """Return the CPU time of a process with all its threads, in s; 0 if there is no such process.
 
-    The CPU time of a guest is that of its QEMU process.
+    For a QEMU process, this includes the CPU time of its guest.
     """
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
@@ -69,7 +69,7 @@ def inspect(known: VmState, disk: Path) -> Condition:
 
 
 def is_of_original(known: VmState, disk: Path) -> bool:
-    """Return whether a recorded process runs on another disk image: the state folder is then a copy of another lab's.
+    """Return whether a recorded process runs on another lab's disk, because this state folder is a copy.
 
     Args:
         known: the record.

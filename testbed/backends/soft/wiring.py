@@ -37,7 +37,7 @@ class Machine:
 
 
 def machines(inventory: Inventory) -> tuple[Machine, ...]:
-    """Return the VMs of a soft lab, the carrier first, because it must read its ends of the wires before hosts send."""
+    """Return the VMs of a soft lab. The carrier is first: it must read from the wires before hosts send."""
     return (*(_carrier(inventory, carrier) for carrier in inventory.carriers), *_hosts(inventory))
 
 

@@ -1,8 +1,8 @@
 """Checks of the access paths to a lab's machines: SSH, BMCs, PDUs and their outlets. Pure.
 
-Every command, fault and power cycle uses one, so each must lead only to the intended machine. Two machines may share an
-SSH address only with different ports (a jump host that forwards). A machine's management address may be that of its own
-front end or loopback.
+Every command, fault and power cycle uses an access path, so each path must lead to the intended machine only. Two
+machines may share an SSH address if their ports differ (a jump host that forwards). A machine's management address may
+be that of its own front end or loopback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check the names of role variables in an inventory: Ansible ignores a misspelt one without a word.
+"""Check the names of role variables in an inventory, because Ansible ignores a misspelt name silently.
 
 The names are those of `meta/argument_specs.yml` of each role of playbooks/rack.yml, and the variables of that playbook.
 Variables whose names resemble none of them are the user's own.
@@ -20,7 +20,7 @@ from faultbed.testbed.suggestions import first_of, hint
 __all__ = ["misspelt", "role_variables"]
 
 _LIKENESS = 0.85
-"""Above it, a name without the prefix of a role is taken for a misspelt role variable (difflib, ratio)."""
+"""Minimum similarity (difflib, ratio) at which a name without a role's prefix counts as a misspelt role variable."""
 
 
 def role_variables() -> dict[str, str]:
@@ -34,7 +34,7 @@ def role_variables() -> dict[str, str]:
 
 
 def misspelt(hostvars: Mapping[str, Mapping[str, Any]]) -> Iterator[InventoryFinding]:
-    """Yield a finding for each variable that looks like one of a role and is none. `hostvars` are those by machine."""
+    """Yield a finding for each variable that resembles a role's variable and is none. `hostvars` is by machine."""
     known = role_variables()
     machines: dict[str, list[str]] = {}
     for machine, variables in hostvars.items():

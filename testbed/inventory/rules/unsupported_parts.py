@@ -26,7 +26,11 @@ _SWITCH_WORKS = "traffic, probes, captures at hosts, and faults at hosts, RNICs 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsupportedPart:
-    """A kind of part without support. `pattern` matches its whole name in the inventory, in small letters."""
+    """A kind of RNIC, GPU or switch without support. `pattern` matches its whole name in the inventory, in lower case.
+
+    `name` is the product with its article, `missing` what faultbed cannot do with it, `works` what it still can,
+    `source` where that is documented.
+    """
 
     part: Literal["RNIC", "GPU", "switch"]
     pattern: str
@@ -137,7 +141,7 @@ UNSUPPORTED = (
 
 
 def unsupported(part: str, *names: str | None) -> UnsupportedPart | None:
-    """Return the row of a part by one of its names; None: it is supported, or unknown."""
+    """Return the row that matches one of a part's names, or None if faultbed supports the part or does not know it."""
     for row in UNSUPPORTED:
         if row.part == part and any(name and re.fullmatch(row.pattern, name.lower()) for name in names):
             return row

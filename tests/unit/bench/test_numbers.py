@@ -62,18 +62,18 @@ def test_row_is_older_once_its_own_code_has_changed(git):
     house, change = git
     commit = change("inject/a.py")
     row = number(commit=commit)
-    assert not is_older(row, house=house)
+    assert not is_older(row, root=house)
     change("traffic/b.py")
-    assert not is_older(row, house=house)
+    assert not is_older(row, root=house)
     (house / "inject" / "a.py").write_text("not committed")
-    assert not is_older(row, house=house)
+    assert not is_older(row, root=house)
     change("inject/c.py")
-    assert is_older(row, house=house)
-    assert not is_older(number(commit=commit, code=("docs",)), house=house)
+    assert is_older(row, root=house)
+    assert not is_older(number(commit=commit, code=("docs",)), root=house)
 
 
 def test_row_without_a_commit_is_older(git):
-    assert is_older(number(), house=git[0])
+    assert is_older(number(), root=git[0])
 
 
 def test_unknown_commit_and_missing_git_are_one_sentence_and_no_answer(git, monkeypatch, tmp_path):
@@ -82,10 +82,10 @@ def test_unknown_commit_and_missing_git_are_one_sentence_and_no_answer(git, monk
     with pytest.raises(
         UsageError, match=r"commit 1234567 of 'a' is not in this git history .*; make the page in a checkout"
     ):
-        is_older(number(commit="1234567"), house=house)
+        is_older(number(commit="1234567"), root=house)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="install git"):
-        is_older(number(commit="1234567"), house=house)
+        is_older(number(commit="1234567"), root=house)
 
 
 def test_page_marks_older_rows_only():

@@ -110,7 +110,7 @@ def test_prediction_of_packets_hit_follows_share_and_seed():
     run = synthetic_run()
     chosen = by_share(0.02, run.faults[1].plan.seed)
     one = of(lossy(run, passed=(2_900, 3_400)))["packets"]
-    expected = f"{chosen.taken_of(2_900) - 1} to {chosen.taken_of(3_400) + 1}"
+    expected = f"{chosen.selected_among(2_900) - 1} to {chosen.selected_among(3_400) + 1}"
     assert (one.predicted, one.measured, one.holds) == (expected, "61", True)
     assert of(lossy(run, passed=(10_000, 10_000)))["packets"].holds is False
     assert of(lossy(run, passed=(900, 900)))["packets"].holds is False
@@ -126,7 +126,7 @@ def test_prediction_of_packets_hit_needs_a_share_of_all_packets():
 @given(share=st.floats(0.001, 1), packets=st.integers(0, 5_000), seed=st.integers(0, 2**31 - 1))
 def test_prediction_of_losses_is_within_one_packet_of_the_count(share, packets, seed):
     low, high = losses(share, seed, packets, packets)
-    hit = packets if share >= 1 else by_share(share, seed).taken_of(packets)
+    hit = packets if share >= 1 else by_share(share, seed).selected_among(packets)
     assert max(0, hit - 1) <= low <= hit <= high <= hit + 1
 
 

@@ -32,7 +32,7 @@ def test_share_of_a_period_is_the_requested_share(share, seed):
 @pytest.mark.parametrize("share", [0.5, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02, 0.01, 0.003, 0.001, 0.0001, 0.00001, 0.9])
 def test_common_shares_are_exact(share):
     chosen = by_share(share, 7)
-    taken = chosen.taken_of(chosen.period)
+    taken = chosen.selected_among(chosen.period)
     assert taken / chosen.period == pytest.approx(share, rel=1e-12)
 
 
@@ -42,8 +42,8 @@ def test_count_of_the_first_packets_is_the_sum_of_the_single_ones(share, seed, p
     chosen = by_share(share, seed)
     begin, listed = chosen.period - 100, set(chosen.positions)
     expected = sum((number % chosen.period in listed) is not chosen.spared for number in range(begin, begin + packets))
-    assert chosen.taken_of(begin + packets) - chosen.taken_of(begin) == expected
-    assert sum(chosen.takes(number) for number in range(50)) == chosen.taken_of(50)
+    assert chosen.selected_among(begin + packets) - chosen.selected_among(begin) == expected
+    assert sum(chosen.takes(number) for number in range(50)) == chosen.selected_among(50)
 
 
 @given(SHARES, SEEDS)

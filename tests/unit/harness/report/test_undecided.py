@@ -23,7 +23,7 @@ def made(*checks, verdict=Verdict.INCONCLUSIVE):
 
 def test_three_lines_say_what_why_and_what_to_do():
     lines = explain(made(check("recovery.uplink"), check("after_clear.total"), check("x", Verdict.PASS)), BUSY)
-    waits = "something waited for CPU 80 % of the time, something waited for disk 30 % of the time"
+    waits = "tasks waited for CPU 80 % of the time, tasks waited for disk 30 % of the time"
     assert lines == [
         "not decided: recovery.uplink, after_clear.total (2 of 3 checks)",
         "why: recovery.uplink: goodput varies too much",

@@ -439,7 +439,7 @@ def test_connection_with_a_substitute_is_rebuilt_past_the_peer_deadline_without_
         pair = tuple(ConnectionSpec(index=index, src="a", dst="b", has_substitutes=has_substitutes) for index in (0, 1))
         plan = SimpleNamespace(tasks=tasks, connections=pair, peer_deadline_s=1.0)
         manager = ConnectionManager(plan, lambda *_: None, lambda *_args, **_fields: None)
-        manager.make_all()
+        manager.establish_all()
 
         def say(event, task, conn, generation, now_ns, **fields):
             message = {"task": task, "conn": conn, "generation": generation, **fields}
@@ -472,7 +472,7 @@ def test_connection_that_fails_before_the_peer_joins_is_rebuilt():
     tasks = tuple(SimpleNamespace(name=name, endpoint=place, spec={}) for name in ("a", "b"))
     plan = SimpleNamespace(tasks=tasks, connections=(ConnectionSpec(index=0, src="a", dst="b"),), peer_deadline_s=30.0)
     cabling = ConnectionManager(plan, lambda _host, message: messages.append(message), lambda *_args, **_fields: None)
-    cabling.make_all()
+    cabling.establish_all()
 
     def say(event, task, generation=0, **fields):
         cabling.handle(event, {"task": task, "conn": 0, "generation": generation, **fields}, time.monotonic_ns())
