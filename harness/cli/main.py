@@ -21,7 +21,7 @@ __all__ = ["cli", "main"]
 _EPILOG = """
 \b
 Exit codes: 0 PASS, 1 FAIL, 2 INCONCLUSIVE, 3 ERROR, 4 usage, 5 DIRTY lab.
-SIGUSR1 (kill -USR1 PID) makes a command that runs ranks write down what their flight recorders hold, and go on.
+SIGUSR1 (kill -USR1 PID) makes a command that runs ranks write their flight recorders to a file; the ranks continue.
 State is kept in FAULTBED_HOME (~/.local/state/faultbed), images in FAULTBED_CACHE (~/.cache/faultbed).
 """
 

@@ -124,7 +124,7 @@ class StorageSection(Section):
             options=("--reader",),
         ),
     ] = ()
-    read_every_ns: Annotated[int, Duration("Interval in which a reader plans its reads.", key="read_every")] = (
+    read_every_ns: Annotated[int, Duration("Interval between the planned reads of a reader.", key="read_every")] = (
         250_000_000
     )
 

@@ -37,7 +37,7 @@ class Replay(OnRanks):
         None
     )
     groups: Annotated[str | None, Text("File with the ranks of process groups (JSON), for Chakra traces.")] = None
-    speed: Annotated[float, Number("Pauses are divided by it.", above=0)] = 1.0
+    speed: Annotated[float, Number("Factor by which pauses are shortened.", above=0)] = 1.0
     compute: Annotated[bool, Flag("Keep the pauses between operations.")] = True
     scale: Annotated[float, Number("Factor of all sizes.", above=0)] = 1.0
     shrink: Annotated[bool, Flag("Replay only the first ranks of a trace with more ranks than RNICs.")] = False

@@ -202,7 +202,12 @@ class Job(OnRanks):
 
     grid: Annotated[
         tuple[tuple[str, int], ...],
-        Parsed("Dimensions of the ranks, fastest first.", parser=parse_grid, writer=write_grid, example="tp=2,dp=2"),
+        Parsed(
+            "Dimensions of the grid of ranks, fastest first: tp=2,dp=2.",
+            parser=parse_grid,
+            writer=write_grid,
+            example="tp=2,dp=2",
+        ),
     ]
     phases: Annotated[
         tuple[JobPhase, ...],
@@ -254,8 +259,12 @@ class Inference(OnRanks):
     )
     kv_bytes: Annotated[int, Size("KV cache from a prefill rank to a decode rank.", key="kv", above=0)] = 1 << 20
     decode_bytes: Annotated[int, Size("Bytes all-reduced for each token.", key="decode", above=0)] = 65536
-    prefill_ms: Annotated[float, Duration("Computing before a prefill (a pause).", key="prefill_time", to="ms")] = 0.0
-    decode_ms: Annotated[float, Duration("Computing before a token (a pause).", key="decode_time", to="ms")] = 0.0
+    prefill_ms: Annotated[
+        float, Duration("Compute time before a prefill, modelled as a pause.", key="prefill_time", to="ms")
+    ] = 0.0
+    decode_ms: Annotated[
+        float, Duration("Compute time before a token, modelled as a pause.", key="decode_time", to="ms")
+    ] = 0.0
     slo_ttft_ms: Annotated[float, Duration("SLO: time to first token; 0: none.", key="slo_ttft", to="ms")] = 0.0
     slo_tpot_ms: Annotated[float, Duration("SLO: mean time per output token; 0: none.", key="slo_tpot", to="ms")] = 0.0
 

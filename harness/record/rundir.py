@@ -16,7 +16,7 @@ verdict.json        the verdict (faultbed.harness.verdict)
 report.html         a page with all results
 repro.sh            a script that repeats the run
 flights.json        the flight recorder of each rank, if the job failed (faultbed.traffic.engine.flight_recorder)
-flights-asked-N.json  the same, for each request during the run (faultbed.harness.run.flight_dump)
+flights-requested-N.json  the same, for each request during the run (faultbed.harness.run.flight_dump)
 probes.parquet      probes beside the workload, if the experiment has [probe] (faultbed.harness.record.probes_file)
 packets.json        captured packets, analysed, and capture*.pcapng beside it (faultbed.harness.packets)
 """

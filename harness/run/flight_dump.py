@@ -12,7 +12,7 @@ from faultbed.traffic.engine.running_traffic import OnEvent
 
 __all__ = ["STEM", "stem_now", "to_each", "writer"]
 
-STEM = "flights-asked"
+STEM = "flights-requested"
 """Stem of the names of such files in a run directory."""
 
 

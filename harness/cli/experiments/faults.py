@@ -57,7 +57,7 @@ MOST_COUNTERS = 6
 @json_option
 @pass_session
 def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> None:
-    """List the kinds of faults; with a KIND (or its beginning), show its parameters and its proof.
+    """List the kinds of faults; with a KIND (or its beginning), show its parameters and how it is proved.
 
     --here lists for each target of this lab which kinds are possible, and why others are not; on a rack by the release,
     ASIC, firmware and tools of its machines.
@@ -87,7 +87,7 @@ def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> 
 @click.command()
 @click.argument("kind")
 @click.argument("target")
-@click.option("--for", "duration", required=True, metavar="TIME", help="How long: 500ms, 5s, 2m.")
+@click.option("--for", "duration", required=True, metavar="TIME", help="Duration: 500ms, 5s, 2m.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the kind; repeatable.")
 @click.option("--qp", help="packet.drop: the destination QP (short for --set qp=…).")
 @click.option("--psn", help="packet.drop: the PSN, absolute, or +N ahead of the current one (short for --set psn=…).")
@@ -176,7 +176,7 @@ def inject(
 @json_option
 @pass_session
 def heal(session: Session, *, machines: tuple[str, ...], panic: bool, as_json: bool) -> int:
-    """Find leftovers of faults by their marks, without any journal, and revert them.
+    """Find what faults left on the machines of the lab, without any journal, and revert it.
 
     MACHINEs limit this to a part of a rack, while other users work on the rest. A DIRTY lab is then compared with its
     state before: the command exits with 0 and the lab accepts work again if they are equal, and with 5 if something is

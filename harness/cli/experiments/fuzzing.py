@@ -41,7 +41,7 @@ _SHOWN = 10
 @click.command()
 @click.option("--for", "budget", metavar="TIME", help=f"Stop after this time, such as 8m.  [default: {_DEFAULT_TIME}]")
 @click.option("--examples", type=click.IntRange(min=1), help="Stop after this number of runs, shrinking included.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides what is drawn.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the cases.")
 @click.option(
     "--kinds", multiple=True, metavar="PATTERN", help="Fault kinds to draw, such as 'link.*'. Repeatable. Default: all."
 )
@@ -51,7 +51,7 @@ _SHOWN = 10
     type=click.Choice(_WORKLOADS),
     help="Workloads to draw. Repeatable. Default: all.",
 )
-@click.option("--most", type=click.IntRange(0, 8), default=3, show_default=True, help="Faults in one run, at most.")
+@click.option("--most", type=click.IntRange(0, 8), default=3, show_default=True, help="Maximum number of faults.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print the first cases that would be drawn, and do nothing.")
 @click.option(
     "--out",

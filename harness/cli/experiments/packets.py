@@ -52,7 +52,7 @@ _MOST_ROWS = 20
     type=click.Choice(get_args(CnpScope)),
     default="qp",
     show_default=True,
-    help="What shares that interval.",
+    help="The receiver limits CNPs for each queue pair, each source address, or its whole port.",
 )
 @json_option
 @pass_session

@@ -102,7 +102,7 @@ _MOST, _MOST_WITHOUT_TWIN = 12, 30
 @click.option(
     "--most",
     type=click.IntRange(sequential_looks.fewest_runs(TAIL), sequential_looks.MOST),
-    help=f"Maximum number of runs of --until-decided, which fixes the looks before the first run. "
+    help=f"Maximum number of runs of --until-decided; it also fixes after which runs the bounds are tried. "
     f"[default: {_MOST}, or {_MOST_WITHOUT_TWIN} with a bound that no fault-free twin decides]",
 )
 @click.option(

@@ -93,7 +93,7 @@ class _Search:
 @click.command()
 @experiment_argument
 @click.option("--seed", type=SEED, help="Seed of the run that failed.")
-@click.option("--most", default=40, show_default=True, type=click.IntRange(min=1), help="Runs, at most.")
+@click.option("--most", default=40, show_default=True, type=click.IntRange(min=1), help="Maximum number of runs.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

@@ -18,7 +18,7 @@ __all__ = ["COMMANDS"]
 
 
 @click.command()
-@click.option("--last", default=20, show_default=True, help="How many lines, from the end.")
+@click.option("--last", default=20, show_default=True, help="Number of lines, newest last.")
 @json_option
 @pass_session
 def audit(session: Session, *, last: int, as_json: bool) -> None:

@@ -78,9 +78,9 @@ def up(session: Session, *, fresh: bool) -> None:
 def status(session: Session, *, as_json: bool) -> int:
     """Show the current state of the lab. Exits with 0 if it is up, with 3 if it is down or broken.
 
-    Soft lab: its VMs, and whether their programs start warm, as forks of a process that has imported the code before
-    the snapshot (not queried while a command uses the lab). Rack lab: which machines answer SSH and have a pinned host
-    key, without a login. Both: reservations and their owners, and the reason if the lab is DIRTY.
+    Soft lab: its VMs, and whether each has a warm parent, a process that has imported the node code and starts programs
+    quickly as forks (not queried while a command uses the lab). Rack lab: which machines answer SSH and have a pinned
+    host key, without a login. Both: reservations and their owners, and the reason if the lab is DIRTY.
     """
     inventory = session.inventory()
     if not traits_of(inventory.kind).is_emulated:

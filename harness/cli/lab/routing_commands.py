@@ -65,9 +65,21 @@ _LEAST_FLOW_BYTES = 16 << 10
 _STATIC = tuple(name for name, scheme in SCHEMES.items() if scheme.is_static and not scheme.is_placed)
 _job_options = (
     click.option("--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: one per host."),
-    click.option("--collective", default="all-to-all", show_default=True, type=click.Choice(COLLECTIVES)),
-    click.option("--algorithm", default=AUTO, show_default=True, type=click.Choice(ALGORITHM_NAMES)),
-    click.option("--size", default="1MiB", show_default=True, help="Buffer of the collective."),
+    click.option(
+        "--collective",
+        default="all-to-all",
+        show_default=True,
+        type=click.Choice(COLLECTIVES),
+        help="Collective of all ranks.",
+    ),
+    click.option(
+        "--algorithm",
+        default=AUTO,
+        show_default=True,
+        type=click.Choice(ALGORITHM_NAMES),
+        help="Its algorithm; auto: the quickest by the cost model.",
+    ),
+    click.option("--size", default="1MiB", show_default=True, help="Size of its buffer."),
     click.option(
         "--grid",
         default="",
@@ -81,7 +93,13 @@ _job_options = (
         metavar="DIM:COLLECTIVE:SIZE[:ALGORITHM]",
         help="With --grid; repeatable. The bytes of an iteration's phases are added up.",
     ),
-    click.option("--qps-per-peer", default=1, show_default=True, type=click.IntRange(1, 128)),
+    click.option(
+        "--qps-per-peer",
+        default=1,
+        show_default=True,
+        type=click.IntRange(1, 128),
+        help="Queue pairs from a rank to each rank that it sends to.",
+    ),
     ranks_per_rnic_option,
 )
 
@@ -110,13 +128,17 @@ def routing() -> None:
     "schemes",
     multiple=True,
     type=click.Choice(tuple(SCHEMES)),
-    help="Repeatable; default: every scheme.",
+    help="Routing scheme to predict. Repeatable; default: all.",
 )
 @_of_a_job
 @click.option("--failed", multiple=True, metavar="LINK", help="A link that carries nothing; repeatable.")
 @weight_option
 @click.option(
-    "--draws", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Draws for schemes that hash."
+    "--draws",
+    default=200,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="Random draws of queue pair numbers, for schemes that hash.",
 )
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of the draws.")
 @json_option
@@ -168,9 +190,13 @@ def routing_predict(
 
 
 @routing.command("conflicts")
-@click.option("--scheme", default="static-parity", show_default=True, type=click.Choice(_STATIC))
+@click.option(
+    "--scheme", default="static-parity", show_default=True, type=click.Choice(_STATIC), help="Static routing scheme."
+)
 @_of_a_job
-@click.option("--replace", "replaced", default=1, show_default=True, type=click.IntRange(1, 4), help="Number of hosts.")
+@click.option(
+    "--replace", "replaced", default=1, show_default=True, type=click.IntRange(1, 4), help="Hosts to replace."
+)
 @click.option("--worst", default=10, show_default=True, type=click.IntRange(1), help="Placements to print.")
 @click.option(
     "--write",

@@ -17,12 +17,18 @@ __all__ = ["routing_plan"]
 
 @click.command("plan")
 @click.argument("switches", nargs=-1)
-@click.option("--scheme", default="static-parity", show_default=True, type=click.Choice(tuple(SCHEMES)))
+@click.option(
+    "--scheme",
+    default="static-parity",
+    show_default=True,
+    type=click.Choice(tuple(SCHEMES)),
+    help="Routing scheme of the lines.",
+)
 @click.option("--remove", is_flag=True, help="Print the lines that remove the scheme.")
 @json_option
 @pass_session
 def routing_plan(session: Session, *, switches: tuple[str, ...], scheme: str, remove: bool, as_json: bool) -> None:
-    """Print the lines by which SWITCHES (default: all) route by a scheme, for the console of FRR (vtysh).
+    """Print the FRR configuration (vtysh) by which SWITCHES (default: all) route by a scheme.
 
     Nothing is configured: on a rack only you do that. (On a soft lab, [fabric] of an experiment applies a scheme.)
     The lines prefer one of BGP's own paths for each prefix, so that a dead uplink is not used. They have run on the FRR

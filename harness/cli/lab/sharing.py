@@ -21,7 +21,7 @@ __all__ = ["COMMANDS", "entries_of", "show_entries", "to_json"]
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--for", "duration", default="1h", show_default=True, metavar="TIME", help="How long: 30m, 2h.")
+@click.option("--for", "duration", default="1h", show_default=True, metavar="TIME", help="Duration: 30m, 2h.")
 @click.option("--why", default="no reason given", metavar="TEXT", help="Reason that other users see in their refusal.")
 @json_option
 @pass_session

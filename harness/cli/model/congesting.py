@@ -27,26 +27,50 @@ _WRONG = 2
 
 
 @click.command()
-@click.option("--flows", default="2,4,8", show_default=True, metavar="N1,N2,...", help="Senders to one bottleneck.")
-@click.option("--gbps", default=40.0, show_default=True, type=FiniteRange(min=0, min_open=True))
-@click.option("--kmin", default="5kB", show_default=True, metavar="SIZE,...", help="No mark below; several: a sweep.")
-@click.option("--kmax", default="200kB", show_default=True, metavar="SIZE,...", help="Every packet is marked above.")
-@click.option("--pmax", default="0.01", show_default=True, metavar="P,...", help="Share of marks at Kmax.")
-@click.option("--timer", default="55us", show_default=True, metavar="TIME,...", help="Of a sender's rate increase.")
-@click.option("--xoff", metavar="SIZE", help="The port pauses above this queue. Default: no PFC.")
-@click.option("--xon", metavar="SIZE", help="The pause ends at this queue; default: two thirds of --xoff.")
+@click.option("--flows", default="2,4,8", show_default=True, metavar="N1,N2,...", help="Numbers of senders.")
+@click.option(
+    "--gbps",
+    default=40.0,
+    show_default=True,
+    type=FiniteRange(min=0, min_open=True),
+    help="Rate of the bottleneck and of each sender's link, in Gb/s.",
+)
+@click.option(
+    "--kmin", default="5kB", show_default=True, metavar="SIZE,...", help="Queue below which no packet is marked."
+)
+@click.option(
+    "--kmax", default="200kB", show_default=True, metavar="SIZE,...", help="Queue above which every packet is marked."
+)
+@click.option("--pmax", default="0.01", show_default=True, metavar="P,...", help="Share of packets marked at Kmax.")
+@click.option(
+    "--timer", default="55us", show_default=True, metavar="TIME,...", help="Interval at which a sender raises its rate."
+)
+@click.option("--xoff", metavar="SIZE", help="Queue above which PFC pauses. Default: no PFC.")
+@click.option("--xon", metavar="SIZE", help="Queue at which a pause ends. Default: two thirds of --xoff.")
 @click.option("--for", "length", default="200ms", show_default=True, metavar="TIME", help="Simulated time.")
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(0))
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of the random marks.")
 @click.option(
     "--check",
     "inventory",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="INVENTORY",
-    help="Only check the QoS profile of this inventory: headroom of a pause, and marks before pauses.",
+    help="Only check the QoS profile of this inventory: headroom for a pause, and marks before pauses.",
 )
-@click.option("--cable", default=40.0, show_default=True, type=FiniteRange(min=0), help="Of --check: metres.")
-@click.option("--pool", metavar="SIZE", help="Of --check: shared buffer of a switch; without it Kmax is not checked.")
-@click.option("--busy-ports", default=8, show_default=True, type=click.IntRange(1, 1024), help="Of --check.")
+@click.option(
+    "--cable",
+    default=40.0,
+    show_default=True,
+    type=FiniteRange(min=0),
+    help="For --check: length of the cables, in metres.",
+)
+@click.option("--pool", metavar="SIZE", help="For --check: shared buffer of a switch; without it Kmax is not checked.")
+@click.option(
+    "--busy-ports",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1, 1024),
+    help="For --check: ports that use the shared buffer at the same time.",
+)
 @json_option
 @pass_session
 def congestion(session: Session, /, *, inventory: Path | None, as_json: bool, **options: Any) -> int:

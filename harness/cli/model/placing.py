@@ -60,7 +60,7 @@ class _Row:
     metavar="RNIC",
     help="An RNIC to choose from, or a selector of several; repeatable. Default: those of the job.",
 )
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of what is drawn.")
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of random placements.")
 @click.option(
     "--write",
     "target",

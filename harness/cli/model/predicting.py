@@ -60,7 +60,9 @@ class _Point:
     metavar="PATH=V1,V2,...",
     help="A parameter of the experiment and its values, as in `sweep`. Repeatable.",
 )
-@click.option("--drain", "drained", multiple=True, metavar="SWITCH|LINK", help="It carries nothing; repeatable.")
+@click.option(
+    "--drain", "drained", multiple=True, metavar="SWITCH|LINK", help="A switch or link that is out of use. Repeatable."
+)
 @click.option(
     "--draws",
     default=DRAWS,

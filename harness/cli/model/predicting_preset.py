@@ -33,21 +33,46 @@ __all__ = ["PresetOptions", "preset_options", "show_preset"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
-    click.option("--preset", type=click.Choice(tuple(PRESETS)), help="A fabric of the model, with Llama 3 405B on it."),
-    click.option("--taper", "tapers", default="", metavar="T1,T2,...", help="Of the preset's spines, such as 1,2.8,7."),
     click.option(
-        "--placement", default="ordered", show_default=True, type=click.Choice(("ordered", "random")), help="Of hosts."
+        "--preset",
+        type=click.Choice(tuple(PRESETS)),
+        help="Predict a training step of Llama 3 405B on this fabric; the options below apply only to it.",
     ),
     click.option(
-        "--preset-routing", "scheme", default="ecmp", show_default=True, type=click.Choice(("ecmp", "pinned"))
+        "--taper",
+        "tapers",
+        default="",
+        metavar="T1,T2,...",
+        help="Capacity below a spine over that of its uplinks, such as 1,2.8,7. Default: the preset's.",
+    ),
+    click.option(
+        "--placement",
+        default="ordered",
+        show_default=True,
+        type=click.Choice(("ordered", "random")),
+        help="Hosts of the job: neighbours, or random ones.",
+    ),
+    click.option(
+        "--preset-routing",
+        "scheme",
+        default="ecmp",
+        show_default=True,
+        type=click.Choice(("ecmp", "pinned")),
+        help="Routing scheme of the preset.",
     ),
     click.option("--qps", default=16, show_default=True, type=click.IntRange(1, 64), help="Queue pairs to a peer."),
     click.option("--dp", type=click.IntRange(1, 8192), help="Size of DP groups; default: all GPUs with TP 8, PP 16."),
-    click.option("--micro-batches", default=16, show_default=True, type=click.IntRange(1, 4096)),
+    click.option(
+        "--micro-batches",
+        default=16,
+        show_default=True,
+        type=click.IntRange(1, 4096),
+        help="Micro-batches in a step, for each DP rank.",
+    ),
     click.option(
         "--micro-batch-time",
         metavar="TIME",
-        help="Measured compute of one micro-batch in one stage. Default: from the published 430 TFLOP/s on 8,192 GPUs.",
+        help="Compute time of one micro-batch in one stage. Default: from the published 430 TFLOP/s on 8,192 GPUs.",
     ),
     click.option("--power", is_flag=True, help="Also the power of the step: dips, ramps and spectrum."),
     click.option(

@@ -45,9 +45,18 @@ def write_rows(session: Session, rows: Rows, path: Path | None) -> None:
 def record_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that record a run as a trace."""
     folder = click.option(
-        "--record", type=click.Path(path_type=Path), metavar="FOLDER", help="Write the run as a trace, a file a rank."
+        "--record",
+        type=click.Path(path_type=Path),
+        metavar="FOLDER",
+        help="Write the run as a trace, one file per rank.",
     )
-    form = click.option("--record-format", default="param", show_default=True, type=click.Choice(traces.FORMATS))
+    form = click.option(
+        "--record-format",
+        default="param",
+        show_default=True,
+        type=click.Choice(traces.FORMATS),
+        help="Format of that trace: PARAM comms trace, or Chakra execution trace.",
+    )
     return folder(form(command))
 
 

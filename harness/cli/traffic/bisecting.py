@@ -75,13 +75,14 @@ def bisection(
     least: float | None,
     as_json: bool,
 ) -> int:
-    """Measure effective bisection: random permutations of all RNICs as concurrent flows, over flows alone.
+    """Measure effective bisection: goodput of a random permutation of all RNICs, relative to one flow alone.
 
-    Effective bisection is aggregate ÷ (n x solo), for each tier that the flows cross: within racks, across racks of a
-    zone, across zones. 1 is full bisection. The median of all permutations counts, with an interval by a sign test.
-    Without --min, a tier with an interval is a PASS. A soft lab whose links
-    have no rates, or whose load may exceed half of what its emulation can carry, is INCONCLUSIVE, because the machine
-    would limit the flows. A soft lab is reset to its snapshot first.
+    In a permutation each RNIC sends to another one, all at once. Effective bisection is their total goodput ÷ (number
+    of flows x goodput of one flow alone), for each tier that the flows cross: within racks, across racks of a zone,
+    across zones. 1 is full bisection. The median over all permutations counts, with an interval by a sign test.
+    Without --min, a tier with an interval is a PASS. A soft lab is reset to its snapshot first. It is INCONCLUSIVE if
+    its links have no rates, or if the load may exceed half of what its emulation can carry, because then the machine
+    limits the flows.
 
     With --routing, the kernels' decisions and the packets of their ports must show that the switches routed by the
     scheme; otherwise every tier is INCONCLUSIVE.

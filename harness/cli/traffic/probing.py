@@ -27,7 +27,7 @@ _SHOWN = 12
 
 
 @click.command()
-@click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
+@click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="Duration: 5s, 2m.")
 @click.option("--rate", default=20.0, show_default=True, type=FiniteRange(0.1), help="Probes a second and QP.")
 @click.option("--qps", default=4, show_default=True, type=click.IntRange(1, 64), help="Queue pairs between two RNICs.")
 @click.option(

@@ -23,8 +23,8 @@ __all__ = ["COMMANDS"]
 def traffic() -> None:
     """Run traffic without faults, and measure it like perftest and nccl-tests.
 
-    `kill -USR1 PID` while ranks run writes their flight recorders to a file in this directory and prints its name. The
-    ranks continue.
+    `kill -USR1 PID` while ranks run writes their flight recorders to a file in the current directory and prints its
+    name. The ranks continue.
     """
 
 

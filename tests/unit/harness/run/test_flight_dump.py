@@ -67,12 +67,12 @@ def test_flight_dump_is_written_and_does_not_affect_the_run(tmp_path):
     progress, lab = ProgressLines(), RankLab(lambda engine: None)
     running = run_with(progress, tmp_path, lab)
     ask()
-    lines = progress.until("flights-asked-1.json")
+    lines = progress.until("flights-requested-1.json")
     assert lines[0] == "rank 0 on host1:rxe0: iteration 3, step 2: waits for segment 1 of 4 from rank 1 (QP 9, lost)"
-    assert lines[-1] == f"flight recorders of 4 ranks: {tmp_path}/flights-asked-1.json"
+    assert lines[-1] == f"flight recorders of 4 ranks: {tmp_path}/flights-requested-1.json"
     ask()
-    progress.until("flights-asked-2.json")
-    decoded = msgspec.json.decode((tmp_path / "flights-asked-1.json").read_bytes(), type=tuple[Flight, ...])
+    progress.until("flights-requested-2.json")
+    decoded = msgspec.json.decode((tmp_path / "flights-requested-1.json").read_bytes(), type=tuple[Flight, ...])
     assert [flight.rank for flight in decoded] == [0, 1, 2, 3]
     assert decoded[1].entries[0].psn == 256
     for engine in lab.engines:
@@ -94,7 +94,7 @@ def test_flight_dump_during_warmup_before_the_run_has_a_handle(tmp_path):
     progress, lab, made = ProgressLines(), RankLab(lambda engine: ask() if engine.host == "host1" else None), []
     thread = threading.Thread(target=lambda: made.append(run_with(progress, tmp_path, lab, warmup=1)), daemon=True)
     thread.start()
-    progress.until("flights-asked-1.json")
+    progress.until("flights-requested-1.json")
     assert not made
     for engine in lab.engines:
         engine.do_quit()
@@ -120,7 +120,7 @@ def test_flight_dump_names_ranks_that_do_not_answer_in_time(tmp_path, monkeypatc
     progress = ProgressLines()
     with run_with(progress, tmp_path, MuteLab(lambda engine: None)):
         ask()
-        lines = progress.until("flights-asked-1.json")
+        lines = progress.until("flights-requested-1.json")
     assert "no reply from host3:rxe0" in lines
     assert lines[-1].startswith("flight recorders of 3 ranks")
 
@@ -148,7 +148,7 @@ def test_flight_dump_of_a_command_is_written_to_its_working_directory(tmp_path, 
     report({"event": "flights", "time_ns": 0, "silent": [], "flights": [
         Flight(rank=0, endpoint="host1:rxe0", standing="iteration 1, compute", entries=())]})  # fmt: skip
     (path,) = tmp_path.iterdir()
-    assert path.name.startswith("flights-asked-2")
+    assert path.name.startswith("flights-requested-2")
     assert json.loads(path.read_bytes())[0]["standing"] == "iteration 1, compute"
     assert str(path) in progress.until("recorders of 1")[-1]
 
@@ -180,5 +180,5 @@ def test_command_line_handles_sigusr1_instead_of_dying():
 
 def test_run_directory_keeps_requested_dumps_apart_from_failure_dumps(tmp_path):
     flights = (Flight(rank=0, endpoint="host1:rxe0", standing="iteration 1, compute", entries=()),)
-    rundir.write_flights(tmp_path / "flights-asked-1.json", flights)
+    rundir.write_flights(tmp_path / "flights-requested-1.json", flights)
     assert rundir.open_run(tmp_path).read_flights() == ()
