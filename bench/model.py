@@ -1,7 +1,7 @@
 """Part `model` of the bench: the numbers of the model that need no lab, each with its bound.
 
-Times are CPU seconds of this process; peak memory is that of a process of its own. What depends on runs of a soft lab
-(calibration, experiments that did not calibrate, the sign of a what-if) is not here.
+Times are CPU seconds of this process; peak memory is that of a separate process. Numbers that need runs of a soft lab
+are not here: the error of a calibration, and of predictions for other experiments.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def random_mmr() -> float:
 
 
 def bisection(qps: int, *, draws: int = 3) -> float:
-    """Return the share of their RNICs' rate that GPUs of one zone get, if each sends to one of the other half."""
+    """Return the mean rate of flows from each GPU of a zone to one in the zone's other half, over the RNIC's rate."""
     shares = []
     for seed in range(draws):
         rng = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
-"""The model beside recorded results of a packet-level simulator (`tests/data/packet-level`).
+"""Compare the model with recorded results of a packet-level simulator (`tests/data/packet-level`).
 
-The hosts' own links, the paths and the sizes are those of the records. The model knows no packets: it has rates by
-max-min fairness, and for the steps of a ring a latency each.
+Links, paths and sizes of the flows are those of the records. The model has no packets: rates are max-min fair, and each
+step of a ring has a latency.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recorded:
-    """Flows of one record: source, target, links (numbers), bytes, completion in s; and the number of links."""
+    """The flows of one record: source, target, numbers of the links crossed, bytes, and completion time in s."""
 
     ends: tuple[tuple[int, int], ...]
     paths: np.ndarray
@@ -58,7 +58,7 @@ def last_flow_s(record: Recorded) -> float:
 
 
 def mean_stretch(record: Recorded) -> float:
-    """Return the recorded times of flows over those of the model, on average: what PFC's head-of-line blocking adds."""
+    """Return the mean ratio of recorded to modelled times of flows; PFC's head-of-line blocking makes it exceed 1."""
     capacity = np.full(record.links, BYTES_PER_S)
     ends = completion_times(loads_of_paths(record.paths), capacity, record.size_bytes) + ALPHA_S
     return float(np.mean(record.seconds / ends))

@@ -34,11 +34,11 @@ LOSSES = 20
 PARTS = (*(f"restart-{mode}" for mode in MODES), "restart-ettr")
 CHECKPOINT_EVERY, ITERATIONS = 5, 36
 LONG_CHECKPOINT_EVERY, LONG_ITERATIONS = 50, 400
-"""For ETTR: such a long job makes the times of the losses matter more than the noise of the iterations."""
+"""Iterations between checkpoints, and of a job, for ETTR. The job is so long that losses cost more time than noise."""
 FIRST_LOSS, LAST_LOSS = 6, 26
 """Range of iterations after which an engine is killed: late enough that a checkpoint is complete, early enough that the
 job catches up before it ends."""
-PATIENCE_S = 180.0
+JOB_TIMEOUT_S = 180.0
 _KILL = ("pkill", "-KILL", "-f", "faultbed[.]traffic[.]node[.]engine")
 
 
@@ -62,10 +62,10 @@ def measure(lab: Lab, mode: Mode, progress: Callable[[str], None], *, losses: in
     spec = _spec(ranks, host_of(spare), ITERATIONS, CHECKPOINT_EVERY)
     resilience = Resilience(policy=Policy(restart=mode), spares=(spare,) if mode == "spare" else ())
     without_loss = _run_without_loss(lab, spec, resilience)
-    choice = random.Random(f"{mode} {losses}")  # noqa: S311
+    rng = random.Random(f"{mode} {losses}")  # noqa: S311
     ends = []
     for number in range(losses):
-        loss = host_of(choice.choice(ranks)), choice.randrange(FIRST_LOSS, LAST_LOSS)
+        loss = host_of(rng.choice(ranks)), rng.randrange(FIRST_LOSS, LAST_LOSS)
         ends.append(end_of(lab, _run_with_losses(lab, spec, resilience, [loss]), without_loss, mode=mode))
         times = ", ".join(f"{name} {took_ns / 1e9:.2f} s" for name, took_ns in ends[-1].phases_ns.items())
         outcome = ends[-1].wrong or f"as without a loss: {times}"
@@ -83,12 +83,12 @@ def measure_ettr(lab: Lab, progress: Callable[[str], None], *, schedules: int) -
     spec = _spec(ranks, host_of(other), LONG_ITERATIONS, LONG_CHECKPOINT_EVERY)
     resilience = Resilience(policy=Policy(restart="same"))
     without_loss = _run_without_loss(lab, spec, resilience)
-    choice = random.Random(f"ettr {schedules}")  # noqa: S311
+    rng = random.Random(f"ettr {schedules}")  # noqa: S311
     ends = []
     for number in range(schedules):
         possible = range(2 * LONG_CHECKPOINT_EVERY, LONG_ITERATIONS - LONG_CHECKPOINT_EVERY)
-        moments = sorted(choice.sample(possible, choice.randint(1, 3)))
-        losses = [(host_of(choice.choice(ranks)), moment) for moment in moments]
+        moments = sorted(rng.sample(possible, rng.randint(1, 3)))
+        losses = [(host_of(rng.choice(ranks)), moment) for moment in moments]
         ends.append(
             end_of(
                 lab, _run_with_losses(lab, spec, resilience, losses), without_loss, mode="same", restarts=len(losses)
@@ -109,7 +109,7 @@ def _spec(ranks: Sequence[str], storage: str, iterations: int, every: int) -> Jo
 
 
 def _run_without_loss(lab: Lab, spec: JobSpec, resilience: Resilience) -> ElasticResult:
-    result = driver.start(lab, spec, resilience).wait(PATIENCE_S)
+    result = driver.start(lab, spec, resilience).wait(JOB_TIMEOUT_S)
     if result.outcome == "failed" or result.restarts or any(state.wrong for state in result.states):
         raise LabError(f"a job without a loss ended as {result.outcome}, {result.where}; its states: {result.states}")
     return result
@@ -133,7 +133,7 @@ def _run_with_losses(
     """Run a job, and kill the engines of some hosts, each after a given number of iterations."""
     running = driver.start(lab, spec, resilience)
     with running:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + JOB_TIMEOUT_S
         for number, (host, iteration) in enumerate(losses):
             while not running.is_over and time.monotonic() < deadline:
                 job = running.job
@@ -141,7 +141,7 @@ def _run_with_losses(
                     break
                 time.sleep(0.005)
             lab.node(host).run(_KILL)
-        return running.wait(PATIENCE_S)
+        return running.wait(JOB_TIMEOUT_S)
 
 
 def end_of(lab: Lab, result: ElasticResult, without_loss: ElasticResult, *, mode: Mode, restarts: int = 1) -> JobEnd:

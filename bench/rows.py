@@ -1,4 +1,4 @@
-"""Rows of the bench's tables: name, median, spread, goal, and whether the goal is reached or undecided."""
+"""Rows of the bench's tables. Cells: name, median, spread, goal, whether the goal is reached or undecided."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Part `starts` of the bench: the time until programs of the lab run, with warm parents and without, in one run.
+"""Part `starts` of the bench: the time to start programs on the lab, with warm parents over without.
 
-Each pair begins with a reset. Without: the warm parents were killed, so that every program starts an interpreter.
+Each pair of measurements begins with a reset. For the one without, the warm parents are killed, so that every program
+starts an interpreter.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Part `telemetry` of the bench: the cost of telemetry. One flow, in alternation with and without telemetry.
 
-Neighbouring seconds of one flow are alike; different flows of the same lab are not. Still, the goodput of a flow that
-is limited by the CPUs differs by a fifth from one span to the next, so an effect of one per cent cannot be measured.
-CPU time can: it is measured where CPUs are idle, without traffic and beside a paced flow. Where the CPUs are the limit,
-telemetry costs its share of all CPU time.
+One flow is used, because flows of the same lab differ. Even so, the goodput of a flow that is limited by the CPUs
+differs by a fifth from one span to the next, so that an effect of 1 % cannot be measured. CPU time can: it is measured
+while CPUs are idle, without traffic and beside a paced flow. Telemetry lowers the goodput of a flow that is limited by
+the CPUs by at most its share of all CPU time.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ TRANSPORTS = {
 """Options of mpirun by transport. `{netdev}` and `{rnic}` are those of the first host; all hosts use the same names."""
 
 WARM_UP = 2
-"""Equal to the warm-up in `mpi_program`."""
+"""Number of warm-up operations, the same as in `mpi_program`."""
 
 PATIENT = QpParams(timeout=18)
 KEY = "/root/.ssh/faultbed_bench"
@@ -107,14 +107,14 @@ def _quartiles(times_ns: Sequence[int]) -> str:
 
 
 def fetch(folder: Path, *, mirror: str, suite: str) -> tuple[Path, ...]:
-    """Return the packages' files in a folder, after apt has downloaded them if they were not all there.
+    """Return the files of the packages in a folder; download those that are missing with apt.
 
     Raises:
         LabError: there is no apt, or the mirror does not have them.
     """
-    have = tuple(sorted(folder.glob("*.deb")))
-    if len(have) == len(PACKAGES):
-        return have
+    present = tuple(sorted(folder.glob("*.deb")))
+    if len(present) == len(PACKAGES):
+        return present
     for name in ("state/lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     sources, status = folder / "sources.list", folder / "status"
@@ -172,7 +172,7 @@ def against_open_mpi(
     sizes: Sequence[int] = SIZES,
     progress: Progress = lambda _: None,
 ) -> tuple[MpiRow, ...]:
-    """Measure each collective at each size: all of Open MPI over one transport first, then the engine.
+    """Measure each collective at each size: first all with Open MPI over one transport, then all with the engine.
 
     Raises:
         LabError: Open MPI does not run over this transport here, or one of the two gave a wrong result.

@@ -56,7 +56,7 @@ _LOG_SPREAD = 0.5
 _SHIFT = 2.0
 """Change of the level in deviations."""
 _CHANCE = 1e-4
-"""Significance level: an interval is not calibrated if at least as many errors are less probable than this."""
+"""Significance level: an interval counts as not calibrated if so many errors have a smaller probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,16 +170,17 @@ def _jct(rng: np.random.Generator, shape: Shape, count: int, phi: float, series:
 
 
 def _lowest(dip: float) -> Callable[[np.random.Generator, Shape, int, float, int], _Pairs]:
-    """Return a generator of (interval, `dip`) for a fault of 12 s, in one second of which goodput falls to `dip`.
+    """Return a generator of (interval, true value) for the lowest goodput during a fault of 12 s.
 
-    `dip` is a share of the baseline, which has `count` bins.
+    Goodput falls to `dip` for one second of the fault. `dip` is a share of the baseline, which has `count` bins of 0.1
+    s.
     """
 
     def pairs(rng: np.random.Generator, shape: Shape, count: int, phi: float, series: int) -> _Pairs:
         width, after = 10, 120
         for values in noise(shape, rng, series, count + after, phi):
             bins = np.maximum(values, 0.0)  # goodput is never negative
-            if shape == "shift":  # in the baseline, with which the fault is compared
+            if shape == "shift":  # the level shifts within the baseline
                 bins[: count // 2] += _SPREAD * _SHIFT * rng.choice([-1.0, 1.0])
             bins[count + 60 : count + 60 + width] *= dip
             baseline, cumulated = bins[:count], np.cumsum(np.concatenate([[0.0], bins[count:]]))
@@ -236,10 +237,10 @@ def _quantile(shape: Shape, share: float) -> float:
     if shape == "shift":
         from scipy.optimize import brentq  # noqa: PLC0415 - a quarter of a second of CPU time for each unit test worker
 
-        def missing(value: float) -> float:
+        def excess_share(value: float) -> float:
             return float((special.ndtr(value - _SHIFT / 2) + special.ndtr(value + _SHIFT / 2)) / 2 - share)
 
-        return float(1 + _SPREAD * brentq(missing, -10, 10))
+        return float(1 + _SPREAD * brentq(excess_share, -10, 10))
     return float(1 + _SPREAD * normal[0])
 
 
@@ -262,16 +263,16 @@ _LIMIT_SERIES = 1000
 
 def measure_limits() -> Iterator[Row]:
     """Yield rows about noise that violates the assumptions of the intervals. These rows have no goal."""
-    count, often, rng = 100, 0.02, np.random.default_rng(2)
+    count, rare_share, rng = 100, 0.02, np.random.default_rng(2)
     white, slow = (noise("normal", rng, _LIMIT_SERIES, count, phi) - 1 for phi in (0.0, 0.98))
     rare = (
-        np.where(rng.random((_LIMIT_SERIES, count)) < often, 0.5, 0.0)
+        np.where(rng.random((_LIMIT_SERIES, count)) < rare_share, 0.5, 0.0)
         + noise("normal", rng, _LIMIT_SERIES, count, 0.0) / 5
         + 0.8
     )
     for noise_name, series, truth in (
         ("white noise that hides equally large slow noise (φ = 0.98)", 1 + (white + slow) / math.sqrt(2), 1.0),
-        ("one iteration in fifty takes 1.5 times as long", rare, 1 + 0.5 * often),
+        ("one iteration in fifty takes 1.5 times as long", rare, 1 + 0.5 * rare_share),
     ):
         intervals = [confidence.mean_interval(values) for values in series]
         decided = [interval for interval in intervals if interval is not None]

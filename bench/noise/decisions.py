@@ -9,10 +9,10 @@ A generator is a Python file that defines
     pairs(rng, k, n)            k times (seconds per iteration of the run, the same of its fault-free twin, first and
                                 last iteration of the fault), in the order of the runs
 
-and of the last three what makes sense for the metric. `rng` is a `numpy.random.Generator`.
+and at least one of the last three functions, those that make sense for the metric. `rng` is a `numpy.random.Generator`.
 
-A value is wrong FAIL or wrong PASS if a bound at TRUE is decided. `decided` is the share of FAIL if the truth is so
-many percent beyond the bound.
+A bound at TRUE should not be decided: `wrong_fail` and `wrong_pass` are the shares of trials in which it is. `decided`
+is the share of FAIL if TRUE is 2, 5, 10 or 20 % beyond the bound.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 __all__ = ["BEYOND", "COUNTS", "FAR", "LENGTHS", "Generator", "NoiseRow", "load", "measure"]
 
 BEYOND = (2, 5, 10, 20)
-"""By how many percent the truth is beyond the bound, for the columns of `decided`."""
+"""Percentages by which the true value is beyond the bound, one for each column of `decided`."""
 FAR = 1.75
 """Factor beyond bound and level tolerance at which one run has to decide."""
 LENGTHS = (10, 50, 200)
 COUNTS = (8, 9, 12, 20)
-"""Numbers of runs and pairs that are decided together."""
+"""Numbers of runs, or of pairs, in a pool."""
 
 _UPWARD = ("bisection", "jfi", "link_utilisation.")
 """Prefixes of metrics of which more is better, beside those of a comparison."""

@@ -1,4 +1,4 @@
-"""Noise of real labs, with known truths, on which decisions have to hold: generators for `bench.noise.decisions`.
+"""Generators of noise like that of real labs, with a known true value, for `bench.noise.decisions`.
 
 Within a run: independent, correlated, skewed, bursts, slow noise under white noise, alternation, quantised times,
 misses in clusters, periodic stalls, and a level that hops, drifts or has two values. Across runs: equal runs, two
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["ACROSS", "WITHIN", "generators"]
 
 FACTOR = 1.2
-"""True factor by which the faults of a pair lengthen a run, and its reciprocal for goodput."""
+"""True factor by which the faults lengthen a run; goodput falls to its reciprocal."""
 _HALF, _FIFTH, _TENTH, _RARE, _CLUSTER = 0.5, 0.2, 0.1, 0.01, 0.001
 _TRUTH_VALUES = 400_000
-"""Values from which the quantile of a shape is computed, once."""
+"""Number of values from which the true quantile of a shape is estimated."""
 
 
 def _ar(rng: np.random.Generator, n: int, phi: float) -> Floats:

@@ -66,7 +66,7 @@ class Browser:
         self._wait_for(lambda message: message.get("method") == "Page.loadEventFired")
 
     def value(self, expression: str) -> Any:
-        """Evaluate an expression in the page. The page's policy forbids its own scripts, not the debugger's."""
+        """Evaluate an expression in the page. The page's security policy does not apply to the debugger."""
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in answer:
             raise LabError(f"Chromium, {expression}: {answer['exceptionDetails']}")

@@ -51,6 +51,7 @@ _FAULTS = (
 _EVERY_S = 60
 """Time between the starts of two faults, and from the start of the workload to the first fault."""
 MOST_BYTES, MOST_S, LOADS, WIDTH = 3_000_000, 1.0, 5, 1200
+"""Goals for the page's size and its load time; number of times it is loaded; width of the window in pixels."""
 
 
 def with_faults() -> str:
@@ -64,7 +65,7 @@ def with_faults() -> str:
 
 
 def name_of(resolved: loop.ResolvedRun) -> str:
-    """Return how the rows of the bench name the report."""
+    """Return the name of the report in the rows of the bench."""
     return f"report of a run of {resolved.plan.workload['duration_ns'] / 1e9:.0f} s with {len(_FAULTS)} faults"
 
 

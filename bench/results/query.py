@@ -54,7 +54,7 @@ def _timed(command: list[str]) -> float:
     """Return the seconds of one query.
 
     Raises:
-        ValueError: its answer is not of all runs.
+        ValueError: the answer does not count all runs.
     """
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, check=True)

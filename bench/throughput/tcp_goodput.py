@@ -40,13 +40,13 @@ while time.monotonic() < end:
 """
 
 
-def tcp_goodput(lab: TrafficLab, around: Sequence[tuple[str, str]], *, seconds: float) -> float:
+def tcp_goodput(lab: TrafficLab, pairs: Sequence[tuple[str, str]], *, seconds: float) -> float:
     """Return the total goodput in bits/s of one TCP connection per pair of RNICs, all at once.
 
     Raises:
         LabError: a connection carried nothing.
     """
-    places = [(endpoint(lab.topology, src), endpoint(lab.topology, dst)) for src, dst in around]
+    places = [(endpoint(lab.topology, src), endpoint(lab.topology, dst)) for src, dst in pairs]
     limit_s = seconds + GRACE_S
     with ThreadPoolExecutor(max_workers=2 * len(places)) as pool:
         sinks = [

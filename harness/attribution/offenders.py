@@ -237,7 +237,7 @@ def _age(strike: Strike, now: datetime) -> timedelta:
 
 
 def _host_of(topology: Topology, name: str) -> str:
-    """Return the host that `host1`, `host1:gpu0` or `rtsw1:host1:rxe0` belongs to; empty if to none."""
+    """Return the host of a name such as `host1`, `host1:gpu0` or `rtsw1:host1:rxe0`; empty for switches and uplinks."""
     for word in re.split(r"[:\s]", name):
         if word in topology.host_by_name:
             return word

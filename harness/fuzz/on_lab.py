@@ -36,7 +36,7 @@ class Runner:
 
         Raises:
             DirtyLab: a rack lab is DIRTY afterwards.
-            Intervened: another command has ended the faults of the lab, so the run is no finding.
+            Intervened: another command has ended the faults of the lab, so that the run shows nothing.
             FaultbedError: the lab is not up, or the run could not be recorded.
         """
         source = to_toml(case).encode()

@@ -115,15 +115,17 @@ def iteration_cost(
         UsageError: data crosses a link whose capacity is 0.
     """
     times_of = _balanced_times if balances else _transfer_times
+    # Most steps of a schedule send the same bytes between the same ranks, so the rates are computed once for each
+    # pattern.
     clocks = [Features(compute_units=compute_units)] * len(programs)
     link_bytes = np.zeros(len(capacity))
-    solved: dict[tuple[tuple[Pair, int], ...], tuple[list[_Component], list[float]]] = {}
+    known: dict[tuple[tuple[Pair, int], ...], tuple[list[_Component], list[float]]] = {}
     for sent in _steps(programs, item_bytes):
         key = tuple((pair, size) for pair, (size, _) in sent.items())
-        if key not in solved:
+        if key not in known:
             components = _components(sent, {pair: len(paths[pair]) for pair in sent})
-            solved[key] = components, times_of(components, paths, capacity)
-        for component, transfer_s in zip(*solved[key], strict=True):
+            known[key] = components, times_of(components, paths, capacity)
+        for component, transfer_s in zip(*known[key], strict=True):
             begin = max((clocks[rank] for rank in component.members), key=lambda clock: clock.seconds(parameters))
             step = Features(steps=1, messages=component.messages - 1, transfer_s=transfer_s).after(begin)
             for rank in component.members:
@@ -146,6 +148,10 @@ def _steps(programs: Sequence[Program], item_bytes: int) -> Iterator[dict[Pair, 
 
 
 def _components(sent: Mapping[Pair, tuple[int, int]], qps: Mapping[Pair, int]) -> list[_Component]:
+    """Return the groups of ranks that exchange data in a step, directly or through others (union-find).
+
+    `sent` has (bytes, messages) and `qps` the number of queue pairs of each pair of ranks.
+    """
     root: dict[int, int] = {}
 
     def find(rank: int) -> int:

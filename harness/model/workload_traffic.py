@@ -73,7 +73,7 @@ def workload_in(planned: Mapping[str, Any]) -> Workload | None:
     kind = next((types[name] for name in types if name in planned), None)
     try:
         return None if kind is None else msgspec.convert(dict(planned), kind)
-    except msgspec.ValidationError:  # a run of another version
+    except msgspec.ValidationError:  # another version recorded the run
         return None
 
 

@@ -1,16 +1,16 @@
 """Index a folder of run directories (SQLite), and find runs that are worse than earlier ones.
 
-`.history.sqlite` next to the runs holds what a table needs. It is built from the run directories; only new or changed
-ones are read, and deleting it loses nothing. An index from another version of faultbed is rebuilt, because CI keeps
-folders of runs, with their index, for longer than one version. Runs are comparable if they have the same plan (seed,
-inventory, workload, faults, routing scheme and what runs beside it), whichever version made it, on the same kind of
-machine (accelerator and number of CPUs). Their verdicts are comparable if they have the same expectations, too.
+`.history.sqlite` next to the runs holds what a table needs. It is built from the run directories, of which only new or
+changed ones are read again; if it is deleted, it is rebuilt. An index from another version of faultbed is rebuilt, too,
+because CI keeps folders of runs for longer than one version. Runs are comparable if they have the same plan (seed,
+inventory, workload, faults, routing scheme, and probes, capture and bystander), by any version, and ran on the same
+kind of machine (accelerator and number of CPUs). Their verdicts are comparable if their expectations are also the same.
 
 A value is a regression if it lies beyond the prediction interval of earlier runs: the mean of their logarithms plus t *
 s * sqrt(1 + 1/n), Student's t at 99.5 % (one side), from at least `MIN_EARLIER` of them, none ERROR. A recovery
 must lie beyond it by more than a bin of goodput. A verdict that changes from PASS to FAIL is a regression, too,
-even with undecided runs in between. A value that is only a lower bound (goodput was never back) can be a regression,
-and is no earlier value for others.
+even with undecided runs in between. A value that is only a lower bound (goodput did not recover before the end) can be
+a regression, but later runs are not compared with it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _NO_VERDICT = "it has no verdict: it still runs, or it was killed"
 class Past:
     """One run of the index. Runs of one `series` are comparable, and their verdicts if their `expectations` are equal.
 
-    `version` is git's, if known. The true values of the metrics in `at_least` are no lower than those in `metrics`.
+    `version` is git's, if known. `at_least` names metrics whose value in `metrics` is only a lower bound.
     """
 
     name: str
@@ -128,7 +128,7 @@ def update(runs: Path) -> Path:
 
 
 def read(index: Path) -> History:
-    """Return all runs of an index. A copy of a run is left out: it is no second observation."""
+    """Return all runs of an index. Copies of a run are left out, because they would count as further runs."""
     metrics: dict[str, dict[str, float]] = {}
     bounds: dict[str, set[str]] = {}
     with contextlib.closing(sqlite3.connect(index)) as connection:
@@ -138,7 +138,7 @@ def read(index: Path) -> History:
                 bounds.setdefault(name, set()).add(metric)
         rows = connection.execute(
             "SELECT name, experiment, seed, lab, version, series, expectations, verdict, lab_state, digest FROM run "
-            "ORDER BY started, name"  # a run that is published under its key has no time in its name
+            "ORDER BY started, name"  # not by name: published runs are named by a key, without a time
         ).fetchall()
         left_out = dict(connection.execute("SELECT name, why FROM left_out ORDER BY name").fetchall())
     originals: dict[str, str] = {}
@@ -190,7 +190,7 @@ def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
 
 
 def _values(metric: str, past: Sequence[Past]) -> list[float]:
-    """Return the values of runs that later ones can be compared with: positive, and no mere bounds."""
+    """Return the values with which later runs can be compared: positive, and not only lower bounds."""
     return [run.metrics[metric] for run in past if run.metrics.get(metric, 0) > 0 and metric not in run.at_least]
 
 
@@ -199,8 +199,9 @@ def _worse(metric: str, value: float | None, earlier: Sequence[float]) -> str:
     if value is None or len(earlier) < MIN_EARLIER:
         return ""
     if value <= 0:
-        nothing = metric in HIGHER_IS_BETTER
-        return f"{value:.3g}, and {len(earlier)} earlier runs have at least {min(earlier):.3g}" if nothing else ""
+        if metric not in HIGHER_IS_BETTER:
+            return ""
+        return f"{value:.3g}, and {len(earlier)} earlier runs have at least {min(earlier):.3g}"
     logs = [math.log(earlier_value) for earlier_value in earlier]
     middle, spread = statistics.fmean(logs), statistics.stdev(logs)
     reach = student(len(logs) - 1, LEVEL) * spread * math.sqrt(1 + 1 / len(logs))
@@ -237,7 +238,7 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
         verdict, plan, measured = run.read_verdict(), run.read_plan(), run.read_measurements()
         environment, expected = run.read_environment(), _expectations_of(run)
         run.refuse_mixed(verdict, plan, measured)
-    except UsageError as error:  # a run of another version, or an incomplete copy
+    except UsageError as error:  # another version recorded it, or the copy is incomplete
         index.execute("INSERT INTO left_out VALUES (?, ?, ?)", (path.name, changed_ns, str(error)))
         return
     observed = judge.observed_of(measured, run.read_evidence(judge.KINDS))

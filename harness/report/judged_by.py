@@ -1,4 +1,4 @@
-"""Which version of faultbed judged a run, shown if another version renders its page.
+"""A note about the version of faultbed that judged a run, for pages that another version renders.
 
 The verdict and its checks were computed when the run took place. The values that the page computes from the
 measurements are from the rendering version.

@@ -75,9 +75,9 @@ _FIDELITY = {
     "modelled": "computed; no packet shows it",
 }
 _EPISODES = 60
-"""Number of go-backs that are listed; packets.json has all."""
+"""Maximum number of retransmission episodes (go-backs) in the table; packets.json has all."""
 _MARKED = 40
-"""Number of flows with CE marks that are listed; packets.json has all."""
+"""Maximum number of flows with CE marks in the table; packets.json has all."""
 _MOST_LOST = 40
 """Number of queue pairs in the table: a partitioned fabric loses hundreds."""
 

@@ -73,7 +73,7 @@ class Step:
 
     @property
     def stopped(self) -> bool:
-        """Whether the job ended here. A step that was not reached does not count: the previous one stopped the job."""
+        """Whether the job ended at this step. False for a step that was not reached: an earlier one stopped the job."""
         return self.outcome not in ("success", "skipped", "")
 
 

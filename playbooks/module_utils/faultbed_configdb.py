@@ -1,6 +1,7 @@
-"""ConfigDB of a SONiC switch: our tables merged with it, the differences value by value, and the way back. Pure.
+"""ConfigDB of a SONiC switch: merge our tables with it, list the changes, and build the commands and their revert.
+Pure.
 
-`config load` adds and changes; it removes nothing (sonic-utilities, config/main.py). What has to go is therefore
+`config load` adds and changes entries; it removes nothing (sonic-utilities, config/main.py). Two things are therefore
 deleted by sonic-db-cli: an entry for a range that includes one of ours, and a field whose absence is the setting.
 """
 
@@ -35,9 +36,9 @@ NOTHING = {"NULL": "NULL"}
 
 
 class Change(NamedTuple):
-    """What happens to an entry: fields that are set, and fields that are removed; without any, the entry is deleted.
+    """The change of an entry: fields that are set, and fields that are removed. With neither, the entry is deleted.
 
-    `old` are the entry's fields before; None: there is no such entry.
+    `old` has the entry's fields before the change; None: the entry does not exist yet.
     """
 
     table: str

@@ -16,7 +16,7 @@ from faultbed_state import StateError
 __all__ = ["SavedState"]
 
 FOLDER = "/var/lib/faultbed/found"
-TIMEOUT_S = 900  # the longest command is the installation of packages
+TIMEOUT_S = 900  # long enough to install packages
 
 
 def run(argv):
@@ -64,8 +64,8 @@ class SavedState:
         folders: folders that were created for files; teardown removes the empty ones.
         values: path of a file of sysfs or configfs -> value.
         undo: key -> command that restores a setting of a tool.
-        told: settings that their tool cannot report: key -> the value that the role set, and the boot in which it was
-            set.
+        unreadable: settings that their tool cannot report: key -> the value that the role set, and the boot in which it
+            was set.
         unread: daemons that have not read a changed file: key -> the boot in which the file was written, and a command
             that makes the daemon read it.
         pending: key -> what a check after a change compares with, until the check has passed.
@@ -76,7 +76,7 @@ class SavedState:
         self.path = os.path.join(folder, f"{role}.json")
         self.root = root
         self.changes = changes
-        self.record = {"sysctls": {}, "files": {}, "folders": {}, "values": {}, "undo": {}, "told": {}}
+        self.record = {"sysctls": {}, "files": {}, "folders": {}, "values": {}, "undo": {}, "unreadable": {}}
         self.record |= {"after": {}, "unread": {}, "modes": {}, "pending": {}}
         with contextlib.suppress(FileNotFoundError), open(self.path, encoding="utf-8") as file:
             self.record |= json.load(file)
@@ -141,7 +141,7 @@ class SavedState:
         between sets it again.
         """
         entry = {"value": desired, "boot": self._boot()}
-        last = self.record["told"].get(key, {})
+        last = self.record["unreadable"].get(key, {})
         if last == entry or (not desired and last.get("boot") != entry["boot"]):
             return False
         set_before = (last["value"] if last.get("boot") == entry["boot"] else "") or "nothing"
@@ -149,7 +149,7 @@ class SavedState:
             return False
         self._save_once("undo", key, undo)
         run(do if desired else undo)
-        self.record["told"][key] = entry
+        self.record["unreadable"][key] = entry
         self._save()
         return True
 
@@ -347,6 +347,6 @@ class SavedState:
         with open(f"{real}.new", "w", encoding="utf-8", opener=_private) as file:
             file.write(text)
             mode, *owner = self.record["modes"].get(path) or _mode_and_owner(real)
-            os.fchown(file.fileno(), *owner)  # so that a daemon can still read its file
+            os.fchown(file.fileno(), *owner)  # the daemon that reads the file may not run as root
             os.fchmod(file.fileno(), mode)
         os.replace(f"{real}.new", real)

@@ -24,8 +24,8 @@ __all__ = [
 
 NETNS = "/run/netns"
 QUEUE_PACKETS = 10000  # more than all queue pairs of a host have in flight (rxe: 128 packets each)
-MANAGEMENT_IP = "10.0.2.15"  # the guest's address on QEMU's user network; SSH lives there
-FIRST_TABLE, FIRST_PRIORITY = 100, 1000  # of the first RNIC's routes and rules; each further RNIC has the next
+MANAGEMENT_IP = "10.0.2.15"  # the guest's address on QEMU's user network, which SSH uses
+FIRST_TABLE, FIRST_PRIORITY = 100, 1000  # for the first RNIC; each further RNIC has the next number
 
 
 class StateError(Exception):
@@ -33,7 +33,10 @@ class StateError(Exception):
 
 
 class Changes:
-    """Descriptions of changes; with `check`, of those that would be made. Callers call `should_make` before each."""
+    """Descriptions of the changes that are made or, with `check`, would be made.
+
+    Callers call `should_make` before each change.
+    """
 
     def __init__(self, *, check):
         self.check = check

@@ -1,7 +1,7 @@
-"""Health of a switch before and after a change: BGP sessions are back, and no port drops that did not drop before.
+"""Compare the health of a switch before and after a change: its BGP sessions, and the ports that drop packets.
 
-Sessions are read by vtysh, on SONiC a script that runs the one of the bgp container. Drops are those of the ASIC on
-SONiC (sonic-utilities, portstat), and those of the kernel on a Linux switch. Not yet run on hardware.
+Sessions are read with vtysh; on SONiC, that command is a script that runs vtysh in the bgp container. Drops are those
+of the ASIC on SONiC (sonic-utilities, portstat), and those of the kernel on a Linux switch. Not yet run on hardware.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ __all__ = ["health", "healthy_afterwards", "require_health"]
 
 DROPS = ("RX_DRP", "RX_OVR", "RX_ERR", "TX_DRP", "TX_OVR")
 WINDOW_S = 5.0
-"""Between two readings of the drops. syncd polls the ASIC's counters once a second (FLEX_COUNTER_TABLE|PORT)."""
+"""Time between two readings of the drops. syncd polls the ASIC's counters once a second (FLEX_COUNTER_TABLE|PORT)."""
 RETRY_S = 2.0
 DEADLINE_S = 180.0
-"""For BGP to come back: SONiC's bgp container takes 30 s and more to start on a switch's CPU."""
+"""Deadline for BGP sessions to be established again. SONiC's bgp container takes 30 s and more to start."""
 ESTABLISHED = "Established"
 
 
@@ -26,11 +26,11 @@ ESTABLISHED = "Established"
 def healthy_afterwards(saved, netdevs, notes, *, sonic, unless):
     """Require, after changes in the block, that the switch is as healthy as before the first of them.
 
-    A run that ended before its check has passed leaves the check to the next run. `unless` is the setting that leaves
-    the check out, for the message.
+    If a run ends before its check has passed, the next run makes the check. `unless` is the setting that disables the
+    check, for the error message.
 
     Raises:
-        StateError: it is not.
+        StateError: the switch is less healthy than before.
     """
     if saved.changes.check:
         yield
@@ -44,7 +44,7 @@ def healthy_afterwards(saved, netdevs, notes, *, sonic, unless):
         except StateError as error:
             raise StateError(
                 f"{error}. `faultbed provision --teardown` of this switch restores its earlier configuration; where "
-                f"the kind of BGP session changes, {unless} leaves this check out"
+                f"the kind of BGP session changes, {unless} turns this check off"
             ) from None
     saved.passed("health")
 
@@ -62,7 +62,8 @@ def health(netdevs, *, sonic):
 def require_health(before, netdevs, *, sonic, deadline_s):
     """Wait until a switch is as healthy as it was; return notes about sessions that are not established.
 
-    Sessions that the new configuration has no more need not come back, but a switch that had sessions must have one.
+    Sessions that the new configuration does not have need not come back, but a switch that had any must have at least
+    one.
 
     Raises:
         StateError: sessions are still down at the deadline, bgpd does not answer, or ports drop packets that did not

@@ -401,7 +401,7 @@ def _racks(lab: _Lab, roles: Mapping[str, str]) -> dict[str, tuple[str, list[str
 
 
 def _rack_names(rtsws: Sequence[str]) -> dict[str, str]:
-    """Return the rack name of each RTSW: rackN if the RTSW's name, and no other one, ends in N; else rack-NAME."""
+    """Return the rack name of each RTSW: rackN if only this RTSW's name ends in the number N, otherwise rack-NAME."""
     numbers = {name: match[0] if (match := re.search(r"[0-9]+$", name)) else "" for name in rtsws}
     count = Counter(numbers.values())
     return {

@@ -181,7 +181,7 @@ def _run_ansible_inventory(path: Path) -> dict[str, Any]:
         raise UsageError("ansible-inventory is not installed: install faultbed with its dependencies (ansible-core)")
     env = {
         **os.environ,
-        "ANSIBLE_CONFIG": str(playbooks() / "ansible.cfg"),  # not that of the user
+        "ANSIBLE_CONFIG": str(playbooks() / "ansible.cfg"),  # the user's own configuration must not apply
         "ANSIBLE_INVENTORY_ENABLED": "yaml",
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
         "ANSIBLE_NOCOLOR": "1",

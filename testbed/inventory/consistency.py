@@ -36,7 +36,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 # The kernel allows almost any character (dev_valid_name() in net/core/dev.c), but these names stand in shell commands.
 _NETDEV = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}")
 _DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # IB_DEVICE_NAME_MAX - 1
-_NETNS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # a file name under /run/netns, and a word for root's shell
+_NETNS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # also a file name and a word in root's shell
 _PCIE = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PAIR_BITS = (30, 31)
 _MTU_MIN, _MTU_MAX = 1280, 65535

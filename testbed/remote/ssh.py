@@ -31,8 +31,9 @@ CONNECT_TIMEOUT_S = 15.0
 LOCK_TIMEOUT_S, CLOSE_TIMEOUT_S = 120.0, 2.0
 """How long to wait for the connection's lock, which other threads hold while they connect: to use it, to close it."""
 REPLY_TIMEOUT_S = 60.0
-"""How long an SSH server may take to accept a command or data, and to report the exit status of one that has ended."""
+"""How long an SSH server may take to accept a command or data, and to report the exit status of an ended command."""
 _LEAST_S = 0.2
+"""Minimum timeout for opening a channel, even if the command's deadline is over: it may still have to clean up."""
 STDERR_TAIL = 2000
 
 
@@ -141,7 +142,8 @@ class SshConnection:
         try:
             return transport.open_unix(path, timeout_s=max(_LEAST_S, Deadline(CONNECT_TIMEOUT_S).left_s))
         except (paramiko.SSHException, EOFError, OSError) as error:
-            # Of two threads whose requests are refused at the same time, paramiko gives only one the reason.
+            # The server refused this channel. paramiko may not say why: if it refuses the channels of two threads at
+            # the same time, only one thread gets the reason.
             if isinstance(error, paramiko.SSHException) and transport.is_active():
                 return None
             self._give_up(transport)
@@ -174,16 +176,16 @@ class SshConnection:
         try:
             with self._exclusive(CLOSE_TIMEOUT_S):
                 self._drop()
-        except Unreachable:  # a thread hangs in it: without its transport it ends
+        except Unreachable:  # another thread hangs while it holds the lock: closing the transport ends its wait
             if (transport := self._transport) is not None:
                 transport.close()
 
     @contextlib.contextmanager
     def _exclusive(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-        """Hold the connection's lock. Other threads may be connecting, one after the other.
+        """Hold the connection's lock, which other threads hold while they connect.
 
         Raises:
-            Unreachable: they have held it until the timeout.
+            Unreachable: the lock was not free before the timeout.
         """
         deadline = Deadline(timeout_s)
         while not self._lock.acquire(timeout=deadline.step_s):
@@ -385,8 +387,8 @@ def _short(argv: Sequence[str]) -> str:
 def _exit_status(session: paramiko.Channel, program: str) -> int:
     """Return the exit status of a program that has closed its output."""
     if not Deadline(REPLY_TIMEOUT_S).wait(session.status_event):
-        raise CommandFailed(f"{program}: it has closed its output, and its exit status did not come")
-    return session.recv_exit_status()  # deadline: it has come
+        raise CommandFailed(f"{program}: it has closed its output, but its exit status did not arrive")
+    return session.recv_exit_status()  # deadline: does not wait, because the status has arrived
 
 
 def _read_to_end(session: paramiko.Channel, timeout_s: float, program: str) -> tuple[bytes, bytes]:

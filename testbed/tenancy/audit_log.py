@@ -107,7 +107,7 @@ def append(state_dir: Path, event: str, **fields: Any) -> None:
         size = os.fstat(file).st_size
         torn = size > 0 and _last_byte(path_of(state_dir), size) != b"\n"
         rest = (b"\n" if torn else b"") + line.encode() + b"\n"
-        while rest:  # a disk that is nearly full takes a part without an error
+        while rest:  # on a nearly full disk a write may be partial
             rest = rest[os.write(file, rest) :]
         os.fsync(file)
     finally:
@@ -156,7 +156,7 @@ class LogReader:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
-                    break  # it is being written, or a kill has torn it: the next line begins after a newline
+                    break  # incomplete: still being written, or torn by a kill (the next line then follows a newline)
                 self._offset += len(line)
                 with contextlib.suppress(ValueError):
                     entry = json.loads(line)

@@ -415,7 +415,7 @@ def _as_dirty(folder: Path, work: Work, reasons: tuple[str, ...], *, marked: boo
             work.mark.path.rename(_path(folder))
         work.mark.abandon()
     sentence = f"the lab is DIRTY: {reasons[0]}" + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else "")
-    stopping.owe(work, lambda _: sentence + more)  # a command that is ended by force from now on still says it
+    stopping.owe(work, lambda _: sentence + more)  # if a second signal ends the command, it still prints this
     return Outcome(state="DIRTY", reasons=reasons, sentence=sentence + more)
 
 

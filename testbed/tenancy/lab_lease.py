@@ -173,7 +173,7 @@ def hold(
     is_dirty = _is_dirty(inventory)
     try:
         lease.release(was_dirty=was_dirty, is_dirty=is_dirty)
-    except NotWritten:  # the lease ends with this process, but what is DIRTY for other users does not
+    except NotWritten:  # the lease ends with this process, but a DIRTY part must stay reserved
         if was_dirty or is_dirty:
             raise
 
@@ -294,7 +294,7 @@ def _acquire(
         _is_inherited=token == os.environ.get(INHERITED), _parent=parent,
     )  # fmt: skip
     if parent is not None:
-        lease.refresh()  # the parent may have died already
+        lease.refresh()  # takes the lease over if the parent has died already
     return lease
 
 
@@ -325,7 +325,7 @@ def is_dead(process: str) -> bool:
     try:
         machine, pid, start = process.rsplit(":", 2)
         return machine == boot_and_pid_namespace() and _start_of(int(pid)) != start
-    except ValueError:  # not written by this version
+    except ValueError:  # another version wrote it
         return False
 
 

@@ -86,7 +86,7 @@ def conflicts(entry: Entry, other: Entry) -> bool:
     if entry.owner != other.owner:
         return True
     modes = {entry.mode, other.mode}
-    if "dirty" in modes:  # its owner sees the lab's own mark, and needs access to heal it
+    if "dirty" in modes:  # the owner needs access to heal it
         return False
     # A second booking of the same user would only hide the end of the first one.
     return modes == {"booking"} or ("booking" not in modes and "exclusive" in modes)

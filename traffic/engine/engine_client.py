@@ -28,7 +28,7 @@ __all__ = ["GONE", "TIME_FIELDS", "Engines", "Event", "Fabric", "FabricModel", "
 
 MODULE = "faultbed.traffic.node.engine"
 START_TIMEOUT_S = 90.0
-"""Python, pyverbs and numpy load slowly on an emulated CPU that four machines share."""
+"""How long an engine may take to start: Python, pyverbs and numpy load slowly on an emulated CPU."""
 
 FORGET_TIMEOUT_S = 30.0
 CLOCK_ROUNDS, CLOCK_TIMEOUT_S = 5, 3.0
@@ -52,7 +52,7 @@ class Fabric(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricModel:
-    """A `Fabric` without its inventory: of a recorded run, or of an experiment that is being checked."""
+    """A `Fabric` without an inventory, for a recorded run or for an experiment that is only checked."""
 
     kind: LabKind
     topology: Topology
@@ -196,7 +196,7 @@ class Engines:
         while not self._closed.is_set():
             message = _receive(channel)
             if self._channels.get(host) is not channel:
-                return  # it was given up (`drop`): nothing that it still sends belongs to the run
+                return  # after `drop`, messages of the host no longer belong to the run
             if message is None:
                 continue
             if message.get("event") == GONE:

@@ -1,4 +1,4 @@
-"""The index of an RNIC's GID: for perftest, and as the proof that an RNIC has its address."""
+"""The index of an RNIC's GID, which perftest needs and which shows that the RNIC has its address."""
 
 from __future__ import annotations
 

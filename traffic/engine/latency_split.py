@@ -1,8 +1,7 @@
-"""Where the time of a collective's operations goes: means of the parts that the engines measure. Pure.
+"""Split the time of a collective's operations into the parts that the engines measure. Pure.
 
-The parts are those of `faultbed.traffic.node.ranks.parts_clock`. The time of an operation is the communication phase
-of the rank that enters last, as in `faultbed.traffic.engine.traffic_metrics.operation_times_ns`: its parts have no
-wait for other ranks to begin.
+The parts are those of `faultbed.traffic.node.ranks.parts_clock`. They are taken from the rank that enters an operation
+last, as in `faultbed.traffic.engine.traffic_metrics.operation_times_ns`, because it does not wait for others to begin.
 """
 
 from __future__ import annotations

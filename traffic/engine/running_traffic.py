@@ -44,7 +44,7 @@ POLL_NS = 250_000_000
 SETUP_TIMEOUT_S = 120.0
 POSTMORTEM_TIMEOUT_S = 5.0
 ABORT_TIMEOUT_S = 15.0
-"""How long the caller waits for the end of a run that it aborts. What the run is busy with may take longer."""
+"""How long the caller waits for the end of a run that it aborts. The run may take longer to finish its current step."""
 DUMP_TIMEOUT_NS = 5_000_000_000
 """How long ranks have to send their flight recorders when a dump is requested during a run."""
 
@@ -361,8 +361,8 @@ class Running(Generic[Result]):
     def _collect_flights(self) -> None:
         """Collect the flight recorders of the remaining ranks. Ranks that do not reply in time are left out.
 
-        If an engine is gone, its peers first get two of their retry timers to notice. Their QP errors are what a fabric
-        shows of a rank that died, and would be lost with their queue pairs.
+        If an engine is gone, its peers first get two retry timeouts to report QP errors. These errors are the evidence
+        for a rank that died, and would be lost with the queue pairs.
         """
         began_ns = time.monotonic_ns()
         deadline_ns = began_ns + int(POSTMORTEM_TIMEOUT_S * 1e9)

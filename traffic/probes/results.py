@@ -63,7 +63,7 @@ def window_stats(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> Window
 
 
 def windows(trips: Sequence[Trip], *, length_ns: int, start_ns: int, end_ns: int) -> tuple[WindowStats, ...]:
-    """Return the evidence of consecutive windows of `length_ns`. A shorter rest at the end is left out."""
+    """Return the evidence of consecutive windows of `length_ns`. A shorter window at the end is left out."""
     by_window: dict[int, list[Trip]] = {}
     for trip in trips:
         by_window.setdefault((trip.echo.sent_ns - start_ns) // length_ns, []).append(trip)

@@ -94,8 +94,8 @@ def locate(
     """Return the places that lose probes, the strongest evidence first; empty if none loses more than the rest.
 
     `background` is the share lost on a healthy fabric (None: unknown, so it is the loss elsewhere). A place needs a
-    loss of more than `least_share` and a gain of more than `least_gain`. A caller that searches n times must require
-    log n more.
+    loss of more than `least_share` and a gain of more than `least_gain`. A caller that searches n times should add
+    log n to `least_gain`, because each search can exceed it by chance.
     """
     left = [group for group in probes if group.sent]
     suspects: list[Suspect] = []
@@ -133,18 +133,20 @@ def _gain(sent: int, lost: int, background: float, least_share: float) -> float:
     share = lost / sent
     if share <= max(background, least_share):
         return 0.0
-    return _likelihood(sent, lost, share) - _likelihood(sent, lost, background)
+    return _log_likelihood(sent, lost, share) - _log_likelihood(sent, lost, background)
 
 
 def _gain_over_others(sent: int, lost: int, others_sent: int, others_lost: int, least_share: float) -> float:
     """Return the gain with an unknown background. A place that all probes cross has none: there is no comparison."""
     if not others_sent or lost / sent <= max(others_lost / others_sent, least_share):
         return 0.0
-    separate = _likelihood(sent, lost, lost / sent) + _likelihood(others_sent, others_lost, others_lost / others_sent)
-    return separate - _likelihood(sent + others_sent, lost + others_lost, (lost + others_lost) / (sent + others_sent))
+    separate = _log_likelihood(sent, lost, lost / sent)
+    separate += _log_likelihood(others_sent, others_lost, others_lost / others_sent)
+    all_sent, all_lost = sent + others_sent, lost + others_lost
+    return separate - _log_likelihood(all_sent, all_lost, all_lost / all_sent)
 
 
-def _likelihood(sent: int, lost: int, share: float) -> float:
+def _log_likelihood(sent: int, lost: int, share: float) -> float:
     arrived = sent - lost
     missing = lost * math.log(share) if lost else 0.0
     if not arrived:

@@ -58,5 +58,5 @@ def _hierarchical(ranks: int, group: int) -> Moves:
 
 
 def send_recv() -> Moves:
-    """Return the moves by which each rank sends its buffer to the next one, as in the sendrecv test of nccl-tests."""
+    """Return the moves by which each rank sends its buffer to the next rank, as in the sendrecv test of nccl-tests."""
     return moves(step=0, src=0, dst=1, source=0, from_input=True)

@@ -42,7 +42,7 @@ def input_blocks(schedule: Schedule, rank: int) -> tuple[int, int]:
 
 
 def local_copies(collective: str, *, period: int, chunks: int, root: int) -> Moves:
-    """Return the local step of a collective other than an exchange: it copies the input to where the work begins."""
+    """Return the local step of a collective other than an exchange: it copies the input to the work buffer."""
     listed = np.arange(period)
     match collective:
         case "all-gather" | "barrier":

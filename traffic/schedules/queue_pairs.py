@@ -1,7 +1,6 @@
-"""Which queue pairs the programs of ranks use, if each rank has several to each of its peers. Pure.
+"""Compute which queue pairs carry the messages of ranks, if a rank has several to each peer. Pure.
 
-The ranks spread their segments by the same rules (`faultbed.traffic.node.ranks.segments`), on machines that do not
-have this package.
+Ranks spread their segments by the same rules (`faultbed.traffic.node.ranks.segments`); nodes do not have this module.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ __all__ = [
 
 OUT_OF_ORDER = ("spray", "dqplb")
 SPREADS = ("split", "round-robin", *OUT_OF_ORDER)
-"""How the data for a peer gets on its queue pairs.
+"""Distributions of the data for a peer over its queue pairs.
 
 `split` cuts every message into equal parts, one for each queue pair. `round-robin` gives segments to the queue pairs in
-turn. A segment is a whole message, unless messages are longer than a segment may be, or their number is no multiple of
-the number of queue pairs, which would otherwise carry unequal shares. With these two, each queue pair is a lane, on
-which segments arrive in order.
+turn. A segment is a whole message, except in two cases: the message is longer than a segment may be, or whole messages
+would load the queue pairs unequally. With `split` and `round-robin`, each queue pair is a lane, on which segments
+arrive in order.
 
 With `OUT_OF_ORDER` all queue pairs are one lane, on which segments arrive in any order. `spray` gives them to the queue
 pairs in turn, `dqplb` (dynamic queue pair load balancing) each to the one that has the fewest in flight.

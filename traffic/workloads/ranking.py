@@ -24,14 +24,15 @@ __all__ = ["RankingResult", "RankingSpec", "check", "run", "start", "step"]
 
 MIN_RANKS = 2
 PARTS = 3
-"""Forward, backward, dense."""
+"""Number of operations in an iteration: forward, backward and dense."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingSpec(RanksSpec):
-    """`iterations` of: rows to all ranks, `dense_ms` of compute, gradients back, an all-reduce of `dense_bytes`.
+    """A ranking job. An iteration sends rows to all ranks, computes for `dense_ms`, returns gradients, and all-reduces.
 
-    Each rank receives `embedding_bytes` of rows; the share of rank j's shard is proportional to 1 / (j + 1)^skew.
+    Each rank receives `embedding_bytes` of rows; the share from rank j's shard is proportional to 1 / (j + 1)^skew. The
+    all-reduce has `dense_bytes`.
     """
 
     embedding_bytes: int = 1 << 20
@@ -43,9 +44,11 @@ class RankingSpec(RanksSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingResult(RanksResult):
-    """Result of a ranking job: median times of its parts (of the rank that waited least) and of whole iterations.
+    """Result of a ranking job.
 
-    `mmr` is the maximum over the mean of the bytes that ranks send forward: 1 is even.
+    `forward_ns`, `backward_ns` and `dense_ns` are median times of the operations, each of its fastest rank, which did
+    not wait for others. Times of iterations are those of the slowest rank. `mmr` is the maximum over the mean of the
+    bytes that ranks send forward; 1 is even.
     """
 
     spec: RankingSpec

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 WARMUP = 2
-"""Default number of warm-up iterations: caches and translators are cold in them."""
+"""Default number of warm-up iterations, in which caches and QEMU's translations are still cold."""
 
 CREDITS = 8
 """Credits of a queue pair that may be unacknowledged (`faultbed.traffic.node.ranks.recv_lane`)."""
@@ -214,10 +214,10 @@ def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program]) -> in
 
 
 def _parts_of_a_message(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
-    """Return the least number of segments of the longest message with which all queue pairs are used equally.
+    """Return the smallest number of segments of the longest message that loads all queue pairs equally.
 
-    Each segment more costs a completion at both ends: a ring with messages of 256 KiB in four parts took 1.3 times as
-    long as with whole ones.
+    Each further segment costs a completion at both ends: a ring all-reduce took 1.3 times as long with messages of
+    256 KiB in four parts as with whole messages.
     """
     if spec.has_substitutes:
         return spec.qps_per_peer * SEGMENTS_PER_QP
@@ -237,8 +237,8 @@ def _window(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
 def _ring_slots(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
     """Return the slots of each lane's staging ring.
 
-    With twice the slots of the window, a receiver reports only every half ring what it has applied. Such a credit costs
-    as much as a small segment. The rings of a rank hold at most four times the data that it may have in flight.
+    With twice the slots of the window, a receiver can send credits only once per half ring; a credit costs as much as a
+    small segment. The rings of a rank hold at most four times the data that it may have in flight.
     """
     window = _window(spec, programs)
     if spec.has_substitutes:

@@ -63,7 +63,7 @@ def execute(
     trace_batches = batches(trace, spec, cost.NETWORKS[lab.kind])
     plans = [_plan(spec, ranks, batch, number, len(trace_batches)) for number, batch in enumerate(trace_batches)]
     ended: list[tuple[int, Running[Any]]] = []
-    times = 1 if len(trace_batches) == 1 else spec.repeat  # the ranks themselves repeat a single batch
+    times = 1 if len(trace_batches) == 1 else spec.repeat  # the engines repeat a single batch by themselves
     with contextlib.ExitStack() as stack:
         if engines is None:
             engines = stack.enter_context(Engines.start(lab, dict.fromkeys(rank.host for rank in ranks)))

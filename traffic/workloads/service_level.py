@@ -1,4 +1,4 @@
-"""How many requests of an inference job met their service level objectives, given the errors of the clocks. Pure.
+"""Count the requests of an inference job that met their service level objectives, given clock errors. Pure.
 
 A time to first token begins on one host and ends on another one. If it is within the clocks' error of its objective, it
 is unknown whether the request met the objective. A time per output token begins and ends on one host.

@@ -1,6 +1,6 @@
-"""Hosts that read a job's storage beside the job, as other users of it do (`traffic/node/front_end/storage_reader.py`).
+"""Hosts that read a job's storage during the job, like other users of it (`traffic/node/front_end/storage_reader.py`).
 
-A reader never ends the job: what happens to it is the `failure` in its result.
+A reader that fails does not end the job; its result has the reason (`failure`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Compare two runs of one experiment: another firmware, another configuration, the same seed. Pure.
 
 Each performance metric has the ratio B over A with its 99 % interval. It is *worse* or *better* only if the whole
-interval says so, and *higher* or *lower* where neither is better. Otherwise *no difference shown* is reported, with the
-largest difference that the interval could hide.
-Wrong data in only one of the runs need no interval: that run is worse.
-Job time is compared over the iterations that both runs finished. A recovery happened once in each run, so one pair of
-them predicts nothing.
+interval is on that side of 1, or *higher* or *lower* for a metric that has no better side. Otherwise *no difference
+shown* is reported, with the largest difference that the interval could hide. If only one run has wrong data, that run
+is worse, without an interval. Job time is compared over the iterations that both runs finished. A recovery happened
+once in each run, so it is never worse or better.
 
-One pair of runs does not contain the variation between runs. If the lab's noise floor
-(`faultbed.harness.analysis.noise`) is given, the intervals of the metrics that it covers are widened by it: job time
-and what follows from it (goodput, `jct_ratio`), and the time of a collective with `busbw.mean`.
+One pair of runs does not show the variation between runs. If the lab's noise floor (`faultbed.harness.analysis.noise`)
+is given, it widens the intervals of job time, of metrics that depend on it (goodput, `jct_ratio`), and of `busbw.mean`.
 """
 
 from __future__ import annotations
@@ -51,16 +49,16 @@ HIGHER_IS_BETTER = frozenset(
         "slo_attainment",
     }
 )
-"""For all other metrics but `_NEITHER`, less is better."""
+"""Metrics of which more is better. Less is better for all others, except those with a prefix of `_NEITHER`."""
 _NEITHER = ("split.", "bisection", "link_utilisation.")
-"""Prefixes of metrics that are only higher or lower: how full links are, and shares of a whole, which grow when another
-share gets better."""
+"""Prefixes of metrics without a better side: utilisation of links, and shares of a whole, which grow when another share
+improves."""
 _WRONG_DATA = frozenset({"wrong_elements", "state_errors"})
 """Counts that are 0 unless something is broken, however often the run is repeated."""
 _FLOOR = {"job time": "job_time", "goodput.mean": "job_time", "jct_ratio": "job_time", "busbw.mean": "collective"}
-"""The spread of a noise floor that applies to a metric; a rate varies like the time that it is measured over."""
+"""The entry of the noise floor that applies to each metric. A rate varies like the time over which it is measured."""
 _RUNS = {"jct_ratio": 4}
-"""Number of runs behind the ratio of two values; 2 by default. `jct_ratio` also uses a twin for each."""
+"""Number of runs that enter a ratio, if not 2: `jct_ratio` also uses the twin of each run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +91,7 @@ def compare(
     sealed: tuple[Sealed, Sealed] = (Sealed(), Sealed()),
     floor: NoiseFloor | None = None,
 ) -> tuple[Row, ...]:
-    """Compare B with A, job time first. A run with a doubt, as in `_doubts`, is neither better nor worse.
+    """Compare B with A, job time first. If there is a doubt about a run (`_doubts`), nothing is better or worse.
 
     `sealed` is the evidence of the parts of both runs.
     """
@@ -111,7 +109,7 @@ def compare(
 
 
 def _doubts(run: Measurements) -> Iterator[str]:
-    """Yield each reason why a run does not show what its experiment is about."""
+    """Yield each reason why a run is not valid for its experiment, such as a fault that is not proved."""
     yield from run.errors
     if run.failure is not None:
         yield f"the workload failed: {run.failure}"
@@ -205,9 +203,9 @@ def _is_resolution_only(observation: Observation) -> bool:
 
 
 def _of_counts(name: str, left: Observation, right: Observation) -> Outcome:
-    """Compare counts and names: equal values show no difference, unequal ones decide nothing without repeats.
+    """Compare counts and names. Equal values show no difference; unequal values of two runs decide nothing.
 
-    Wrong data decide, unless the run without any did not check all of its data.
+    Exception: the run with wrong data is worse, if the other run checked all of its data.
     """
     if name in _WRONG_DATA and left.value == 0 and right.value and not left.censored:
         return "worse"

@@ -30,7 +30,7 @@ __all__ = ["default_path", "render", "render_html"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loads:
-    """The links of one run; `most` is the most that one link carried in one direction."""
+    """The links of one run; `most` is the largest number of bytes that a link carried in one direction."""
 
     most: int
     layers: tuple[Layer, ...]

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _NAMED = 3
-"""Number of metrics named in the headline; the table has all."""
+"""Maximum number of metrics that the headline names; the table has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ def origin_ns(side: Side) -> int | None:
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """Return how B compares, in a few words and never beyond what the intervals show."""
+    """Summarise how B compares with A in a few words, using only differences that the intervals show."""
     by_says: Mapping[str, list[str]] = {
         outcome: [row.metric for row in rows if row.says == outcome]
         for outcome in ("worse", "better", "higher", "lower")

@@ -17,7 +17,7 @@ __all__ = ["Forest", "Mark", "Tick", "forest"]
 _LEAST, _MOST = 1.02, 4.0
 """Minimum and maximum ratio at the end of the scale."""
 _ROOM = 1.06
-"""Margin factor for the widest logarithm, so that nothing ends exactly at the edge."""
+"""Factor by which the scale is wider than its widest value, so that nothing ends exactly at the edge."""
 _TICKS = (1.01, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0)
 
 

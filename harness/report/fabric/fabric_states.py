@@ -5,8 +5,8 @@
     routes      the node routes differently than before: its routes are missing or use another path
     recovered   it was in one of these states before, and is in none now
 
-A kernel reports changes, not the state before the first one, which must have been different. If a route's final state
-differs from its first change, it is assumed to have had its final state before the run. Otherwise it never came back.
+A kernel reports changes, not the initial state, which must differ from the first change. If the last change of a route
+differs from the first one, the route is assumed to have returned to its initial state. Otherwise it has not.
 """
 
 from __future__ import annotations

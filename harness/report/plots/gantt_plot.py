@@ -83,7 +83,7 @@ def _bars(axes: Axes, bars: Sequence[Bar], row: int, colour: str, *, is_open: bo
     for bar in bars:
         points += [(bar.start_s, low), (bar.end_s, low), (bar.end_s, high), (bar.start_s, high), (bar.start_s, low)]
         codes += [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
-    path = Path(points, codes)  # the chart has its limits: `add_patch` would look for them in each segment
+    path = Path(points, codes)  # not `add_patch`, which would compute limits from every segment
     if is_open:
         axes.add_artist(PathPatch(path, facecolor="none", edgecolor=colour, linewidth=1.2, linestyle=(0, (4, 3))))
     else:

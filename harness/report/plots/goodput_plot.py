@@ -67,7 +67,7 @@ def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) 
     highest = max((float(rolled(rank_goodput, observed).max(initial=0)) for _, rank_goodput in ranks), default=0) or 1.0
     rows = [(names.get(rank, f"rank {rank}"), rank_goodput, highest) for rank, rank_goodput in ranks]
     for name, beside in observed.beside.items():
-        if beside is not None:  # a row of its own scale: it is another flow, and is often paced
+        if beside is not None:  # the bystander has its own scale, because it is often paced
             rows.append((name, beside, float(rolled(beside, observed).max(initial=0)) or 1.0))
 
     def draw(width: float, *, narrow: bool) -> str:

@@ -32,7 +32,7 @@ MOST, MOST_ROWS = 4, 16
 _BEFORE, _AFTER, _FAR = 2.5, 3.0, 16.0
 """Median iterations shown before and after the longest one; how far it may be from the firing to show both."""
 _WAITING = 0.5
-"""Weight of a wait: a waiting rank is usually not the late one."""
+"""Weight of a wait when the longest bar is chosen, because a waiting rank is usually not the late one."""
 _ROUNDING_NS = 1_000_000
 _DID = {
     "ingest": "waited for data",

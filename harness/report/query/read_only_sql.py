@@ -1,7 +1,7 @@
 """One read-only SQL statement on a database in memory, within bounds of time and memory.
 
-SQLite itself decides what a statement may do: its authorizer is called for everything that a statement needs, while it
-is compiled (sqlite.org/c3ref/set_authorizer.html), so no statement is judged by its text.
+No statement is judged by its text. While SQLite compiles a statement, it calls an authorizer for each operation that
+the statement needs (sqlite.org/c3ref/set_authorizer.html); ours allows only reading.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from faultbed.testbed.errors import UsageError
 __all__ = ["MAX_BYTES", "MAX_ROWS", "MAX_S", "Answer", "Cell", "ask"]
 
 MAX_S = 60.0
-"""Most seconds of one statement."""
+"""Time limit of one statement."""
 MAX_ROWS = 100_000
 MAX_BYTES = 256 << 20
-"""Most memory that a statement may take beyond the tables, and most bytes of its answer."""
+"""Maximum memory of a statement in addition to the tables, and maximum size of its answer."""
 _MAX_CELL_BYTES = 4 << 20
 _OPERATIONS = 10_000
-"""Instructions of SQLite's virtual machine between two looks at the clock."""
+"""Number of instructions of SQLite's virtual machine between two checks of the time limit."""
 _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 
 Cell: TypeAlias = "int | float | str | bytes | None"
@@ -45,29 +45,29 @@ def ask(connection: sqlite3.Connection, sql: str) -> Answer:
     Raises:
         UsageError: it is no statement, more than one, wrong, one that would change something, or beyond a bound.
     """
-    wrong: list[str] = []
+    aggregate_errors: list[str] = []
     deadline = time.monotonic() + MAX_S
-    _restrict(connection, deadline, wrong)
+    _restrict(connection, deadline, aggregate_errors)
     try:
         cursor = connection.execute(sql)
         if cursor.description is None:
-            raise UsageError("query: no question in it; give one SELECT")
+            raise UsageError("query: the SQL returns nothing; give one SELECT")
         columns = tuple(column[0] for column in cursor.description)
         return Answer(columns=columns, rows=_bounded(cursor))
     # Python 3.11 raises sqlite3.Warning for a second statement, later versions ProgrammingError.
     except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
-        raise UsageError(f"query: {_reason(error, deadline, wrong)}") from error
+        raise UsageError(f"query: {_reason(error, deadline, aggregate_errors)}") from error
 
 
-def _restrict(connection: sqlite3.Connection, deadline: float, wrong: list[str]) -> None:
-    """Add the aggregates and set the bounds; the authorizer comes last, because it refuses PRAGMA, too."""
+def _restrict(connection: sqlite3.Connection, deadline: float, aggregate_errors: list[str]) -> None:
+    """Add the aggregates and set the limits. The authorizer is set last, because it also refuses PRAGMA."""
     connection.set_authorizer(None)
     for name, arguments in (("median", 1), ("quantile", 2)):
-        connection.create_aggregate(name, arguments, _aggregate(name, wrong))
+        connection.create_aggregate(name, arguments, _aggregate(name, aggregate_errors))
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_CELL_BYTES)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-    connection.execute("PRAGMA temp_store = MEMORY")  # else a large sort would fill the disk instead
-    # What the tables take is not known, so they are allowed for by the size of the database's pages.
+    connection.execute("PRAGMA temp_store = MEMORY")  # a large sort must not fill the disk
+    # SQLite does not report the memory that the tables take: assume twice the size of the database's pages.
     (pages,), (page_bytes,) = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
     connection.execute(f"PRAGMA hard_heap_limit = {2 * pages * page_bytes + MAX_BYTES}")
     connection.set_progress_handler(lambda: time.monotonic() > deadline, _OPERATIONS)
@@ -75,7 +75,7 @@ def _restrict(connection: sqlite3.Connection, deadline: float, wrong: list[str])
 
 
 def _authorize(action: int, first: str | None, second: str | None, _database: str | None, _inner: str | None) -> int:
-    """Allow what reads the tables. `second` is the name of a function; loading code is none of them."""
+    """Allow operations that read the tables, and all functions except the one that loads code (named by `second`)."""
     del first
     if action == sqlite3.SQLITE_FUNCTION and second == "load_extension":
         return sqlite3.SQLITE_DENY
@@ -86,7 +86,7 @@ def _bounded(cursor: sqlite3.Cursor) -> list[tuple[Cell, ...]]:
     """Fetch all rows of an answer.
 
     Raises:
-        UsageError: it is longer than `MAX_ROWS` or `MAX_BYTES`: part of an answer would look like all of it.
+        UsageError: the answer exceeds `MAX_ROWS` or `MAX_BYTES`. It is not cut, because a part looks like a whole.
     """
     rows: list[tuple[Cell, ...]] = []
     count_bytes = 0
@@ -100,9 +100,9 @@ def _bounded(cursor: sqlite3.Cursor) -> list[tuple[Cell, ...]]:
     return rows
 
 
-def _reason(error: Exception, deadline: float, wrong: Sequence[str]) -> str:
-    if wrong:
-        return wrong[0]
+def _reason(error: Exception, deadline: float, aggregate_errors: Sequence[str]) -> str:
+    if aggregate_errors:
+        return aggregate_errors[0]
     text = str(error)
     if text == "interrupted":
         if time.monotonic() > deadline:
@@ -117,8 +117,11 @@ def _reason(error: Exception, deadline: float, wrong: Sequence[str]) -> str:
     return f"{text}; `faultbed query --help` lists tables and columns"
 
 
-def _aggregate(name: str, wrong: list[str]) -> type[Any]:
-    """Return SQLite's class of the aggregate `median` or `quantile`; a reason why it raises goes to `wrong`."""
+def _aggregate(name: str, errors: list[str]) -> type[Any]:
+    """Return the class that implements the aggregate `median` or `quantile` for SQLite.
+
+    SQLite hides the messages of exceptions in aggregates, so they are appended to `errors`.
+    """
 
     class Quantile:
         """Quantile by linear interpolation between order statistics, as numpy's default (Hyndman and Fan, type 7)."""
@@ -147,7 +150,7 @@ def _aggregate(name: str, wrong: list[str]) -> type[Any]:
 
         @staticmethod
         def _fail(message: str) -> None:
-            wrong.append(message)
+            errors.append(message)
             raise ValueError(message)
 
     return Quantile

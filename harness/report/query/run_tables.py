@@ -1,8 +1,8 @@
 """Run directories as SQL tables in memory: `runs`, `checks`, `faults` and `points`.
 
-The tables hold what the verdicts say, never more: a run that is damaged, unfinished, mixed from two runs, or a copy of
-another one is left out with its reason, and so is a sweep that names a run which was left out. Of `measurements.json`,
-which is some hundred times as long as a verdict, only both ends are read: whether it is whole, and of which lab it is.
+A run that is damaged, unfinished, mixed from two runs, or a copy of another one is left out, with the reason. So is a
+sweep that names a run which was left out. `measurements.json` is some hundred times as long as a verdict. Only its two
+ends are read, which show whether it is complete and which lab it was measured on.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ TABLES: Mapping[str, str] = {
 }
 """Columns of each table, as SQL. A column without a type holds numbers and text: a check can observe either."""
 _RUN_FILES = frozenset({"experiment.toml", "plan.json", "verdict.json"})
-"""Files of which a run directory has at least one, even if only a part of it was kept."""
+"""A folder with one of these files is a run directory, complete or not."""
 _NO_VERDICT = "it has no verdict: it still runs, or it was killed"
 _MOST_BYTES = 64 << 20
-"""Longest `verdict.json` or `sweep.json` that is read. The longest of a run so far has a hundredth of it."""
+"""Maximum size of a `verdict.json` or `sweep.json` that is read, a hundred times the longest one seen so far."""
 _END_BYTES = 4096
 _LAB = re.compile(rb'\{"schema":1,"lab":("(?:[^"\\]|\\.)*"),')
 _LARGEST = 2**63
@@ -150,7 +150,7 @@ def _found(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _apart(folders: Sequence[Path]) -> list[Path]:
-    """Return the folders without those that are, or lie in, another one of them."""
+    """Return the folders without duplicates and without those that lie in another one of them."""
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder; name the folder that contains the run directories")
@@ -212,7 +212,7 @@ def _refuse_long(path: str, missing: str) -> int:
     """Return the size of a file, in bytes.
 
     Raises:
-        UsageError: it is missing, no regular file, or too long to be what its name says.
+        UsageError: it is missing, no regular file, or longer than `_MOST_BYTES`.
     """
     try:
         status = os.stat(path)  # noqa: PTH116 - of thousands of runs: making a Path takes longer

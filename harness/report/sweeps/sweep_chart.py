@@ -34,11 +34,11 @@ __all__ = ["COLOURS", "MARKERS", "axis_values", "sweep_chart"]
 
 COLOURS = (GOODPUT, OTHER, COMPUTE, STORAGE, COMM, MUTED)
 MARKERS = "os^DvPX"
-"""One more than colours: a line differs from the others in one of the two, up to 42 lines."""
+"""Markers of lines. There is one more than there are colours, so that 42 lines have different pairs of both."""
 _LETTER_IN, _HANDLE_IN, _LEGEND_LINE_IN, _TITLE_IN = 0.065, 0.6, 0.2, 0.25
 """Sizes in inches: a letter of the legend, the mark before its text, a line of the legend, the title of a row."""
 _WIDE = 20.0
-"""Largest over smallest value from which an axis is logarithmic."""
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 _MARGIN = 0.06
 _ROOM = 1.12
 _NARROW_TICKS = 5

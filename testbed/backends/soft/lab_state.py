@@ -115,7 +115,7 @@ def locked(lab: Path) -> Iterator[None]:
             ) from None
         if not (lab / "lock").exists() or not os.path.samestat((lab / "lock").stat(), os.fstat(handle.fileno())):
             raise LabError(f"{lab} was removed (`faultbed down --purge`) while this command began; run it again")
-        with contextlib.suppress(OSError):  # a full disk; the number is for messages only
+        with contextlib.suppress(OSError):  # ignore a full disk: the number is for messages only
             handle.truncate(0)
             os.write(handle.fileno(), str(os.getpid()).encode())
         yield

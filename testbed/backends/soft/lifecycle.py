@@ -279,7 +279,7 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Status:
 
     statuses = fleet.in_parallel(vms(inventory), status_of)
     if state is None and any(machine_status.alive for machine_status in statuses):
-        word = "broken"  # its record is lost; `down` finds its processes by their disks
+        word = "broken"  # a VM without a record; `down` finds its process by its disk
     elif state is None:
         word = "down, snapshot kept" if snapshot else "down"
     else:
@@ -465,13 +465,15 @@ def _end_all(inventory: Inventory, folder: Path) -> bool:
 
     Returns whether there was a record or a VM.
     """
-    stopping.allow(stopping.COMPARE_S)  # a VM that hangs takes 10 s to end
+    stopping.allow(stopping.COMPARE_S)  # ending a VM that hangs takes 10 s
     with ignored_signals():
         try:
             state = read_state(folder)
         except LabError:  # damaged, or of another version: processes are found by their disks
             state = None
-        if state is None or not fleet.is_copy(vms(inventory), state):  # a copied record names the original's holder
+        if state is None or not fleet.is_copy(
+            vms(inventory), state
+        ):  # a copied record names a holder of the original lab
             with contextlib.suppress(OSError):  # another user's holder cannot be ended, but the VMs must be
                 holders.discard_all(str(stored_reverts(folder)))
         ended = fleet.end(_all_vms(inventory, folder), state)

@@ -216,7 +216,7 @@ def _inheritable() -> list[int]:
     descriptors = []
     for entry in Path("/proc/self/fd").iterdir():
         fd = int(entry.name)
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
+        with contextlib.suppress(OSError):  # the listing includes its own descriptor, now closed
             if fd > 2 and os.get_inheritable(fd):  # noqa: PLR2004 (stderr)
                 descriptors.append(fd)
     return descriptors

@@ -116,7 +116,7 @@ def _name(pid: int) -> str:
 def _executable(pid: int) -> str:
     """Return the file name of a process's executable. Only its own user and root may read it."""
     path = str((_PROC / str(pid) / "exe").readlink())
-    return path.removesuffix(" (deleted)").rpartition("/")[2]  # a package upgrade replaces the file
+    return path.removesuffix(" (deleted)").rpartition("/")[2]  # " (deleted)": a package upgrade has replaced it
 
 
 def _is_qemu(pid: int) -> bool:

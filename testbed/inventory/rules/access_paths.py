@@ -35,7 +35,7 @@ class _AccessPath:
 
 
 def check_access_paths(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[InventoryFinding]:
-    """Yield what is wrong with a lab's access paths. `variables` are all variables of each node, with Ansible's own."""
+    """Yield the problems of a lab's access paths. `variables` has all variables of each node, Ansible's included."""
     _, lab = next(iter(entries.placed()))
     by_ssh: list[_AccessPath] = []
     if not traits_of(lab.kind).is_emulated:
@@ -117,10 +117,7 @@ def _in_plan(by_ssh: list[_AccessPath], lab: LabVars) -> Iterator[InventoryFindi
 
 
 def _shared(paths: list[_AccessPath]) -> Iterator[InventoryFinding]:
-    """Yield addresses that two owners share, and addresses of BMCs and PDUs that have a prefix length.
-
-    Addresses that two nodes of the fabric share are found when its topology is built.
-    """
+    """Yield addresses that two owners share, and addresses of BMCs and PDUs that have a prefix length."""
     first: dict[str, list[_AccessPath]] = {}
     for path in paths:
         if path.kind in ("BMC", "PDU") and "/" in path.address:
@@ -138,6 +135,10 @@ def _shared(paths: list[_AccessPath]) -> Iterator[InventoryFinding]:
 
 
 def _clash(path: _AccessPath, other: _AccessPath) -> bool:
+    """Return whether two access paths with the same address contradict each other.
+
+    Two fabric addresses do not count here: the topology's own check reports them.
+    """
     if path.owner == other.owner or path.kind == other.kind == "address":
         return False
     return path.port == other.port if path.kind == other.kind == "SSH" else True

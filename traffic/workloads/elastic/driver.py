@@ -177,7 +177,7 @@ class ElasticRunning(Running[ElasticResult]):
 
     def _on_abort(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
         if not self._is_ending and self._job.phase != "failed":
-            self.failure = None  # a restart could have repaired that: the abort is what ends the run
+            self.failure = None  # a restart could repair an earlier failure: the abort ends the run
         self._is_ending = True
         super()._on_abort(message, host, now_ns)
 
@@ -521,7 +521,9 @@ class ElasticRunning(Running[ElasticResult]):
         ):
             raise LabError(self.failure)
         self._update_restart(restored_ns=time.monotonic_ns(), restored_iterations=iterations)
-        if iterations and self._warming_up:  # the checkpoint proves that warm-up was over: its last report is lost
+        if (
+            iterations and self._warming_up
+        ):  # the checkpoint proves that warm-up had ended, although its last report was lost
             self._publish("ready", self.started_ns)
             self._warming_up.clear()
         return machine.Restored(iterations=iterations)

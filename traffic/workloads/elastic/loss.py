@@ -1,4 +1,4 @@
-"""How the loss of a host is noticed, and which host is lost: limits of silence, probes and failed connections.
+"""Detect the loss of a host, and decide which host is lost, by silence, probes and failed connections.
 
 The controller pings the engine of each rank every `PING_NS`. There are two limits of silence while a job runs:
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a job go after a loss: onto spares, onto fewer ranks, or where they were. Pure.
+"""Place the ranks of a job after a loss: on spares, on fewer RNICs, or where they were. Pure.
 
 A spare is best in the rack of the rank that it replaces: its flows then use the same uplinks. Next best is one with the
 same parity, the position in its rack modulo 2. Ranks at odd and even positions use different uplinks where routes are
@@ -18,12 +18,13 @@ from faultbed.traffic.workloads.elastic.machine import Impossible, JobState, Pol
 __all__ = ["choose_spare", "reschedule", "shrunk_grid"]
 
 SHRINKS = "dp"
-"""The dimension that shrinks: its groups are copies of each other. A grid of one dimension shrinks along that."""
+"""The dimension of a grid that can shrink, because its groups are copies of each other. A grid with a single dimension
+can shrink along that one."""
 _LEAST = 2
 
 
 def choose_spare(topology: Topology, lost: str, spares: Sequence[str], cut: Collection[str] = ()) -> str | None:
-    """Return the spare RNIC for a lost rank's RNIC, or None without any.
+    """Return the best spare RNIC for the RNIC of a lost rank, or None if there is no spare.
 
     `cut` are the names of links that are known to be down.
     """

@@ -47,7 +47,7 @@ def start_engine(
             engines.add(lab, [host])
         except FaultbedError as error:
             engines.drop(host)
-            lab.forget(host)  # not before: the connection to a healthy host also carries its faults
+            lab.forget(host)  # only after a failure: faults on a healthy host use this connection, too
             if time.monotonic() > deadline or not pause(RETRY_S):
                 raise LabError(f"{host}: the traffic engine did not start: {error}") from error
         else:

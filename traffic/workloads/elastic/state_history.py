@@ -1,4 +1,4 @@
-"""Which placements computed a job's state: parts of its iterations, each executed on one placement. Pure."""
+"""The history of a job's state: consecutive parts of its iterations, each computed on one placement. Pure."""
 
 from __future__ import annotations
 

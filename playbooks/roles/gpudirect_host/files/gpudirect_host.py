@@ -73,7 +73,7 @@ def redirecting(folder, devices):
     bridges = []
     for device in sorted(ancestors):
         if not os.path.isfile(f"{folder}/{device}/class"):
-            continue  # a folder of sysfs that is no device, or the root
+            continue  # not a device, or the root complex
         with open(f"{folder}/{device}/class", encoding="ascii") as file:
             if not file.read().startswith(_BRIDGE_CLASS):
                 continue
