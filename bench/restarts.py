@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from bench.rows import Row, mark
 from faultbed.harness.analysis.ettr import Ettr, ettr
 from faultbed.harness.analysis.restarts import timed_restarts
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.lab_evidence import LabEvidence
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import WorkloadEvidence
 from faultbed.harness.record.workload_series import ranks_of, resilience_of, series_of
 from faultbed.testbed.errors import LabError
 from faultbed.testbed.lab import Lab
@@ -166,24 +168,24 @@ def end_of(lab: Lab, result: ElasticResult, without_loss: ElasticResult, *, mode
         ),
     }
     resilience = resilience_of(result)
-    run = Measurements(
-        lab=lab.name,
-        lab_kind=lab.kind,
-        accelerator=lab.accelerator,
-        topology=lab.topology,
-        t0_ns=result.window.start_ns,
-        end_ns=result.window.end_ns,
-        workload={"storage": {"every": every}},
-        ranks=ranks_of(result),
-        series=series_of(result),
-        resilience=resilience,
-        lab_state="CLEAN",
+    run = RunEvidence(
+        lab=LabEvidence(
+            name=lab.name, kind=lab.kind, accelerator=lab.accelerator, topology=lab.topology, state="CLEAN"
+        ),
+        workload=WorkloadEvidence(
+            planned={"storage": {"every": every}},
+            t0_ns=result.window.start_ns,
+            end_ns=result.window.end_ns,
+            ranks=ranks_of(result),
+            series=series_of(result),
+            resilience=resilience,
+        ),
     )
     return JobEnd(
         wrong="; ".join(problem for problem, is_present in problems.items() if is_present) or None,
         phases_ns={phase.name: phase.length_ns for timed in timed_restarts(resilience, {}) for phase in timed.phases},
         lost_iterations=max((restart.lost_iterations or 0 for restart in result.restarts), default=0),
-        ettr=ettr(run, None, (), first_fault_ns=run.end_ns),
+        ettr=ettr(run, None, (), first_fault_ns=run.workload.end_ns),
     )
 
 

@@ -26,7 +26,9 @@ from faultbed.harness.ledger.settle import Finding, settle
 from faultbed.harness.parts.fault_claims import why_unproven_as_planned
 from faultbed.harness.parts.part import Planned, Row, View
 from faultbed.harness.parts.registry import PARTS
-from faultbed.harness.record.measurements import FaultRun, Measurements, PacketSummary
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
+from faultbed.harness.record.evidence.packet_summary import PacketSummary
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from faultbed.traffic.engine.flight_recorder import Flight
@@ -53,7 +55,7 @@ def planned_ledger(before: Planned) -> Ledger:
     return planned(claim for part in PARTS for claim in part.claims(before))
 
 
-def observed_of(run: Measurements, sealed: Sealed, *, level: float = LEVEL) -> Observed:
+def observed_of(run: RunEvidence, sealed: Sealed, *, level: float = LEVEL) -> Observed:
     """Compute every metric of one run: those of its workload, and those of its parts.
 
     Noisy metrics have intervals of this `level`.
@@ -67,7 +69,7 @@ def observed_of(run: Measurements, sealed: Sealed, *, level: float = LEVEL) -> O
 def judge(
     *,
     before: Planned,
-    run: Measurements,
+    run: RunEvidence,
     observed: Observed,
     sealed: Sealed = _NOTHING_SEALED,
     floor: NoiseFloor | None = None,
@@ -79,34 +81,34 @@ def judge(
     `before` is what was known before it, and `sealed` the evidence of its parts. `floor` is how much fault-free runs on
     this lab differ, where that is known; `trips` are its probes, `flights` the flight recorders of a job that failed.
     """
-    unproven = {fault.plan.id: why_unproven_as_planned(run, fault) for fault in run.faults}
+    unproven = {fault.plan.id: why_unproven_as_planned(run, fault) for fault in run.injected.faults}
     view = View(
         planned=before,
         run=run,
         observed=observed,
         floor=floor,
-        faults={fault.plan.id: fault for fault in run.faults},
+        faults={fault.plan.id: fault for fault in run.injected.faults},
         sealed=sealed,
     )
     statuses: dict[str, Status] = {}
-    entries, checks = [], [_error_check(error) for error in run.errors]
+    entries, checks = [], [_error_check(error) for error in run.lab.errors]
     for claim, row in _rows(view):
         status = settle(claim, row.finding if row is not None else None, statuses)
         statuses[claim.name] = status
         entries.append(Entry(claim=claim, status=status))
         checks.append(_check(claim, row or Row(finding=Finding(), detail="nothing is known about it"), status))
-    ledger = Ledger(entries=tuple(entries), errors=run.errors)
+    ledger = Ledger(entries=tuple(entries), errors=run.lab.errors)
     verdict = VerdictFile(
         experiment=before.plan.experiment,
         seed=before.plan.seed,
-        lab=run.lab,
+        lab=run.lab.name,
         verdict=fold(ledger),
         checks=tuple(checks),
         faults=tuple(
             msgspec.structs.replace(fault.receipt or _empty_receipt(fault), unproven=unproven[fault.plan.id])
-            for fault in run.faults
+            for fault in run.injected.faults
         ),
-        lab_state=run.lab_state,
+        lab_state=run.lab.state,
         attribution=attribute(run, flights, trips),
         routing=run.routing or msgspec.UNSET,
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.inject.evidence import firing_times
 from faultbed.inject.evidence.firing_times import OnTime, Span
 from faultbed.inject.evidence.receipt import Receipt
@@ -17,10 +18,12 @@ from faultbed.inject.evidence.receipt import Receipt
 __all__ = ["unproven", "why_unproven", "why_unproven_in"]
 
 
-def why_unproven_in(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
+def why_unproven_in(run: RunEvidence, fault: FaultRun) -> tuple[str, ...]:
     """Return why a fault of a run is not proven; empty if it is."""
     planned = (0, fault.plan.duration_ns)
-    return why_unproven(fault.receipt, fault.doubts, workloads=((run.t0_ns, run.end_ns),), planned=planned)
+    return why_unproven(
+        fault.receipt, fault.doubts, workloads=((run.workload.t0_ns, run.workload.end_ns),), planned=planned
+    )
 
 
 def unproven(receipt: Receipt | None) -> tuple[str, ...]:

@@ -73,9 +73,12 @@ def _write(folder: Path) -> None:
         (run / "verdict.json").write_bytes(verdict_file.encode(_verdict(number)))
         (run / "plan.json").write_bytes(run_plan.encode(_plan(number)))
         (run / "environment.json").write_bytes(environment)
-        # A run's measurements are some hundred times as long; a query reads both ends, and compares sizes.
+        # A run's evidence is some hundred times as long; a query reads its end, and compares sizes.
         padding = "0" * (number % 97)
-        (run / "measurements.json").write_text(f'{{"schema":1,"lab":"soft","t0_ns":{number + 1},"pad":"{padding}"}}\n')
+        evidence = run / "evidence" / "measured"
+        evidence.mkdir(parents=True)
+        (evidence / "lab.json").write_text('{"name":"soft"}\n')
+        (evidence / "workload.json").write_text(f'{{"t0_ns":{number + 1},"pad":"{padding}"}}\n')
 
 
 def _verdict(number: int) -> VerdictFile:

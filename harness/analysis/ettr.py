@@ -35,7 +35,7 @@ import numpy as np
 
 from faultbed.harness.analysis.timeline import Baseline, Impact, finished_iterations, iterations_done
 from faultbed.harness.confidence import LEVEL, Interval, mean_interval, noise_of, student
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -154,7 +154,7 @@ class _Iterations:
 
 
 def ettr(
-    run: Measurements,
+    run: RunEvidence,
     base: Baseline | None,
     impacts: Iterable[Impact],
     *,
@@ -170,7 +170,7 @@ def ettr(
         return None
     lost_ns = 0.0 if base is None else sum(impact.lost_bytes / base.mean * 1e9 for impact in impacts)
     return Ettr(
-        iterations=iterations_done(run.series),
+        iterations=iterations_done(run.workload.series),
         healthy_ns=iterations.healthy_ns,
         wall_ns=iterations.wall_ns,
         lost_ns=lost_ns,
@@ -183,14 +183,14 @@ def ettr(
     )
 
 
-def work_share(run: Measurements) -> float:
+def work_share(run: RunEvidence) -> float:
     """Return the work of a run's iterations over that of as many iterations of all ranks; 1: no rank was lost for good.
 
     A series holds the last execution of each iteration: by the ranks after the last restart that went back to it, or to
     an earlier one.
     """
-    indices = sorted({step.index for rank in run.series for step in rank.iterations})
-    restarts = () if run.resilience is None else run.resilience.restarts
+    indices = sorted({step.index for rank in run.workload.series for step in rank.iterations})
+    restarts = () if run.workload.resilience is None else run.workload.resilience.restarts
     if not indices or not restarts:
         return 1.0
     shares = np.ones(indices[-1] + 1 - indices[0])
@@ -201,19 +201,25 @@ def work_share(run: Measurements) -> float:
     return float(shares.mean())
 
 
-def _iterations(run: Measurements, first_fault_ns: int, settled_ns: int | None) -> _Iterations | None:
+def _iterations(run: RunEvidence, first_fault_ns: int, settled_ns: int | None) -> _Iterations | None:
     """Return the iterations that all ranks finished; None: there are none."""
-    count = finished_iterations(run.series)
+    count = finished_iterations(run.workload.series)
     if not count:
         return None
-    ordered = [sorted(rank_series.iterations, key=lambda step: step.index)[:count] for rank_series in run.series]
+    ordered = [
+        sorted(rank_series.iterations, key=lambda step: step.index)[:count] for rank_series in run.workload.series
+    ]
     begins = np.array([[step.start_ns for step in rank] for rank in ordered]).min(axis=0)
     end_ns = int(max(rank[-1].end_ns for rank in ordered))
     waits = np.array([[step.ingest_ns + step.checkpoint_ns for step in rank] for rank in ordered]).max(axis=0)
     # An iteration extends to the start of the next one, so that the time between them counts.
     lengths = np.diff(np.append(begins, end_ns))
     # A loss may have another cause than an injected fault, and the iteration before it lasts until the restart.
-    losses_ns = [restart.progress_ns for restart in run.resilience.restarts] if run.resilience is not None else []
+    losses_ns = (
+        [restart.progress_ns for restart in run.workload.resilience.restarts]
+        if run.workload.resilience is not None
+        else []
+    )
     indices = np.array([step.index for step in ordered[0]])
     is_followed = np.diff(indices, append=indices[-1] + 1) == 1  # otherwise the record of the next one is lost
     is_healthy = (begins + lengths <= min([first_fault_ns, *losses_ns])) & is_followed
@@ -222,7 +228,7 @@ def _iterations(run: Measurements, first_fault_ns: int, settled_ns: int | None) 
     return _Iterations(
         alone_ns=alone_ns,
         settled_ns=times_ns[_are_settled(run, begins, settled_ns) & is_followed]
-        if run.faults or losses_ns
+        if run.injected.faults or losses_ns
         else alone_ns[len(alone_ns) // 2 :],
         later=count - int(is_healthy.sum()),
         wait_ns=float(waits.mean()),
@@ -230,34 +236,38 @@ def _iterations(run: Measurements, first_fault_ns: int, settled_ns: int | None) 
     )
 
 
-def _are_settled(run: Measurements, begins: NDArray[np.int64], settled_ns: int | None) -> NDArray[np.bool_]:
+def _are_settled(run: RunEvidence, begins: NDArray[np.int64], settled_ns: int | None) -> NDArray[np.bool_]:
     """Return which iterations began after the last fault and its effects, and after the job had caught up."""
-    caught_up_ns = [restart.caught_up_ns for restart in run.resilience.restarts] if run.resilience is not None else []
+    caught_up_ns = (
+        [restart.caught_up_ns for restart in run.workload.resilience.restarts]
+        if run.workload.resilience is not None
+        else []
+    )
     if settled_ns is None or None in caught_up_ns:
         return np.zeros(len(begins), dtype=np.bool_)
     settled: NDArray[np.bool_] = begins >= max([settled_ns, *(at_ns for at_ns in caught_up_ns if at_ns is not None)])
     return settled
 
 
-def _end_of_wall(run: Measurements, last_ns: int) -> int:
+def _end_of_wall(run: RunEvidence, last_ns: int) -> int:
     """Return the end of the wall time: that of the last iteration, `last_ns`.
 
     If the run failed or did not finish its planned iterations, wall time lasts until the run's end. Otherwise an outage
     at the end would cost nothing.
     """
-    planned = run.workload.get("iterations")
-    is_complete = not isinstance(planned, int) or iterations_done(run.series) >= planned
-    return last_ns if run.failure is None and is_complete else max(last_ns, run.end_ns)
+    planned = run.workload.planned.get("iterations")
+    is_complete = not isinstance(planned, int) or iterations_done(run.workload.series) >= planned
+    return last_ns if run.workload.failure is None and is_complete else max(last_ns, run.workload.end_ns)
 
 
-def _formula(run: Measurements, iterations: _Iterations) -> Formula | None:
+def _formula(run: RunEvidence, iterations: _Iterations) -> Formula | None:
     """Return the published formula; None if no restart restored the job's state, or there are no checkpoints."""
     recoveries_ns = _recoveries(run)
-    storage = run.workload.get("storage") or {}
+    storage = run.workload.planned.get("storage") or {}
     every = storage.get("every")
     if not recoveries_ns or not every:
         return None
-    least = _least_lost_share(len(run.ranks), int(every)) if storage.get("mode") == "staggered" else 0.0
+    least = _least_lost_share(len(run.workload.ranks), int(every)) if storage.get("mode") == "staggered" else 0.0
     count, interval_ns = len(recoveries_ns), int(every) * iterations.healthy_ns
     recovery_ns = sum(recoveries_ns) / count
 
@@ -293,10 +303,10 @@ def _least_lost_share(ranks: int, every: int) -> float:
     return 1 - every // ranks / every if ranks > 1 else 0.0
 
 
-def _recoveries(run: Measurements) -> list[int]:
+def _recoveries(run: RunEvidence) -> list[int]:
     """Return the time from each loss until the job's state was restored, in ns, of the restarts that restored it."""
     recoveries, restored_ns = [], 0
-    for restart in () if run.resilience is None else run.resilience.restarts:
+    for restart in () if run.workload.resilience is None else run.workload.resilience.restarts:
         if restart.restored_ns is not None:
             # If no iteration finished since the last restore, `progress_ns` still belongs to the previous loss.
             recoveries.append(restart.restored_ns - max(restart.progress_ns, restored_ns))

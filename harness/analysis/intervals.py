@@ -19,7 +19,8 @@ from faultbed.harness.analysis.ettr import Ettr, work_share
 from faultbed.harness.analysis.ranks.storage_reads import reads_of
 from faultbed.harness.confidence import LEVEL, Interval
 from faultbed.harness.ledger.statistics.contrasts import Member
-from faultbed.harness.record.measurements import Measurements, RankSeries, Serving
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import RankSeries, Serving
 from faultbed.traffic.engine.latency_split import PARTS
 from faultbed.traffic.workloads.service_level import kept_of
 
@@ -45,7 +46,7 @@ __all__ = [
 
 
 def intervals_of(
-    run: Measurements,
+    run: RunEvidence,
     whole: timeline.Goodput | None,
     impacts: Mapping[str, timeline.Impact],
     training: Ettr | None = None,
@@ -60,11 +61,13 @@ def intervals_of(
     intervals: dict[str, Interval | None] = {
         "jct_ratio": _jct(run, impacts, level, is_rough=is_rough),
         "busbw.mean": _busbw(run, level, is_rough=is_rough),
-        **_shares(run.series, level, is_rough=is_rough),
-        "ingest.p99_ratio": reads_of(run.series, run.readers, clock_error_ns=run.clock_error_ns).interval(level),
+        **_shares(run.workload.series, level, is_rough=is_rough),
+        "ingest.p99_ratio": reads_of(
+            run.workload.series, run.workload.readers, clock_error_ns=run.workload.clock_error_ns
+        ).interval(level),
         "ettr": None if training is None else training.interval(level),
-        **({} if run.serving is None else _serving(run, run.serving, level, is_rough=is_rough)),
-        **({} if times_are_mixed(run) else _latency(run.latencies_ns, level, is_rough=is_rough)),
+        **({} if run.workload.serving is None else _serving(run, run.workload.serving, level, is_rough=is_rough)),
+        **({} if times_are_mixed(run) else _latency(run.workload.latencies_ns, level, is_rough=is_rough)),
     }
     if whole is not None:
         bits = whole.bytes_per_s * 8 / 1e9
@@ -97,16 +100,16 @@ def operation_times(ranks: Sequence[RankSeries]) -> NDArray[np.float64]:
     return shortest
 
 
-def mean_busbw_gbps(run: Measurements) -> float | None:
+def mean_busbw_gbps(run: RunEvidence) -> float | None:
     """Return the bus bandwidth (Gb/s, as nccl-tests define it) at the mean time of a collective; None without one.
 
     The run's summary has the bus bandwidth at the median time, which does not change if a fault stops a few
     collectives.
     """
-    times = operation_times(run.series)
-    if run.summary.busbw_gbps is None or not times.any():
-        return run.summary.busbw_gbps
-    return run.summary.busbw_gbps * float(np.median(times) / times.mean())
+    times = operation_times(run.workload.series)
+    if run.workload.summary.busbw_gbps is None or not times.any():
+        return run.workload.summary.busbw_gbps
+    return run.workload.summary.busbw_gbps * float(np.median(times) / times.mean())
 
 
 def operation_shares(ranks: Sequence[RankSeries]) -> NDArray[np.float64]:
@@ -132,28 +135,28 @@ def _shares(ranks: Sequence[RankSeries], level: float, *, is_rough: bool) -> dic
     }
 
 
-def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact], level: float, *, is_rough: bool) -> Interval | None:
-    if run.twin is None or work_share(run) != 1:
+def _jct(run: RunEvidence, impacts: Mapping[str, timeline.Impact], level: float, *, is_rough: bool) -> Interval | None:
+    if run.fault_free is None or work_share(run) != 1:
         return None
-    series, twin = timeline.paired(run.series, run.twin)
+    series, twin = timeline.paired(run.workload.series, run.fault_free)
     count = min(timeline.finished_iterations(series), timeline.finished_iterations(twin))
     times = iteration_times(series, count, timeline.job_start_ns(run))
     if count == 0 or not (times > 0).all():
         return None
     touched = disturbed(run, impacts, times)
-    twin_times = iteration_times(twin, count, timeline.first_start_ns(run.twin))
+    twin_times = iteration_times(twin, count, timeline.first_start_ns(run.fault_free))
     # By how much the level of the machine differs between the two is the subject of the level tolerance.
     return confidence.total_ratio(times, twin_times, quiet=~touched, before=0, level=level, is_rough=is_rough)
 
 
 def disturbed(
-    run: Measurements, impacts: Mapping[str, timeline.Impact], times: NDArray[np.float64]
+    run: RunEvidence, impacts: Mapping[str, timeline.Impact], times: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
     """Return, for each of a run's first iterations, whether a fault affected it.
 
     `times` is what each of these iterations added to the job's time (ns, `iteration_times`).
     """
-    starts = (step.start_ns for rank in run.series for step in rank.iterations)
+    starts = (step.start_ns for rank in run.workload.series for step in rank.iterations)
     begin = timeline.job_start_ns(run) or min(starts, default=0)
     ends = begin + np.cumsum(times)
     touched = np.zeros(len(times), dtype=np.bool_)
@@ -162,24 +165,24 @@ def disturbed(
     return touched
 
 
-def _disturbances(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> list[tuple[int, int]]:
+def _disturbances(run: RunEvidence, impacts: Mapping[str, timeline.Impact]) -> list[tuple[int, int]]:
     """Return, for each fault, the time from its arming to goodput's return, or to the run's end if that is unknown."""
     spans = []
-    for fault in run.faults:
+    for fault in run.injected.faults:
         if fault.receipt is None:
             continue
         armed, fired = fault.receipt.armed.at_ns, fault.receipt.fired.first_ns
         starts = [at for at in (armed, fired) if isinstance(at, int)]
         if starts:
             impact = impacts.get(fault.plan.id)
-            back = run.end_ns if impact is None else impact.end_ns
+            back = run.workload.end_ns if impact is None else impact.end_ns
             spans.append((min(starts), back))
     return spans
 
 
-def _busbw(run: Measurements, level: float, *, is_rough: bool) -> Interval | None:
+def _busbw(run: RunEvidence, level: float, *, is_rough: bool) -> Interval | None:
     mean = mean_busbw_gbps(run)
-    times = operation_times(run.series)
+    times = operation_times(run.workload.series)
     interval = confidence.mean_interval(times, of="collectives", level=level, is_rough=is_rough)
     if mean is None or interval is None or interval.low <= 0:
         return None
@@ -187,13 +190,13 @@ def _busbw(run: Measurements, level: float, *, is_rough: bool) -> Interval | Non
     return replace(interval, low=mean * middle / interval.high, high=mean * middle / interval.low)
 
 
-def _serving(run: Measurements, serving: Serving, level: float, *, is_rough: bool) -> dict[str, Interval | None]:
+def _serving(run: RunEvidence, serving: Serving, level: float, *, is_rough: bool) -> dict[str, Interval | None]:
     """Return the intervals of an inference job, from its requests in the order of time.
 
     The tokens of one request count as at most one independent value: a request is slow or it is not. A time to first
     token begins on one host and ends on another one, so that the errors of both clocks are in it.
     """
-    error_s = 2 * run.clock_error_ns / 1e9
+    error_s = 2 * run.workload.clock_error_ns / 1e9
     first_tokens = np.array(serving.ttft_ns, dtype=np.float64) / 1e9
     requests = [np.array(times_ns, dtype=np.float64) / 1e9 for times_ns in serving.tpot_ns if times_ns]
     request_means = np.array([times.mean() for times in requests])
@@ -232,7 +235,7 @@ def _by_two_clocks(interval: Interval | None, error_s: float) -> Interval | None
     return replace(interval, low=max(0.0, interval.low - error_s), high=interval.high + error_s, method=method)
 
 
-def attainment_range(run: Measurements, serving: Serving) -> tuple[tuple[float, float], str] | None:
+def attainment_range(run: RunEvidence, serving: Serving) -> tuple[tuple[float, float], str] | None:
     """Return the lowest and highest SLO attainment possible within the clocks' errors, and why; None: it is exact.
 
     A time to first token begins on one host and ends on another one, so that the errors of both clocks are in it.
@@ -242,22 +245,22 @@ def attainment_range(run: Measurements, serving: Serving) -> tuple[tuple[float, 
     kept = kept_of(
         serving.ttft_ns,
         serving.tpot_ns,
-        slo_ttft_ms=float(run.workload.get("slo_ttft_ms") or 0.0),
-        slo_tpot_ms=float(run.workload.get("slo_tpot_ms") or 0.0),
-        error_ns=2 * run.clock_error_ns,
+        slo_ttft_ms=float(run.workload.planned.get("slo_ttft_ms") or 0.0),
+        slo_tpot_ms=float(run.workload.planned.get("slo_tpot_ms") or 0.0),
+        error_ns=2 * run.workload.clock_error_ns,
     )
     doubtful = kept.may_have_missed + kept.may_have_kept
     if not doubtful:
         return None
-    requests = max(int(run.workload.get("requests") or 0), len(serving.ttft_ns))
+    requests = max(int(run.workload.planned.get("requests") or 0), len(serving.ttft_ns))
     low = max(0.0, serving.slo_attainment - kept.may_have_missed / requests)
     high = min(1.0, serving.slo_attainment + kept.may_have_kept / requests)
     return (low, high), f"{doubtful} requests are within the clocks' error of slo_ttft"
 
 
-def times_are_mixed(run: Measurements) -> bool:
+def times_are_mixed(run: RunEvidence) -> bool:
     """Return whether a run's latencies mix bulk messages and probes. Only old runs do: such a mix is rejected now."""
-    return bool(run.workload.get("latency") and run.workload.get("probe"))
+    return bool(run.workload.planned.get("latency") and run.workload.planned.get("probe"))
 
 
 def _latency(flows: Sequence[Sequence[int]], level: float, *, is_rough: bool) -> dict[str, Interval | None]:
@@ -275,7 +278,7 @@ def _latency(flows: Sequence[Sequence[int]], level: float, *, is_rough: bool) ->
 
 
 def contrasts_of(
-    run: Measurements,
+    run: RunEvidence,
     whole: timeline.Goodput | None,
     base: timeline.Baseline | None,
     impacts: Mapping[str, timeline.Impact],

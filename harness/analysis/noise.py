@@ -28,7 +28,8 @@ from faultbed.harness.json_text import json_text
 from faultbed.harness.ledger.statistics.decision import Tolerance
 from faultbed.harness.ledger.statistics.level_tolerance import declared_tolerance, measured_tolerance
 from faultbed.harness.record.copies import digest_of
-from faultbed.harness.record.measurements import Measurements, RankSeries
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import RankSeries
 from faultbed.harness.record.rundir import RunDir
 from faultbed.testbed.errors import UsageError
 
@@ -122,7 +123,7 @@ def conditions_of(plan: Plan, *, lab: str, accelerator: str | None, cpus: int) -
     return _as_read(conditions, Conditions)
 
 
-def conditions_in(directory: RunDir, measured: Measurements) -> Conditions:
+def conditions_in(directory: RunDir, measured: RunEvidence) -> Conditions:
     """Return the conditions of a finished run.
 
     Raises:
@@ -130,8 +131,8 @@ def conditions_in(directory: RunDir, measured: Measurements) -> Conditions:
     """
     return conditions_of(
         directory.read_plan(),
-        lab=measured.lab,
-        accelerator=measured.accelerator,
+        lab=measured.lab.name,
+        accelerator=measured.lab.accelerator,
         cpus=directory.read_environment().cpu_count,
     )
 
@@ -141,7 +142,7 @@ def differing(one: Conditions, other: Conditions) -> tuple[str, ...]:
     return tuple(name for name in Conditions.__struct_fields__ if getattr(one, name) != getattr(other, name))
 
 
-def measure(runs: Mapping[str, tuple[Conditions, Measurements]]) -> NoiseFloor:
+def measure(runs: Mapping[str, tuple[Conditions, RunEvidence]]) -> NoiseFloor:
     """Return the noise floor from runs under the same conditions, by name.
 
     Raises:
@@ -185,9 +186,9 @@ def measure(runs: Mapping[str, tuple[Conditions, Measurements]]) -> NoiseFloor:
     )
 
 
-def tolerance_of(run: Measurements, floor: NoiseFloor | None) -> Tolerance:
+def tolerance_of(run: RunEvidence, floor: NoiseFloor | None) -> Tolerance:
     """Return the level tolerance for a run: as the noise floor shows it, else as declared for its machine."""
-    declared = declared_tolerance(run.lab_kind, run.accelerator)
+    declared = declared_tolerance(run.lab.kind, run.lab.accelerator)
     return declared if floor is None else measured_tolerance(floor.ratios, declared)
 
 
@@ -237,22 +238,28 @@ def decode(content: bytes) -> NoiseFloor:
     return msgspec.json.decode(content, type=NoiseFloor)
 
 
-def _fault_free(name: str, conditions: Conditions, run: Measurements) -> list[tuple[str, Sequence[RankSeries]]]:
+def _fault_free(name: str, conditions: Conditions, run: RunEvidence) -> list[tuple[str, Sequence[RankSeries]]]:
     """Return the series of a run without faults, and of its twin; none if the conditions were not those of the plan.
 
     A job that had to be restarted was disturbed, although by no fault of the plan.
     """
     routing = None if run.routing is None else (run.routing.scheme, _as_read(run.routing.parameters, dict[str, Any]))
     is_as_planned = routing == conditions.routing and not (run.routing and run.routing.unproven)
-    overloaded = run.offered_bps is not None and emulation_headroom.exceeds_headroom(run.offered_bps, run.carried_bps)
+    overloaded = run.emulation.offered_bps is not None and emulation_headroom.exceeds_headroom(
+        run.emulation.offered_bps, run.emulation.carried_bps
+    )
     if not is_as_planned or overloaded:
         return []
     series: list[tuple[str, Sequence[RankSeries]]] = []
-    is_undisturbed = not run.errors and run.failure is None and not (run.resilience and run.resilience.restarts)
-    if not run.faults and is_undisturbed and finished_iterations(run.series):
-        series.append((name, run.series))
-    if run.twin is not None and finished_iterations(run.twin):
-        series.append((f"{name} (twin)", run.twin))
+    is_undisturbed = (
+        not run.lab.errors
+        and run.workload.failure is None
+        and not (run.workload.resilience and run.workload.resilience.restarts)
+    )
+    if not run.injected.faults and is_undisturbed and finished_iterations(run.workload.series):
+        series.append((name, run.workload.series))
+    if run.fault_free is not None and finished_iterations(run.fault_free):
+        series.append((f"{name} (twin)", run.fault_free))
     return series
 
 

@@ -25,7 +25,10 @@ from faultbed.harness.confidence import Interval
 from faultbed.harness.ledger.statistics.contrasts import Member
 from faultbed.harness.quantities import format_bytes, format_duration
 from faultbed.harness.record import kernel_log
-from faultbed.harness.record.measurements import Measurements, PacketSummary, RankSeries, Serving, counter_deltas
+from faultbed.harness.record.evidence.packet_summary import PacketSummary
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.telemetry_evidence import counter_deltas
+from faultbed.harness.record.evidence.workload_evidence import RankSeries, Serving
 from faultbed.testbed.observe import counters, machine_load
 from faultbed.testbed.observe.telemetry import CHANGES_LOST
 from faultbed.traffic.engine.latency_split import PARTS
@@ -76,60 +79,76 @@ class Observation:
     unseen: Mapping[str, str] = field(default_factory=dict)
 
 
-def plain(run: Measurements) -> dict[str, Observation]:
+def plain(run: RunEvidence) -> dict[str, Observation]:
     """Return counts that need no baseline, waits for storage, and service level metrics of an inference job."""
-    iterations, reads = timeline.finished_iterations(run.series), reads_of(run.series, run.readers)
-    wrong = sum(step.wrong for rank in run.series for step in rank.iterations)
+    iterations, reads = (
+        timeline.finished_iterations(run.workload.series),
+        reads_of(run.workload.series, run.workload.readers),
+    )
+    wrong = sum(step.wrong for rank in run.workload.series for step in rank.iterations)
     ingest_ns = checkpoint_ns = 0
-    if run.resilience is not None:  # a series holds the last execution of each iteration
-        wrong = max(wrong, run.resilience.wrong_elements)
-        ingest_ns, checkpoint_ns = run.resilience.longest_ingest_ns, run.resilience.longest_checkpoint_ns
+    if run.workload.resilience is not None:  # a series holds the last execution of each iteration
+        wrong = max(wrong, run.workload.resilience.wrong_elements)
+        ingest_ns, checkpoint_ns = (
+            run.workload.resilience.longest_ingest_ns,
+            run.workload.resilience.longest_checkpoint_ns,
+        )
     return {
         "wrong_elements": _wrong_elements(run, wrong, iterations),
-        "iterations": Observation(value=_finished(run, iterations), detail=f"finished by all {len(run.series)} ranks"),
+        "iterations": Observation(
+            value=_finished(run, iterations), detail=f"finished by all {len(run.workload.series)} ranks"
+        ),
         "kernel.errors": _kernel(run),
-        "ingest.wait": _longest([step.ingest_ns for rank in run.series for step in rank.iterations], ingest_ns, "data"),
+        "ingest.wait": _longest(
+            [step.ingest_ns for rank in run.workload.series for step in rank.iterations], ingest_ns, "data"
+        ),
         "ingest.p99_ratio": Observation(value=reads.p99_ratio, detail=reads.describe()),
         "checkpoint.wait": _checkpoint_wait(run, checkpoint_ns),
         **_latency(run),
-        **_operation_split(run.series),
-        **_serving(run, run.serving),
-        "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
-        "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected again, as the engine reports"),
+        **_operation_split(run.workload.series),
+        **_serving(run, run.workload.serving),
+        "qp_errors": Observation(
+            value=run.workload.qp_errors, detail="completions with an error status, by the engine"
+        ),
+        "rebuilds": Observation(
+            value=run.workload.rebuilds, detail="queue pairs connected again, as the engine reports"
+        ),
     }
 
 
-def _finished(run: Measurements, recorded: int) -> int:
+def _finished(run: RunEvidence, recorded: int) -> int:
     """Return how many iterations all ranks finished: a lost host may have finished one more than it recorded."""
-    if run.resilience is None or not recorded:
+    if run.workload.resilience is None or not recorded:
         return recorded
-    last = min(max(step.index for step in rank.iterations) for rank in run.series)
-    states = {state.rank: state.iterations for state in run.resilience.states}
-    ended = min(states.values()) if states.keys() >= {rank.rank for rank in run.series} else 0
+    last = min(max(step.index for step in rank.iterations) for rank in run.workload.series)
+    states = {state.rank: state.iterations for state in run.workload.resilience.states}
+    ended = min(states.values()) if states.keys() >= {rank.rank for rank in run.workload.series} else 0
     return max(recorded, last + 1, ended)
 
 
-def _wrong_elements(run: Measurements, wrong: int, iterations: int) -> Observation:
+def _wrong_elements(run: RunEvidence, wrong: int, iterations: int) -> Observation:
     """Return the wrong elements on all ranks; a lower bound if a rank has no verified iteration."""
-    if not any(rank.iterations for rank in run.series):
+    if not any(rank.iterations for rank in run.workload.series):
         return Observation(value=None, detail="no iteration finished, so no result was checked")
-    checked = {rank.rank for rank in run.series if rank.iterations}
-    missing = sorted({rank.rank for rank in run.ranks} - checked)
-    detail = f"every element of {iterations} iterations on {len(run.series)} ranks compared"
+    checked = {rank.rank for rank in run.workload.series if rank.iterations}
+    missing = sorted({rank.rank for rank in run.workload.ranks} - checked)
+    detail = f"every element of {iterations} iterations on {len(run.workload.series)} ranks compared"
     if missing:
-        detail = f"compared on {len(checked)} of {len(run.ranks)} ranks: nothing was checked on rank {missing[0]}"
+        detail = (
+            f"compared on {len(checked)} of {len(run.workload.ranks)} ranks: nothing was checked on rank {missing[0]}"
+        )
     return Observation(value=wrong, detail=detail, censored=bool(missing))
 
 
-def _kernel(run: Measurements) -> Observation:
-    errors = kernel_log.errors(run.kernel)
-    if not run.watched and not errors:
+def _kernel(run: RunEvidence) -> Observation:
+    errors = kernel_log.errors(run.telemetry.kernel)
+    if not run.telemetry.watched and not errors:
         return Observation(value=None, detail="no machine's log was followed")
     first = f"; the first: {errors[0].node}: {errors[0].text}" if errors else ""
-    followed = [machine for machine in run.watched if machine.no_log is None]
+    followed = [machine for machine in run.telemetry.watched if machine.no_log is None]
     lost = [
         f"{machine.name}: its log was not followed: {machine.no_log}"
-        for machine in run.watched
+        for machine in run.telemetry.watched
         if machine.no_log is not None
     ]
     lost += [f"{machine.name} from some time on: {machine.lost}" for machine in followed if machine.lost]
@@ -137,7 +156,7 @@ def _kernel(run: Measurements) -> Observation:
     return Observation(
         value=len(errors),
         detail=f"in the logs of {len(followed)} machines while they ran{first}{unknown}",
-        censored=bool(lost) or not run.watched,
+        censored=bool(lost) or not run.telemetry.watched,
     )
 
 
@@ -152,19 +171,19 @@ def _longest(waits_ns: Sequence[int], of_any_ns: int, storage_use: str) -> Obser
     return Observation(value=max(longest_ns, of_any_ns) / 1e9, detail=detail)
 
 
-def _checkpoint_wait(run: Measurements, of_any_ns: int) -> Observation:
+def _checkpoint_wait(run: RunEvidence, of_any_ns: int) -> Observation:
     """Return the longest wait for a checkpoint: in an iteration, or at the end of the job for its last checkpoint.
 
     A rank that stores in the background (`async`) waits at the end. If the job failed, its last iteration is unknown.
     """
-    waits_ns = [step.checkpoint_ns for rank in run.series for step in rank.iterations]
+    waits_ns = [step.checkpoint_ns for rank in run.workload.series for step in rank.iterations]
     longest = _longest(waits_ns, of_any_ns, "checkpoints")
     ends = [
         max(end_ns for _, end_ns in rank.stored_ns) - rank.iterations[-1].end_ns
-        for rank in run.series
+        for rank in run.workload.series
         if rank.stored_ns and rank.iterations
     ]
-    last_ns = 0 if run.failure is not None else max(ends, default=0)
+    last_ns = 0 if run.workload.failure is not None else max(ends, default=0)
     if last_ns <= max([*waits_ns, of_any_ns], default=0):
         return longest
     return Observation(
@@ -173,8 +192,8 @@ def _checkpoint_wait(run: Measurements, of_any_ns: int) -> Observation:
     )
 
 
-def _latency(run: Measurements) -> dict[str, Observation]:
-    flows = run.latencies_ns
+def _latency(run: RunEvidence) -> dict[str, Observation]:
+    flows = run.workload.latencies_ns
     times = [time_ns for times_ns in flows for time_ns in times_ns]
     if not times:
         nothing = Observation(value=None, detail="no flow timed its messages (latency, or probe)")
@@ -201,7 +220,7 @@ def _operation_split(ranks: Sequence[RankSeries]) -> dict[str, Observation]:
     }
 
 
-def _serving(run: Measurements, serving: Serving | None) -> dict[str, Observation]:
+def _serving(run: RunEvidence, serving: Serving | None) -> dict[str, Observation]:
     if serving is None:
         nothing = Observation(value=None, detail="not an inference job")
         return dict.fromkeys(("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "slo_attainment"), nothing)
@@ -211,7 +230,7 @@ def _serving(run: Measurements, serving: Serving | None) -> dict[str, Observatio
         for share in (50, 99):
             value = float(np.percentile(times, share)) / 1e9 if times else None
             # A time to first token begins on one host and ends on another one: the errors of both clocks are in it.
-            error_s = 2 * run.clock_error_ns / 1e9 if name == "ttft" else 0.0
+            error_s = 2 * run.workload.clock_error_ns / 1e9 if name == "ttft" else 0.0
             metrics[f"{name}.p{share}"] = Observation(
                 value=value,
                 detail=f"of {len(times)} {unit}",
@@ -225,32 +244,33 @@ def _serving(run: Measurements, serving: Serving | None) -> dict[str, Observatio
     return metrics
 
 
-def rates(run: Measurements, whole: timeline.Goodput | None) -> dict[str, Observation]:
+def rates(run: RunEvidence, whole: timeline.Goodput | None) -> dict[str, Observation]:
     """Return goodput over all samples, and bus bandwidth."""
-    seconds = (run.end_ns - run.t0_ns) / 1e9
+    seconds = (run.workload.end_ns - run.workload.t0_ns) / 1e9
     silent = whole is None or seconds <= 0
     return {
         "goodput.mean": Observation(
             value=None if whole is None or silent else float(whole.bytes.sum()) * 8 / seconds / 1e9,
-            detail="no samples" if silent else f"all samples of {len(run.series)} ranks over {seconds:.1f} s",
+            detail="no samples" if silent else f"all samples of {len(run.workload.series)} ranks over {seconds:.1f} s",
         ),
         "goodput.lowest": _lowest_goodput(run, whole),
         "busbw.mean": Observation(
             value=mean_busbw_gbps(run),
             detail="not a collective, or no iteration finished"
-            if run.summary.busbw_gbps is None or run.summary.algbw_gbps is None
-            else f"at the mean time of all iterations; at the median {run.summary.busbw_gbps:.4g} Gb/s, algbw "
-            f"{run.summary.algbw_gbps:.4g} Gb/s",
+            if run.workload.summary.busbw_gbps is None or run.workload.summary.algbw_gbps is None
+            else f"at the mean time of all iterations; at the median {run.workload.summary.busbw_gbps:.4g} Gb/s, algbw "
+            f"{run.workload.summary.algbw_gbps:.4g} Gb/s",
         ),
     }
 
 
-def _lowest_goodput(run: Measurements, whole: timeline.Goodput | None) -> Observation:
+def _lowest_goodput(run: RunEvidence, whole: timeline.Goodput | None) -> Observation:
     """Return the lowest rolling goodput of a run over its mean, until the first rank ends."""
-    ends = [max(sample.t_ns for sample in series.samples) + run.sample_ns for series in run.series if series.samples]
-    if whole is None or len(ends) < len(run.series):
+    work = run.workload
+    ends = [max(sample.t_ns for sample in series.samples) + work.sample_ns for series in work.series if series.samples]
+    if whole is None or len(ends) < len(work.series):
         return Observation(value=None, detail="no samples of at least one rank")
-    window_ns = timeline.rolling_window_ns(run.series, whole.step_ns)
+    window_ns = timeline.rolling_window_ns(work.series, whole.step_ns)
     lowest = timeline.lowest_share(whole, until_ns=min(ends), window_ns=window_ns)
     detail = f"windows of {window_ns / 1e9:g} s"
     if lowest is None:
@@ -268,7 +288,7 @@ def _why_no_impact(base: timeline.Baseline | None) -> str:
 
 
 def recoveries(
-    run: Measurements,
+    run: RunEvidence,
     base: timeline.Baseline | None,
     impacts: Mapping[str, timeline.Impact],
     slowest: Mapping[str, float],
@@ -278,7 +298,7 @@ def recoveries(
     `slowest` is the machine's lowest pace during each recovery.
     """
     metrics: dict[str, Observation] = {}
-    for fault in run.faults:
+    for fault in run.injected.faults:
         impact = impacts.get(fault.plan.id)
         for prefix in ("recovery", "after_clear"):
             metrics[f"{prefix}.{fault.plan.id}"] = (
@@ -287,7 +307,7 @@ def recoveries(
                 else _recovery(fault.plan.id, impact, prefix, slowest.get(fault.plan.id, 1.0))
             )
     for prefix in ("recovery", "after_clear"):
-        observations = [metrics[f"{prefix}.{fault.plan.id}"] for fault in run.faults]
+        observations = [metrics[f"{prefix}.{fault.plan.id}"] for fault in run.injected.faults]
         metrics[f"{prefix}.total"] = _worst(observations)
     return metrics
 
@@ -325,7 +345,7 @@ def _worst(observations: Sequence[Observation]) -> Observation:
 
 
 def recovery_phases(
-    run: Measurements, base: timeline.Baseline | None, by_phase: Mapping[str, tuple[Phase, ...]]
+    run: RunEvidence, base: timeline.Baseline | None, by_phase: Mapping[str, tuple[Phase, ...]]
 ) -> dict[str, Observation]:
     """Return the worst fault in each phase; None if no data shows the phase, or it did not end for some fault."""
     metrics = {}
@@ -335,7 +355,7 @@ def recovery_phases(
             detail = f"{endless[0]}: the phase had no end in this run"
             metrics[f"recovery.{name}"] = Observation(value=None, detail=detail)
             continue
-        unknown = [fault.plan.id for fault in run.faults if fault.plan.id not in by_phase]
+        unknown = [fault.plan.id for fault in run.injected.faults if fault.plan.id not in by_phase]
         if by_phase and unknown:
             metrics[f"recovery.{name}"] = Observation(value=None, detail=f"{unknown[0]}: {_why_no_impact(base)}")
             continue
@@ -353,15 +373,17 @@ def recovery_phases(
             )
             continue
         why = "unknown: no go-back at a captured port" if by_phase else _why_no_impact(base)
-        metrics[f"recovery.{name}"] = Observation(value=None, detail=why if run.faults else "no fault in this run")
+        metrics[f"recovery.{name}"] = Observation(
+            value=None, detail=why if run.injected.faults else "no fault in this run"
+        )
     return metrics
 
 
 def dips(
-    run: Measurements, base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact]
+    run: RunEvidence, base: timeline.Baseline | None, impacts: Mapping[str, timeline.Impact]
 ) -> dict[str, Observation]:
     """Return how deep goodput fell under the worst fault; None unless it is known for each fault."""
-    without = [fault.plan.id for fault in run.faults if fault.plan.id not in impacts]
+    without = [fault.plan.id for fault in run.injected.faults if fault.plan.id not in impacts]
     if impacts and without:
         missing = Observation(value=None, detail=f"{without[0]}: {_why_no_impact(base)}")
         return {"goodput_min_ratio": missing, "dip": missing}
@@ -383,13 +405,13 @@ def dips(
 
 
 def goodput_mean_ratio(
-    run: Measurements,
+    run: RunEvidence,
     whole: timeline.Goodput | None,
     base: timeline.Baseline | None,
     impacts: Mapping[str, timeline.Impact],
 ) -> Observation:
     """Return the mean goodput while the worst fault acted, relative to the fault-free start."""
-    missing = [fault.plan.id for fault in run.faults if fault.plan.id not in impacts]
+    missing = [fault.plan.id for fault in run.injected.faults if fault.plan.id not in impacts]
     if whole is None or base is None or not impacts or missing:
         fault_prefix = f"{missing[0]}: " if missing else ""
         return Observation(value=None, detail=f"{fault_prefix}{_why_no_impact(base)}")
@@ -405,21 +427,19 @@ def goodput_mean_ratio(
     return Observation(value=ratios[worst], detail=detail)
 
 
-def jct_ratio(
-    run: Measurements, job_time: timeline.JobTime | None, fired: Mapping[str, tuple[int, int]]
-) -> Observation:
+def jct_ratio(run: RunEvidence, job_time: timeline.JobTime | None, fired: Mapping[str, tuple[int, int]]) -> Observation:
     """Return the job completion time relative to the fault-free twin; None unless it includes every fault.
 
     `fired` maps fault ids to (first firing, removal) in controller ns.
     """
     if job_time is None:
-        reason = "this run has no fault-free twin" if run.twin is None else "no iteration that both runs finished"
+        reason = "this run has no fault-free twin" if run.fault_free is None else "no iteration that both runs finished"
         return Observation(value=None, detail=reason)
     if (share := work_share(run)) != 1:
         detail = f"the job went on with fewer ranks: its iterations are {share:.0%} of the work of the twin's"
         return Observation(value=None, detail=detail)
     # The twin may have finished fewer iterations than the run, and a fault may have come after those.
-    is_whole = job_time.iterations == timeline.finished_iterations(run.series)
+    is_whole = job_time.iterations == timeline.finished_iterations(run.workload.series)
     for fault_id, (first_ns, cleared_ns) in fired.items():
         if job_time.end_ns < (first_ns if is_whole else cleared_ns):
             detail = f"both runs finished {job_time.iterations} iterations, which ended before {fault_id} was over"
@@ -428,7 +448,7 @@ def jct_ratio(
         f"{format_duration(job_time.run_ns)} for {job_time.iterations} iterations, "
         f"twin {format_duration(job_time.twin_ns)}"
     )
-    if load := machine_load.differences(run.load, run.twin_load):
+    if load := machine_load.differences(run.workload.load, run.twin.load if run.twin is not None else None):
         detail += f"; {load}"
     return Observation(value=job_time.ratio, detail=detail)
 
@@ -463,9 +483,9 @@ def training_ratio(training: Ettr | None) -> Observation:
     return Observation(value=training.ratio, detail=detail)
 
 
-def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observation:
+def straggler(run: RunEvidence, fired: Mapping[str, tuple[int, int]]) -> Observation:
     """Return the host of the rank that a fault slowed most, relative to the other ranks in the same iterations."""
-    slow = slowdowns(run.series, fired)
+    slow = slowdowns(run.workload.series, fired)
     if not slow:
         return Observation(value=None, detail="too few iterations with a compute phase before or under the faults")
     top, is_sure = slowest(slow)
@@ -473,7 +493,7 @@ def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observ
         return Observation(value=None, detail=f"too few iterations with a compute phase under {unknown[0]}")
     if top is None:
         return Observation(value="none", detail="no rank's compute phase stands out from the others'")
-    host = next((rank.host for rank in run.ranks if rank.rank == top.rank), f"rank {top.rank}")
+    host = next((rank.host for rank in run.workload.ranks if rank.rank == top.rank), f"rank {top.rank}")
     words = (
         f"median compute phase {format_duration(top.before_ns)} without a fault (n = {top.iterations[0]}), "
         f"{format_duration(top.during_ns)} under {top.fault_id} (n = {top.iterations[1]}): {top.ratio:.2f} times as "
@@ -489,7 +509,7 @@ def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observ
     return Observation(value=host, detail=f"{words} (by chance: {top.chance:.1g})")
 
 
-def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict[str, Observation]:
+def routing_stages(run: RunEvidence, by_routing: Mapping[str, Routing]) -> dict[str, Observation]:
     """Return the worst fault in each routing stage; None if routing changed for no fault."""
     left = [
         f"{fault_id}: {', '.join(stages.left[:2])} changed and were not restored ({len(stages.left)} routes in all)"
@@ -497,8 +517,12 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
         if stages.left
     ]
     # A watched machine that is not a host runs switches.
-    lost = [machine for machine in run.watched if machine.lost and machine.name not in run.topology.host_by_name]
-    overflown = next((change for change in run.changes if change.subject == CHANGES_LOST), None)
+    lost = [
+        machine
+        for machine in run.telemetry.watched
+        if machine.lost and machine.name not in run.lab.topology.host_by_name
+    ]
+    overflown = next((change for change in run.telemetry.changes if change.subject == CHANGES_LOST), None)
     metrics = {}
     for name, of in TIMES.items():
         times = [
@@ -506,7 +530,7 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
             for fault_id, stages in by_routing.items()
             if (value := of(stages)) is not None
         ]
-        why = "routing did not change for any fault" if run.watched else "the lab was not watched"
+        why = "routing did not change for any fault" if run.telemetry.watched else "the lab was not watched"
         if lost:
             why = f"{lost[0].name} sent no more data from some time on: {lost[0].lost}"
         if overflown is not None:
@@ -519,7 +543,7 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
         elif times and not lost:
             value, fault_id, by = max(times)
             reached = {of_fault for of_fault, stages in by_routing.items() if of(stages) is not None}
-            still = [fault.plan.id for fault in run.faults if fault.plan.id not in reached]
+            still = [fault.plan.id for fault in run.injected.faults if fault.plan.id not in reached]
             unseen = dict.fromkeys(still, "no such change of a link or a route was seen under it")
             metrics[f"routing.{name}"] = Observation(
                 value=value / 1e9, detail=f"{fault_id}: first {by}{_not_seen(unseen)}", unseen=unseen
@@ -531,7 +555,7 @@ def _not_seen(unseen: Mapping[str, str]) -> str:
     return f"; not seen under {', '.join(unseen)}" if unseen else ""
 
 
-def slow_rank(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
+def slow_rank(run: RunEvidence, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
     """Return the online detector's result.
 
     The detector does not know the faults; only the iteration count uses them.
@@ -610,9 +634,9 @@ def captured_packets(packets: PacketSummary | None) -> dict[str, Observation]:
     return {"capture.missed": missed, "capture.broken_rules": broken}
 
 
-def rnic_counters(run: Measurements) -> dict[str, Observation]:
+def rnic_counters(run: RunEvidence) -> dict[str, Observation]:
     """Return the number of NAK episodes and of go-backs, as the RNICs' own counters show them."""
-    deltas = counter_deltas(run)
+    deltas = counter_deltas(run.telemetry)
 
     def growth(counter: str) -> Observation:
         names = counter, counters.MLX5[counter]
@@ -629,16 +653,16 @@ def rnic_counters(run: Measurements) -> dict[str, Observation]:
         # Counts from before a reset or a boot, or of an RNIC that was removed, are unknown.
         partly = [
             f"{node}:{name}"
-            for node, values in run.counters_before.items()
+            for node, values in run.telemetry.counters_before.items()
             for name in values
             if re.split(r"[./:]", name)[-1] in names
             and (
-                name not in run.counters_after.get(node, {})
-                or counters.why_reset(run.counters_before, run.counters_after, f"{node}/{name}")
+                name not in run.telemetry.counters_after.get(node, {})
+                or counters.why_reset(run.telemetry.counters_before, run.telemetry.counters_after, f"{node}/{name}")
             )
         ]
         read = {name.partition(":")[0] + ":" + re.split(r"[./:]", name)[1] for name in deltas_by_counter}
-        unread = [f"{rank.host}:{rank.rnic}" for rank in run.ranks if f"{rank.host}:{rank.rnic}" not in read]
+        unread = [f"{rank.host}:{rank.rnic}" for rank in run.workload.ranks if f"{rank.host}:{rank.rnic}" not in read]
         if unread:
             detail = f"{detail}; {unread[0]} gave no such counter before and after the run"
             partly += unread

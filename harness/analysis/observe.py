@@ -20,7 +20,8 @@ from faultbed.harness.analysis.routing import Routing, routing
 from faultbed.harness.confidence import LEVEL
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.ledger.statistics.contrasts import Member
-from faultbed.harness.record.measurements import Measurements, PacketSummary
+from faultbed.harness.record.evidence.packet_summary import PacketSummary
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +55,7 @@ class Observed:
 
 
 def observe(
-    run: Measurements,
+    run: RunEvidence,
     *,
     level: float = LEVEL,
     packets: PacketSummary | None = None,
@@ -65,15 +66,19 @@ def observe(
     Noisy metrics have intervals of this `level`. `packets` is what the run captured, and `beside` the goodput of what
     else sent over the same links.
     """
-    fired = fired_windows(run.faults)
+    fired = fired_windows(run.injected.faults)
     first_ns = first_disturbance(run, fired)
     effects = goodput_effects(run, fired, first_fault_ns=first_ns, level=level)
     total, base, impacts = effects.total, effects.baseline, effects.impacts
-    firing = resolutions.firings(run.faults)
+    firing = resolutions.firings(run.injected.faults)
     early_ns = {fault_id: timing.early_ns for fault_id, timing in firing.items()}
     by_phase = phases(run, impacts, early_ns, goings_back=() if packets is None else packets.goings_back)
-    by_routing = routing(run.changes, fired, early_ns)
-    job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin, timeline.job_start_ns(run))
+    by_routing = routing(run.telemetry.changes, fired, early_ns)
+    job_time = (
+        None
+        if run.fault_free is None
+        else timeline.job_time_ratio(run.workload.series, run.fault_free, timeline.job_start_ns(run))
+    )
     training = ettr(run, base, impacts.values(), first_fault_ns=first_ns, settled_ns=_settled_ns(run, fired, impacts))
     metrics = _metrics(run, fired, effects, by_phase, by_routing, job_time, training, packets=packets, beside=beside)
     interval_of = intervals.intervals_of(run, total, impacts, training, level=level)
@@ -91,9 +96,11 @@ def observe(
             0 if base is None else base.hidden_ns,
         )
     restarts = (
-        timed_restarts(run.resilience, fired, run.series, end_ns=run.end_ns) if run.resilience is not None else ()
+        timed_restarts(run.workload.resilience, fired, run.workload.series, end_ns=run.workload.end_ns)
+        if run.workload.resilience is not None
+        else ()
     )
-    interval_of |= resolutions.of_restarts(run, lengths(restarts, run.end_ns), firing)
+    interval_of |= resolutions.of_restarts(run, lengths(restarts, run.workload.end_ns), firing)
     return Observed(
         metrics={
             **{
@@ -118,11 +125,11 @@ def observe(
 
 
 def _settled_ns(
-    run: Measurements, fired: Mapping[str, tuple[int, int]], impacts: Mapping[str, timeline.Impact]
+    run: RunEvidence, fired: Mapping[str, tuple[int, int]], impacts: Mapping[str, timeline.Impact]
 ) -> int | None:
     """Return when the last fault and its known effects were over; None: that was not seen for some fault."""
     ends = []
-    for fault in run.faults:
+    for fault in run.injected.faults:
         impact = impacts.get(fault.plan.id)
         cleared_ns = None if fault.receipt is None else fault.receipt.cleared.at_ns
         if impact is not None and impact.censored:
@@ -131,7 +138,7 @@ def _settled_ns(
         if not isinstance(known_ns, int) or fault.plan.id not in fired:
             return None
         ends.append(known_ns)
-    return max(ends, default=run.t0_ns)
+    return max(ends, default=run.workload.t0_ns)
 
 
 def _contrast(name: str, observation: Observation, members: Sequence[Member], level: float) -> Observation:
@@ -147,7 +154,7 @@ def _contrast(name: str, observation: Observation, members: Sequence[Member], le
 
 
 def _metrics(
-    run: Measurements,
+    run: RunEvidence,
     fired: Mapping[str, tuple[int, int]],
     effects: GoodputEffects,
     by_phase: Mapping[str, tuple[Phase, ...]],

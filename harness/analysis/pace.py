@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from faultbed.harness.analysis.timeline import Goodput, Impact, SlowDown, Window
-from faultbed.harness.record.measurements import Iteration, Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import Iteration
 from faultbed.testbed.model.lab_kind import traits_of
 
 if TYPE_CHECKING:
@@ -47,14 +48,14 @@ _Window = tuple[int, int]
 
 
 def pace(
-    run: Measurements, grid: Goodput, fired: Collection[_Window], *, start_ns: int, until_ns: int
+    run: RunEvidence, grid: Goodput, fired: Collection[_Window], *, start_ns: int, until_ns: int
 ) -> NDArray[np.float64] | None:
     """Return the pace in each bin of `grid`; None without data.
 
     The pace is 1 before `until_ns`, the end of the fault-free start. `fired`: first firing and removal of each fault,
     in ns.
     """
-    if not traits_of(run.lab_kind).is_emulated:
+    if not traits_of(run.lab.kind).is_emulated:
         return None
     begin, phases = _compute_phases(run, fired)
     before = phases[(begin >= start_ns) & (begin < until_ns)]
@@ -68,11 +69,11 @@ def pace(
     return paces
 
 
-def _compute_phases(run: Measurements, fired: Collection[_Window]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _compute_phases(run: RunEvidence, fired: Collection[_Window]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return when each iteration without a fault began, and the median of its ranks' compute phases, in ns."""
     by_index: dict[int, list[int]] = {}
     begins: dict[int, int] = {}
-    for step in (step for series in run.series for step in series.iterations):
+    for step in (step for series in run.workload.series for step in series.iterations):
         begins[step.index] = min(begins.get(step.index, step.start_ns), step.start_ns)
         if step.compute_ns > 0 and not _touched(step, fired):
             by_index.setdefault(step.index, []).append(step.compute_ns)
@@ -82,7 +83,7 @@ def _compute_phases(run: Measurements, fired: Collection[_Window]) -> tuple[NDAr
 
 
 def doubt_slow_downs(
-    run: Measurements, steady: Mapping[str, Impact], raw: Mapping[str, Impact], windows: Mapping[str, Window]
+    run: RunEvidence, steady: Mapping[str, Impact], raw: Mapping[str, Impact], windows: Mapping[str, Window]
 ) -> dict[str, Impact]:
     """Return `steady`, each with a `SlowDown` if the machine may have slowed down because of the fault.
 

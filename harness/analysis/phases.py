@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from faultbed.harness.analysis.timeline import Impact
-from faultbed.harness.record.measurements import Measurements, RebuildMark
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import RebuildMark
 
 __all__ = ["ENDING", "NAMES", "Phase", "phases"]
 
@@ -50,7 +51,7 @@ class Phase:
 
 
 def phases(
-    run: Measurements,
+    run: RunEvidence,
     impacts: Mapping[str, Impact],
     early_ns: Mapping[str, int] | None = None,
     *,
@@ -104,15 +105,15 @@ class _Marks:
 
 
 def _marks_in(
-    run: Measurements, goings_back: Sequence[tuple[int, int]], fired_ns: int, begin_ns: int, until_ns: int
+    run: RunEvidence, goings_back: Sequence[tuple[int, int]], fired_ns: int, begin_ns: int, until_ns: int
 ) -> _Marks:
     """Return the marks of a fault: those at `begin_ns` or later and before `until_ns`."""
-    errors_ns = sorted(lost_qp.time_ns for lost_qp in run.qps_lost if begin_ns <= lost_qp.time_ns < until_ns)
+    errors_ns = sorted(lost_qp.time_ns for lost_qp in run.workload.qps_lost if begin_ns <= lost_qp.time_ns < until_ns)
     return _Marks(
         fired_ns=fired_ns,
         errors_ns=tuple(errors_ns),
         goings_back=tuple(sorted(times for times in goings_back if begin_ns <= times[0] < until_ns)),
-        rebuilds=tuple(mark for mark in run.rebuild_marks if begin_ns <= mark.error_ns < until_ns),
+        rebuilds=tuple(mark for mark in run.workload.rebuild_marks if begin_ns <= mark.error_ns < until_ns),
     )
 
 

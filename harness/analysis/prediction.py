@@ -44,7 +44,8 @@ from faultbed.harness.model.calibration_samples import iteration_seconds, run_fe
 from faultbed.harness.model.experiment_prediction import default_parameters
 from faultbed.harness.model.fault_effects import goodput_share
 from faultbed.harness.quantities import format_duration
-from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.inject.evidence.receipt import Receipt
 from faultbed.inject.kinds.catalogue import Trait, has_trait
 from faultbed.inject.selection import by_share
@@ -75,9 +76,7 @@ class Prediction:
     holds: bool | None
 
 
-def predictions(
-    run: Measurements, observed: Observed, calibration: Calibration | None = None
-) -> tuple[Prediction, ...]:
+def predictions(run: RunEvidence, observed: Observed, calibration: Calibration | None = None) -> tuple[Prediction, ...]:
     """Return all predictions that apply to a run; `calibration` is that of its lab, None: the lab has none."""
     return (
         *_collective(run),
@@ -112,9 +111,9 @@ def losses(share: float, seed: int, least: int, most: int) -> tuple[int, int]:
     ) + _BETWEEN_COUNTERS
 
 
-def _losing(run: Measurements) -> Iterator[tuple[FaultRun, Receipt, float]]:
+def _losing(run: RunEvidence) -> Iterator[tuple[FaultRun, Receipt, float]]:
     """Yield each fault that loses a share of all packets, with its receipt and that share."""
-    for fault in run.faults:
+    for fault in run.injected.faults:
         parameters = fault.plan.parameters
         share = parameters.get("share")
         every_packet = (
@@ -131,7 +130,7 @@ def _losing(run: Measurements) -> Iterator[tuple[FaultRun, Receipt, float]]:
             yield fault, fault.receipt, float(share)
 
 
-def _losses(run: Measurements) -> Iterator[Prediction]:
+def _losses(run: RunEvidence) -> Iterator[Prediction]:
     for fault, receipt, share in _losing(run):
         exact = receipt.fired.passed
         passed = fault.passed if exact is None else (exact, exact)
@@ -147,23 +146,27 @@ def _losses(run: Measurements) -> Iterator[Prediction]:
         )
 
 
-def goodput_under_loss(run: Measurements) -> float | None:
+def goodput_under_loss(run: RunEvidence) -> float | None:
     """Return the upper bound of `goodput_mean_ratio` in a run of flows whose faults all lose packets; else None."""
     in_flight = _in_flight(run)
     shares = [share for _, _, share in _losing(run)]
-    return goodput_share(max(shares), in_flight) if shares and in_flight and len(run.faults) == len(shares) else None
+    return (
+        goodput_share(max(shares), in_flight)
+        if shares and in_flight and len(run.injected.faults) == len(shares)
+        else None
+    )
 
 
-def _in_flight(run: Measurements) -> int:
+def _in_flight(run: RunEvidence) -> int:
     """Return how many packets each queue pair of a run's flows keeps in flight; 0: not known."""
-    spec = run.workload
+    spec = run.workload.planned
     if "flow" not in spec or not spec.get("depth"):
         return 0
     packets = int(spec["depth"]) * max(1, math.ceil(int(spec["size_bytes"]) / _qp_of(run).mtu))
-    return min(packets, RXE_PACKETS) if traits_of(run.lab_kind).is_emulated else packets
+    return min(packets, RXE_PACKETS) if traits_of(run.lab.kind).is_emulated else packets
 
 
-def _goodput_under_loss(run: Measurements, observed: Observed) -> Iterator[Prediction]:
+def _goodput_under_loss(run: RunEvidence, observed: Observed) -> Iterator[Prediction]:
     whole, base, in_flight = observed.goodput, observed.baseline, _in_flight(run)
     if not in_flight or whole is None or base is None or not base.mean:
         return
@@ -209,12 +212,12 @@ def _training(observed: Observed) -> Iterator[Prediction]:
     )
 
 
-def _collective(run: Measurements) -> tuple[Prediction, ...]:
-    spec, times = run.workload, operation_times(run.series)
+def _collective(run: RunEvidence) -> tuple[Prediction, ...]:
+    spec, times = run.workload.planned, operation_times(run.workload.series)
     if "collective" not in spec or not len(times):
         return ()
-    size, network = int(spec["size_bytes"]), cost.NETWORKS[run.lab_kind]
-    shape = cost.shape_for(len(run.ranks), size, root=int(spec.get("root") or 0))
+    size, network = int(spec["size_bytes"]), cost.NETWORKS[run.lab.kind]
+    shape = cost.shape_for(len(run.workload.ranks), size, root=int(spec.get("root") or 0))
     try:
         name = str(spec["algorithm"])
         if name == AUTO:
@@ -225,7 +228,7 @@ def _collective(run: Measurements) -> tuple[Prediction, ...]:
     measured_ns = float(np.median(times))
     return (
         Prediction(
-            what=f"{name} {spec['collective']} over {len(run.ranks)} ranks",
+            what=f"{name} {spec['collective']} over {len(run.workload.ranks)} ranks",
             model="alpha-beta, without congestion and without other work on the machine",
             predicted=format_duration(predicted_ns),
             measured=f"{format_duration(measured_ns)}, {measured_ns / predicted_ns:.1f} times that",
@@ -234,12 +237,12 @@ def _collective(run: Measurements) -> tuple[Prediction, ...]:
     )
 
 
-def _iteration(run: Measurements, calibration: Calibration | None) -> tuple[Prediction, ...]:
-    seconds = iteration_seconds((run.twin or ()) if run.faults else run.series)
+def _iteration(run: RunEvidence, calibration: Calibration | None) -> tuple[Prediction, ...]:
+    seconds = iteration_seconds((run.fault_free or ()) if run.injected.faults else run.workload.series)
     traffic = None if seconds is None else traffic_of(run)
     if seconds is None or traffic is None:
         return ()
-    parameters = default_parameters(run.lab_kind) if calibration is None else calibration.parameters
+    parameters = default_parameters(run.lab.kind) if calibration is None else calibration.parameters
     try:
         predicted_s = run_features(run, traffic, parameters).seconds(parameters)
     except UsageError:  # the run did not record its paths
@@ -257,7 +260,7 @@ def _iteration(run: Measurements, calibration: Calibration | None) -> tuple[Pred
         reasons = (f"without the {traffic.compute_units} units of compute",)
     origin = "not calibrated" if calibration is None else f"calibrated by {calibration.runs} runs"
     band = "" if calibration is None or reasons else f" ±{calibration.band:.0%}"
-    which = "of the fault-free twin" if run.faults else "of this run"
+    which = "of the fault-free twin" if run.injected.faults else "of this run"
     return (
         Prediction(
             what="time of an iteration without faults (modelled)",
@@ -273,19 +276,19 @@ _DRAWN_EVENLY = frozenset({"ecmp", "e-ecmp", "resilient"})
 """Routing schemes that draw the uplink of each queue pair by a hash, all uplinks with equal chances."""
 
 
-def _uplinks(run: Measurements) -> tuple[Prediction, ...]:
+def _uplinks(run: RunEvidence) -> tuple[Prediction, ...]:
     if run.routing is not None and run.routing.scheme not in _DRAWN_EVENLY:
         return ()
     predictions_found = []
-    for switch in run.topology.switches:
-        uplinks = [link for link in run.topology.links_of(switch.name) if link.is_uplink]
+    for switch in run.lab.topology.switches:
+        uplinks = [link for link in run.lab.topology.links_of(switch.name) if link.is_uplink]
         if switch.role != "rtsw" or len(uplinks) < 2:  # noqa: PLR2004 - one uplink leaves no choice
             continue
         qps_by_uplink = Counter(
             far
-            for connection in run.connections
+            for connection in run.workload.connections
             for near, far in itertools.pairwise(connection.path)
-            if near == switch.name and far in run.topology.switch_by_name
+            if near == switch.name and far in run.lab.topology.switch_by_name
         )
         flows = sum(qps_by_uplink.values())
         if flows < 2:  # noqa: PLR2004 - one flow is always the maximum
@@ -305,13 +308,13 @@ def _uplinks(run: Measurements) -> tuple[Prediction, ...]:
     return tuple(predictions_found)
 
 
-def _qp_of(run: Measurements) -> QpParams:
+def _qp_of(run: RunEvidence) -> QpParams:
     """Return the QP parameters of a run. Runs recorded before the field existed get the defaults."""
-    recorded = run.workload.get("qp") or {}
+    recorded = run.workload.planned.get("qp") or {}
     return QpParams.of({name: value for name, value in recorded.items() if name in QpParams.__slots__})
 
 
-def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
+def _qp_errors(run: RunEvidence, observed: Observed) -> tuple[Prediction, ...]:
     """Return the first error after each fault, for faults that caused one before their removal or soon after."""
     params = _qp_of(run)
     least_ns = qp_error_ns(params)
@@ -319,7 +322,9 @@ def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
     for fault_id, impact in observed.impacts.items():
         until_ns = impact.cleared_ns + _SLACK * least_ns
         early_ns = observed.firing.get(fault_id, Firing()).early_ns
-        after = [lost.time_ns for lost in run.qps_lost if impact.fired_ns - early_ns <= lost.time_ns < until_ns]
+        after = [
+            lost.time_ns for lost in run.workload.qps_lost if impact.fired_ns - early_ns <= lost.time_ns < until_ns
+        ]
         if after:
             took_ns = max(0, min(after) - impact.fired_ns)
             predictions_found.append(
@@ -328,7 +333,7 @@ def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
                     model=f"{params.retry_cnt + 1} transmissions, timeout {params.timeout}",
                     predicted=f"{format_duration(least_ns)} to {format_duration(_SLACK * least_ns)} after the loss",
                     measured=format_duration(took_ns),
-                    holds=took_ns + early_ns >= least_ns - run.clock_error_ns,
+                    holds=took_ns + early_ns >= least_ns - run.workload.clock_error_ns,
                 )
             )
     return tuple(predictions_found)

@@ -20,7 +20,8 @@ from faultbed.harness.analysis.restarts import Length
 from faultbed.harness.analysis.routing import TIMES, Routing
 from faultbed.harness.analysis.timeline import HEALTHY_SHARE, Baseline, Goodput, Impact
 from faultbed.harness.confidence import Interval, resolution
-from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 
 __all__ = ["Firing", "beyond_chance", "firings", "of_restarts", "resolutions_of"]
 
@@ -53,7 +54,7 @@ def firings(faults: Iterable[FaultRun]) -> dict[str, Firing]:
 
 
 def resolutions_of(
-    run: Measurements,
+    run: RunEvidence,
     step_ns: int,
     impacts: Mapping[str, Impact],
     by_phase: Mapping[str, Sequence[Phase]],
@@ -100,16 +101,18 @@ def _by_chance_ns(impact: Impact, sure: Mapping[str, Impact], name: str) -> int:
 
 
 def _recoveries(
-    run: Measurements,
+    run: RunEvidence,
     step_ns: int,
     impacts: Mapping[str, Impact],
     fired: Mapping[str, Firing],
     sure: Mapping[str, Impact],
     hidden_ns: int,
 ) -> dict[str, Interval]:
-    error_ns = step_ns + run.clock_error_ns
+    error_ns = step_ns + run.workload.clock_error_ns
     removed_off_ns = {
-        fault.plan.id: fault.receipt.cleared.clock_error_ns or 0 for fault in run.faults if fault.receipt is not None
+        fault.plan.id: fault.receipt.cleared.clock_error_ns or 0
+        for fault in run.injected.faults
+        if fault.receipt is not None
     }
     intervals: dict[str, Interval] = {}
     for prefix in ("recovery", "after_clear"):
@@ -140,7 +143,7 @@ def _recoveries(
 
 
 def _phases(
-    run: Measurements,
+    run: RunEvidence,
     step_ns: int,
     by_phase: Mapping[str, Sequence[Phase]],
     fired: Mapping[str, Firing],
@@ -154,7 +157,7 @@ def _phases(
             if not phase.is_exact:
                 inexact.add(phase.name)
                 firing = fired.get(fault_id, Firing()) if phase.is_from_firing else Firing()
-                error_ns = run.clock_error_ns + (step_ns if phase.name == "hold" else 0)
+                error_ns = run.workload.clock_error_ns + (step_ns if phase.name == "hold" else 0)
                 span = firing.since(phase.length_ns, error_ns)
                 if phase.name == "hold":
                     least_ns = max(0, phase.length_ns - by_chance_ns.get(fault_id, 0))
@@ -170,8 +173,8 @@ def _phases(
     }
 
 
-def _routing(run: Measurements, by_routing: Mapping[str, Routing], fired: Mapping[str, Firing]) -> dict[str, Interval]:
-    error_ns = max((machine.clock_error_ns for machine in run.watched), default=0)
+def _routing(run: RunEvidence, by_routing: Mapping[str, Routing], fired: Mapping[str, Firing]) -> dict[str, Interval]:
+    error_ns = max((machine.clock_error_ns for machine in run.telemetry.watched), default=0)
     spans: dict[str, list[_Span]] = {}
     for fault_id, stages in by_routing.items():
         firing = fired.get(fault_id, Firing())
@@ -186,7 +189,7 @@ def _routing(run: Measurements, by_routing: Mapping[str, Routing], fired: Mappin
 
 
 def of_restarts(
-    run: Measurements, lengths: Mapping[str, Sequence[Length]], fired: Mapping[str, Firing]
+    run: RunEvidence, lengths: Mapping[str, Sequence[Length]], fired: Mapping[str, Firing]
 ) -> dict[str, Interval]:
     """Return the intervals of the times of restarts: `lengths` are as `restarts.lengths` returns them.
 
@@ -200,7 +203,7 @@ def of_restarts(
     timings = {"detect": firing, "restore": Firing(), "catch_up": Firing(), "total": firing}
     return {
         f"restart.{name}": _interval(
-            [timing.since(length.ns, run.clock_error_ns) for length in known],
+            [timing.since(length.ns, run.workload.clock_error_ns) for length in known],
             of="the clocks' error and when the fault was seen to fire" if timing is firing else "the clocks' error",
         )
         for name, timing in timings.items()

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.analysis.phases import Phase
 from faultbed.harness.quantities import format_duration
-from faultbed.harness.record.measurements import Measurements, RankSeries, ResilienceRun
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import RankSeries, ResilienceRun
 from faultbed.traffic.workloads.elastic.elastic_results import Restart
 
 __all__ = ["PHASES", "Length", "TimedRestart", "lengths", "restart_metrics", "timed_restarts", "why_state_unknown"]
@@ -218,14 +219,16 @@ def _more_than(length_ns: int) -> str:
     return f"more than {format_duration(length_ns)}"
 
 
-def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
+def restart_metrics(run: RunEvidence, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
     """Return the metrics of restarts, lost iterations and the final state; without values if the job cannot restart."""
     names = [f"restart.{name}" for name in (*PHASES, "total")]
-    resilience = run.resilience
+    resilience = run.workload.resilience
     if resilience is None:
         missing = Observation(value=None, detail="the workload is not a job with [workload.resilience]")
         return dict.fromkeys((*names, "lost_iterations", "state_errors", "initialise.time"), missing)
-    found = lengths(timed_restarts(resilience, fired, run.series, end_ns=run.end_ns), run.end_ns)
+    found = lengths(
+        timed_restarts(resilience, fired, run.workload.series, end_ns=run.workload.end_ns), run.workload.end_ns
+    )
     without = "no restart reached this phase" if resilience.restarts else "the job was not restarted"
     return {
         **{name: _longest(found.get(name.removeprefix("restart."), ()), without) for name in names},
@@ -233,7 +236,7 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
         "state_errors": _state_errors(run),
         "initialise.time": Observation(
             value=resilience.initialised_ns / 1e9,
-            detail=f"{len(run.ranks)} ranks with {resilience.connections} queue pairs at the end",
+            detail=f"{len(run.workload.ranks)} ranks with {resilience.connections} queue pairs at the end",
         ),
     }
 
@@ -287,9 +290,9 @@ def _lost_iterations(run: ResilienceRun) -> Observation:
     )
 
 
-def _state_errors(run: Measurements) -> Observation:
+def _state_errors(run: RunEvidence) -> Observation:
     """Return the wrong elements of the final state; no value if none is wrong but part of it is unknown."""
-    states = run.resilience.states if run.resilience is not None else ()
+    states = run.workload.resilience.states if run.workload.resilience is not None else ()
     wrong = sum(state.wrong for state in states)
     unknown = why_state_unknown(run)
     if unknown and not wrong:
@@ -299,15 +302,15 @@ def _state_errors(run: Measurements) -> Observation:
     return Observation(value=wrong, detail=f"{detail} compared")
 
 
-def why_state_unknown(run: Measurements) -> str:
+def why_state_unknown(run: RunEvidence) -> str:
     """Return why some rank's state after all iterations is unknown; empty if all states are known."""
-    states = run.resilience.states if run.resilience is not None else ()
+    states = run.workload.resilience.states if run.workload.resilience is not None else ()
     reported = {state.rank for state in states}
-    if missing := [rank_series.rank for rank_series in run.series if rank_series.rank not in reported]:
+    if missing := [rank_series.rank for rank_series in run.workload.series if rank_series.rank not in reported]:
         return f"no state from rank {', '.join(map(str, missing))}"
     if not sum(state.elements for state in states):
         return "no element of a final state was compared"
-    planned = run.workload.get("iterations")
+    planned = run.workload.planned.get("iterations")
     if early := [state for state in states if isinstance(planned, int) and state.iterations != planned]:
         return f"rank {early[0].rank} reported its state after {early[0].iterations} of {planned} iterations"
     return ""

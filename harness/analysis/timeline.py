@@ -48,7 +48,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from faultbed.harness.record.measurements import Iteration, Measurements, RankSeries, Sample
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import Iteration, RankSeries, Sample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -547,13 +548,13 @@ def paired(
     return kept(run), kept(other)
 
 
-def job_start_ns(run: Measurements) -> int | None:
+def job_start_ns(run: RunEvidence) -> int | None:
     """Return when the job's time begins; None: with the first iteration of its series.
 
     A job with restarts begins with its workload: its series hold the last execution of each iteration only, so that
     the work before a restart from nothing is not in them.
     """
-    return run.t0_ns if run.resilience is not None and run.resilience.restarts else None
+    return run.workload.t0_ns if run.workload.resilience is not None and run.workload.resilience.restarts else None
 
 
 def _span_of_first(ranks: Sequence[RankSeries], count: int) -> tuple[int, int]:

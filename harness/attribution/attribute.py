@@ -32,31 +32,32 @@ How each cause is recognised:
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import msgspec
+from dataclasses import replace
 
 from faultbed.harness.attribution import host_causes, network_causes
 from faultbed.harness.attribution.probe_findings import with_probes
 from faultbed.harness.findings import NOTHING, Attribution
-from faultbed.harness.record.measurements import Measurements, counter_deltas
+from faultbed.harness.record.evidence.fault_evidence import FaultsEvidence
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.telemetry_evidence import counter_deltas
 from faultbed.traffic.engine.flight_recorder import Flight
 from faultbed.traffic.probes.rtt import Trip
 
 __all__ = ["attribute"]
 
 
-def attribute(run: Measurements, flights: Sequence[Flight] = (), trips: Sequence[Trip] = ()) -> tuple[Attribution, ...]:
+def attribute(run: RunEvidence, flights: Sequence[Flight] = (), trips: Sequence[Trip] = ()) -> tuple[Attribution, ...]:
     """Return the findings, the most confident first; only `NOTHING` if there is none.
 
     `trips` are the run's probes, if it had any.
     """
-    blind = msgspec.structs.replace(run, faults=())
-    deltas = counter_deltas(blind)
+    blind = replace(run, injected=FaultsEvidence())
+    deltas = counter_deltas(blind.telemetry)
     rebooted = host_causes.rebooted(blind)
     # Counters of a rebooted host cover only its new boot and provisioning.
     deltas = {node: names for node, names in deltas.items() if node not in {finding.name for finding in rebooted}}
-    down = network_causes.carriers(blind.topology, deltas)
-    control = [] if down else network_causes.control_plane(blind.topology, deltas) or network_causes.withdrawn(blind)
+    down = network_causes.carriers(blind.lab.topology, deltas)
+    control = [] if down else network_causes.control_plane(run.lab.topology, deltas) or network_causes.withdrawn(blind)
     hung = host_causes.hung_ranks(blind, down)
     findings = [*rebooted, *down, *control, *hung, *host_causes.lost_rank(blind, flights)]
     late = host_causes.late_receives(blind, deltas)

@@ -18,7 +18,8 @@ from faultbed.harness.attribution.places import place_of_link, place_of_switch
 from faultbed.harness.confidence import Interval, share_interval
 from faultbed.harness.findings import Attribution
 from faultbed.harness.proof import why_unproven_in
-from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.testbed.model.topology import Topology
 from faultbed.traffic.engine.flight_recorder import Flight
 from faultbed.traffic.probes.rtt import Trip
@@ -79,12 +80,12 @@ class Score:
         return share_interval(self.correct, confident_findings, level=0.95) if confident_findings else None
 
 
-def truths_of(run: Measurements) -> tuple[Truth, ...]:
+def truths_of(run: RunEvidence) -> tuple[Truth, ...]:
     """Return the places of the faults that provably fired."""
-    return tuple(truth_of(fault, run.topology) for fault in run.faults if not why_unproven_in(run, fault))
+    return tuple(truth_of(fault, run.lab.topology) for fault in run.injected.faults if not why_unproven_in(run, fault))
 
 
-def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterable[Sequence[Trip]] = ()) -> Score:
+def score(runs: Iterable[tuple[RunEvidence, Sequence[Flight]]], probes: Iterable[Sequence[Trip]] = ()) -> Score:
     """Attribute each run blind, and score it against its faults. Runs with an unproven fault are left out.
 
     Runs with an error of the harness are left out, too. If such a run ended before its faults, finding nothing would
@@ -96,7 +97,7 @@ def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterabl
     matrix: Counter[tuple[str, str]] = Counter()
     for (run, flights), trips in zip(runs, itertools.chain(probes, itertools.repeat(())), strict=False):
         truths = truths_of(run)
-        if run.errors or len(truths) != len(run.faults):
+        if run.lab.errors or len(truths) != len(run.injected.faults):
             continue
         counted += 1
         findings = attribute(run, flights, trips)

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from faultbed.harness.attribution.signatures import Match, Signs, crosses
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.testbed.model.topology import Link
 
 __all__ = ["match_gaps", "match_lost_in_switch"]
@@ -32,7 +32,7 @@ _STRAY = 0.02
 """Share of gaps and NAKs that may have another reason."""
 
 
-def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other: Match | None) -> Match | None:
+def match_gaps(run: RunEvidence, signs: Signs, *, among: Iterable[Link], other: Match | None) -> Match | None:
     """Return the most likely link of the loss, or `other` if the gaps do not contradict it or are too few.
 
     `other` is the best match by all signs, timers and duplicates included. If gaps and NAKs barely separate the links,
@@ -50,7 +50,7 @@ def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other:
         for near, far in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
             pairs = [
                 (connection.src, connection.dst)
-                for connection in run.connections
+                for connection in run.workload.connections
                 if crosses(connection, near, far, rnic=link.rnic)
             ]
             if pairs:
@@ -76,7 +76,7 @@ def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other:
     return Match(link=link, host="", likeness=share, evidence=words)
 
 
-def match_lost_in_switch(run: Measurements, signs: Signs, switch: str) -> tuple[Link, float] | None:
+def match_lost_in_switch(run: RunEvidence, signs: Signs, switch: str) -> tuple[Link, float] | None:
     """Return the outgoing link on which a switch most likely lost packets, and its probability; None without evidence.
 
     Call it only if packets are known to have been lost in this switch: one gap, NAK or dead queue pair is then enough.
@@ -88,18 +88,18 @@ def match_lost_in_switch(run: Measurements, signs: Signs, switch: str) -> tuple[
     if not (gaps or naks or signs.dead):
         return None
     ends = {end for sign, end in signs.counts if sign == "gap"}
-    every = len(run.connections)
+    every = len(run.workload.connections)
     candidates: list[tuple[float, Link]] = []
-    for link in run.topology.links_of(switch):
+    for link in run.lab.topology.links_of(switch):
         far = link.other(switch).node
         out = [
             (connection.src, connection.dst)
-            for connection in run.connections
+            for connection in run.workload.connections
             if crosses(connection, switch, far, rnic=link.rnic)
         ]
         back = [
             (connection.src, connection.dst)
-            for connection in run.connections
+            for connection in run.workload.connections
             if crosses(connection, far, switch, rnic=link.rnic)
         ]
         if not out:

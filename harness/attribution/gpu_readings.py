@@ -14,7 +14,7 @@ from typing import Any
 
 from faultbed.harness.attribution.confusion import truth_of
 from faultbed.harness.attribution.host_causes import gpu_events
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.observe.gpu_thresholds import Breach, breach_in, breaches, severest_first, xid_breaches
 from faultbed.testbed.preflight.gpu_health_check import CHECK
@@ -50,7 +50,7 @@ class GpuReading:
 
 
 def readings_of_run(
-    run: Measurements, *, origin: str, at: datetime, drills: bool = False, rehearsal: bool = False
+    run: RunEvidence, *, origin: str, at: datetime, drills: bool = False, rehearsal: bool = False
 ) -> tuple[GpuReading, ...]:
     """Return the readings at a run's end, with the XID events of the whole run.
 
@@ -61,17 +61,19 @@ def readings_of_run(
         drills: read runs with injected faults as well, except GPUs whose readings one of those faults explains.
         rehearsal: read everything as if nothing had been injected.
     """
-    if run.faults and not (drills or rehearsal):
+    if run.injected.faults and not (drills or rehearsal):
         return ()
     explained = (
-        set[str]() if rehearsal else {name for fault in run.faults for name in truth_of(fault, run.topology).names}
+        set[str]()
+        if rehearsal
+        else {name for fault in run.injected.faults for name in truth_of(fault, run.lab.topology).names}
     )
     events = gpu_events(run, with_synthetic=rehearsal)
     ended = _end_of(run, at)
-    followed = {machine.name for machine in run.watched if machine.no_log is None and machine.lost is None}
+    followed = {machine.name for machine in run.telemetry.watched if machine.no_log is None and machine.lost is None}
     readings = []
-    for host in run.topology.hosts:
-        values = run.counters_after.get(host.name, {})
+    for host in run.lab.topology.hosts:
+        values = run.telemetry.counters_after.get(host.name, {})
         for gpu in host.gpus:
             name, prefix = f"{host.name}:{gpu.name}", f"{gpu.name}."
             own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
@@ -85,8 +87,8 @@ def readings_of_run(
     return tuple(readings)
 
 
-def _end_of(run: Measurements, began: datetime) -> datetime:
-    length = timedelta(microseconds=max(0, run.end_ns - (run.began_ns or run.t0_ns)) // 1000)
+def _end_of(run: RunEvidence, began: datetime) -> datetime:
+    length = timedelta(microseconds=max(0, run.workload.end_ns - (run.workload.began_ns or run.workload.t0_ns)) // 1000)
     return min(began, datetime.max.replace(tzinfo=UTC) - length) + length
 
 

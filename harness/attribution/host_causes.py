@@ -11,7 +11,8 @@ import numpy as np
 from faultbed.harness.analysis.ranks.slow_ranks import slow_ranks
 from faultbed.harness.attribution.stalls import culprit
 from faultbed.harness.findings import Attribution
-from faultbed.harness.record.measurements import Deltas, Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.telemetry_evidence import Deltas
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.node.gpu.xid import SYNTHETIC, event
 from faultbed.testbed.observe import counters
@@ -68,12 +69,12 @@ _CLOCK_LIMITS = {"power_capped_us": "its power limit", "thermal_slowdown_us": "h
 """Counters of a GPU's clocks (faultbed.testbed.node.gpu.nvml) and their meaning. Not yet run on hardware."""
 
 
-def rebooted(run: Measurements) -> list[Attribution]:
+def rebooted(run: RunEvidence) -> list[Attribution]:
     """Return hosts whose kernel counters restarted."""
     findings = []
-    for host, fell in counters.restarted(run.counters_before, run.counters_after).items():
-        if host in run.topology.host_by_name:
-            was, now = run.counters_before[host], run.counters_after[host]
+    for host, fell in counters.restarted(run.telemetry.counters_before, run.telemetry.counters_after).items():
+        if host in run.lab.topology.host_by_name:
+            was, now = run.telemetry.counters_before[host], run.telemetry.counters_after[host]
             shown = ", ".join(f"{name} from {was[name]} to {now[name]}" for name in fell[:3] if name != counters.BOOT)
             evidence = (f"{host}: {f'counters restarted, as after a boot: {shown}' if shown else 'another boot id'}",)
             findings.append(
@@ -82,7 +83,7 @@ def rebooted(run: Measurements) -> list[Attribution]:
     return findings
 
 
-def slow(run: Measurements, deltas: Deltas) -> list[Attribution]:
+def slow(run: RunEvidence, deltas: Deltas) -> list[Attribution]:
     """Return ranks that compute slower than the others, and a GPU that was throttled if it was the only one."""
     throttled = {
         (node, name.partition(".")[0]): count
@@ -99,7 +100,7 @@ def slow(run: Measurements, deltas: Deltas) -> list[Attribution]:
         )
         throttling = (f"{rank.host}: {gpu} was throttled {throttled[rank.host, gpu]} times" for gpu in gpus)
         evidence = (words, *throttling, *_clock_limits(rank.host, deltas))
-        name = f"{rank.host}:{gpus[0]}" if gpus else _only_gpu(run.topology, rank.host)
+        name = f"{rank.host}:{gpus[0]}" if gpus else _only_gpu(run.lab.topology, rank.host)
         by_host[rank.host] = Attribution(
             cause="slow-rank", place="gpu", name=name, confidence=0.95 if gpus else 0.75, evidence=evidence
         )
@@ -126,7 +127,7 @@ def _clock_limits(host: str, deltas: Deltas) -> Iterator[str]:
             yield f"{host}: {gpu} was held back by {_CLOCK_LIMITS[reason]} for {held_us / 1e6:.1f} s"
 
 
-def gpu_errors(run: Measurements) -> list[Attribution]:
+def gpu_errors(run: RunEvidence) -> list[Attribution]:
     """Return the errors that GPU drivers wrote to the kernel log, by GPU."""
     return [
         Attribution(
@@ -140,13 +141,13 @@ def gpu_errors(run: Measurements) -> list[Attribution]:
     ]
 
 
-def gpu_events(run: Measurements, *, with_synthetic: bool = True) -> dict[str, Counter[int]]:
+def gpu_events(run: RunEvidence, *, with_synthetic: bool = True) -> dict[str, Counter[int]]:
     """Return the XID events of a run by GPU, counted by number; without synthetic ones, only those of drivers."""
     events: dict[str, Counter[int]] = {}
-    for record in run.kernel:
+    for record in run.telemetry.kernel:
         text = record.text or ""
         if (gpu_event := event(text)) is not None and (with_synthetic or SYNTHETIC not in text):
-            events.setdefault(_gpu_at(run.topology, record.node, gpu_event[0]), Counter())[gpu_event[1]] += 1
+            events.setdefault(_gpu_at(run.lab.topology, record.node, gpu_event[0]), Counter())[gpu_event[1]] += 1
     return events
 
 
@@ -158,19 +159,19 @@ def _gpu_at(topology: Topology, host: str, address: str) -> str:
     return host
 
 
-def hung_ranks(run: Measurements, down: Sequence[Attribution]) -> list[Attribution]:
+def hung_ranks(run: RunEvidence, down: Sequence[Attribution]) -> list[Attribution]:
     """Return hosts whose engine stood still while the others ran.
 
     Time in which several engines stood still at once does not count: the machine that runs their VMs causes it. A host
     whose link was down is left out: its engine waits in the kernel for the RNIC.
     """
-    cut_off = {link.b.node for link in run.topology.links if any(down_link.name == link.name for down_link in down)}
+    cut_off = {link.b.node for link in run.lab.topology.links if any(down_link.name == link.name for down_link in down)}
     findings = []
-    for host in dict.fromkeys(standstill.host for standstill in run.standstills):
+    for host in dict.fromkeys(standstill.host for standstill in run.workload.standstills):
         if host in cut_off:
             continue
-        others = [standstill for standstill in run.standstills if standstill.host != host]
-        own = [standstill for standstill in run.standstills if standstill.host == host]
+        others = [standstill for standstill in run.workload.standstills if standstill.host != host]
+        own = [standstill for standstill in run.workload.standstills if standstill.host == host]
         longest_ns = max(
             _length_ns(standstill) - sum(_overlap_ns(standstill, other) for other in others) for standstill in own
         )
@@ -191,10 +192,10 @@ def _overlap_ns(standstill: Standstill, other: Standstill) -> int:
     return max(0, min(standstill.end_ns, other.end_ns) - max(standstill.start_ns, other.start_ns))
 
 
-def storage(run: Measurements) -> list[Attribution]:
+def storage(run: RunEvidence) -> list[Attribution]:
     """Return a finding about the job's storage if ranks waited for it much longer than usual while their hosts ran."""
-    host = (run.workload.get("storage") or {}).get("host")
-    lengths_ns = [step.end_ns - step.start_ns for rank in run.series for step in rank.iterations]
+    host = (run.workload.planned.get("storage") or {}).get("host")
+    lengths_ns = [step.end_ns - step.start_ns for rank in run.workload.series for step in rank.iterations]
     if not host or not lengths_ns:
         return []
     iteration_ns = float(np.median(lengths_ns))
@@ -213,17 +214,17 @@ def storage(run: Measurements) -> list[Attribution]:
     if not waited:
         return []
     # Slow storage may also show on few ranks: a waiting rank keeps the others from requesting data.
-    most_waited = len(waited) >= len(run.series) / 2
+    most_waited = len(waited) >= len(run.workload.series) / 2
     confidence = _STORAGE_CONFIDENCE_MOST_RANKS if most_waited else _STORAGE_CONFIDENCE_FEWER_RANKS
     return [
         Attribution(cause="slow-storage", place="storage", name=host, confidence=confidence, evidence=tuple(evidence))
     ]
 
 
-def _storage_waits(run: Measurements) -> dict[str, list[tuple[int, int]]]:
+def _storage_waits(run: RunEvidence) -> dict[str, list[tuple[int, int]]]:
     """Return every wait for storage as (rank, ns), grouped by what the rank waited for."""
     waits: dict[str, list[tuple[int, int]]] = {"the data of an iteration": [], "a checkpoint": []}
-    for rank in run.series:
+    for rank in run.workload.series:
         for step in rank.iterations:
             if step.ingest_ns:
                 waited_ns = _awake_ns(run, rank.rank, step.start_ns, step.start_ns + step.ingest_ns)
@@ -234,16 +235,16 @@ def _storage_waits(run: Measurements) -> dict[str, list[tuple[int, int]]]:
     return waits
 
 
-def _awake_ns(run: Measurements, rank: int, start_ns: int, end_ns: int) -> int:
+def _awake_ns(run: RunEvidence, rank: int, start_ns: int, end_ns: int) -> int:
     """Return the part of a wait during which the engine of the waiting rank's host was running."""
-    host = next((placed.host for placed in run.ranks if placed.rank == rank), None)
+    host = next((placed.host for placed in run.workload.ranks if placed.rank == rank), None)
     wait = Standstill(host="", start_ns=start_ns, end_ns=end_ns)
     return _length_ns(wait) - sum(
-        _overlap_ns(wait, standstill) for standstill in run.standstills if standstill.host == host
+        _overlap_ns(wait, standstill) for standstill in run.workload.standstills if standstill.host == host
     )
 
 
-def busy(run: Measurements, deltas: Deltas, explained: set[str]) -> list[Attribution]:
+def busy(run: RunEvidence, deltas: Deltas, explained: set[str]) -> list[Attribution]:
     """Return a host whose programs wait for its CPUs, unless it is in `explained`: hosts with another finding.
 
     The confidence is low, because a rank with more work looks the same.
@@ -252,13 +253,13 @@ def busy(run: Measurements, deltas: Deltas, explained: set[str]) -> list[Attribu
         host: sum(
             ns for name, ns in deltas.get(host, {}).items() if name.startswith("cpu") and name.endswith(".wait_us")
         )
-        for host in dict.fromkeys(rank.host for rank in run.ranks)
+        for host in dict.fromkeys(rank.host for rank in run.workload.ranks)
     }
     if len(waits) < 3:  # noqa: PLR2004 - with two hosts, neither is known to be the normal one
         return []
     worst = max(waits, key=lambda host: waits[host])
     usual_us = float(np.median([us for host, us in waits.items() if host != worst]))
-    beyond_us, run_us = waits[worst] - usual_us, (run.end_ns - run.t0_ns) / 1e3
+    beyond_us, run_us = waits[worst] - usual_us, (run.workload.end_ns - run.workload.t0_ns) / 1e3
     if worst in explained or not any(
         waits[worst] >= busy_host.ratio * usual_us and beyond_us > busy_host.share_of_run * run_us
         for busy_host in _BUSY_HOST
@@ -268,12 +269,12 @@ def busy(run: Measurements, deltas: Deltas, explained: set[str]) -> list[Attribu
     return [Attribution(cause="busy-host", place="rank", name=worst, confidence=_BUSY_CONFIDENCE, evidence=(words,))]
 
 
-def late_receives(run: Measurements, deltas: Deltas) -> list[Attribution]:
+def late_receives(run: RunEvidence, deltas: Deltas) -> list[Attribution]:
     """Return hosts whose RNICs had no receive posted for arriving messages, which a correct program avoids."""
     names = (_RNR_NAKS_SENT, MLX5[_RNR_NAKS_SENT])
     sent = {
         host.name: sum(deltas.get(host.name, {}).get(f"{rnic.name}.{name}", 0) for rnic in host.rnics for name in names)
-        for host in run.topology.hosts
+        for host in run.lab.topology.hosts
     }
     return [
         Attribution(
@@ -288,11 +289,11 @@ def late_receives(run: Measurements, deltas: Deltas) -> list[Attribution]:
     ]
 
 
-def low_memory(run: Measurements, deltas: Deltas) -> list[Attribution]:
+def low_memory(run: RunEvidence, deltas: Deltas) -> list[Attribution]:
     """Return hosts whose programs waited for memory (pressure stall information), which is rare on a healthy host."""
     stalled = {
         host: deltas.get(host, {}).get("memory.stalled_us", 0)
-        for host in dict.fromkeys(rank.host for rank in run.ranks)
+        for host in dict.fromkeys(rank.host for rank in run.workload.ranks)
     }
     usual_us = float(np.median(list(stalled.values()))) if stalled else 0.0
     return [
@@ -313,12 +314,12 @@ def _only_gpu(topology: Topology, host: str) -> str:
     return f"{host}:{gpus[0].name}" if len(gpus) == 1 else host
 
 
-def lost_rank(run: Measurements, flights: Sequence[Flight]) -> list[Attribution]:
+def lost_rank(run: RunEvidence, flights: Sequence[Flight]) -> list[Attribution]:
     """Return the rank whose flight recorder ends before the others."""
     root = culprit(flights, run)
     if root is None:
         return []
-    host = next((rank.host for rank in run.ranks if rank.rank == root.rank), f"rank {root.rank}")
+    host = next((rank.host for rank in run.workload.ranks if rank.rank == root.rank), f"rank {root.rank}")
     return [
         Attribution(cause="lost-rank", place="rank", name=host, confidence=root.confidence, evidence=tuple(root.words))
     ]

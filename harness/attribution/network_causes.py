@@ -11,7 +11,8 @@ from faultbed.harness.attribution.gaps import match_gaps, match_lost_in_switch
 from faultbed.harness.attribution.places import place_of_link, place_of_switch
 from faultbed.harness.attribution.signatures import Signs, crosses, match, match_acks, out_of_retries
 from faultbed.harness.findings import Attribution, Place
-from faultbed.harness.record.measurements import Deltas, Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.telemetry_evidence import Deltas
 from faultbed.testbed.model.topology import Link, Topology
 
 __all__ = ["carriers", "control_plane", "packets", "withdrawn"]
@@ -84,16 +85,16 @@ def control_plane(topology: Topology, deltas: Deltas) -> list[Attribution]:
     return [Attribution(cause="control-plane", place=place, name=worst, confidence=0.5, evidence=evidence)]
 
 
-def withdrawn(run: Measurements) -> list[Attribution]:
+def withdrawn(run: RunEvidence) -> list[Attribution]:
     """Return the switch to whose prefixes other switches lost routes, although its links and sessions stayed up."""
-    owners = {str(ipaddress.ip_network(switch.loopback)): switch.name for switch in run.topology.switches}
-    for host in run.topology.hosts:
+    owners = {str(ipaddress.ip_network(switch.loopback)): switch.name for switch in run.lab.topology.switches}
+    for host in run.lab.topology.hosts:
         for rnic in host.rnics:
             network = ipaddress.ip_interface(rnic.address).network
-            owners[str(network)] = run.topology.rnic_link(host.name, rnic.name).a.node
+            owners[str(network)] = run.lab.topology.rnic_link(host.name, rnic.name).a.node
     lost: dict[str, set[str]] = {}
     gone: set[str] = set()
-    for change in run.changes:
+    for change in run.telemetry.changes:
         prefix = next((word for word in change.subject.split() if word in owners), None)
         if change.subject.startswith("route ") and change.text is None and prefix is not None:
             lost.setdefault(owners[prefix], set()).add(change.node)
@@ -107,31 +108,31 @@ def withdrawn(run: Measurements) -> list[Attribution]:
     words = (
         f"{', '.join(sorted(nodes))} lost {len(gone)} routes, all of them to {name}, whose links and sessions stayed"
     )
-    place = place_of_switch(run.topology, name)
+    place = place_of_switch(run.lab.topology, name)
     return [Attribution(cause="control-plane", place=place, name=name, confidence=0.8, evidence=(words,))]
 
 
-def packets(run: Measurements, deltas: Deltas, known: Sequence[Attribution]) -> list[Attribution]:
+def packets(run: RunEvidence, deltas: Deltas, known: Sequence[Attribution]) -> list[Attribution]:
     """Return findings from the transport's counters that the known findings do not explain."""
     signs = Signs.of(run, deltas)
     if too_big := _too_big(run, deltas, signs):
         return too_big
     some_died, signs = bool(signs.dead), replace(signs, dead=_unexplained(run, signs.dead, known))
     findings: list[Attribution] = []
-    marked = match(run, signs.marks(), among=run.topology.links)
+    marked = match(run, signs.marks(), among=run.lab.topology.links)
     if signs.marked and marked is not None and marked.link is not None:
         findings.append(
             Attribution(
                 cause="congestion",
-                place=place_of_link(run.topology, marked.link),
+                place=place_of_link(run.lab.topology, marked.link),
                 name=marked.link.name,
                 confidence=0.6 * marked.likeness,
                 evidence=marked.evidence,
             )
         )
-    best = match(run, signs.losses(), among=run.topology.links, hosts=True)
-    best = match_gaps(run, signs, among=run.topology.links, other=best)
-    acks = match_acks(run, signs, among=run.topology.links)
+    best = match(run, signs.losses(), among=run.lab.topology.links, hosts=True)
+    best = match_gaps(run, signs, among=run.lab.topology.links, other=best)
+    acks = match_acks(run, signs, among=run.lab.topology.links)
     if acks is not None and (best is None or acks.likeness > best.likeness):
         best = acks
     if best is None and not (known or findings):
@@ -149,7 +150,7 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Attribution]) -> 
             )
         )
     else:
-        place = place_of_link(run.topology, best.link)
+        place = place_of_link(run.lab.topology, best.link)
         findings.append(
             Attribution(
                 cause="loss", place=place, name=best.link.name, confidence=0.9 * best.likeness, evidence=best.evidence
@@ -158,7 +159,7 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Attribution]) -> 
     return findings
 
 
-def _lost_within(run: Measurements, signs: Signs) -> list[Attribution]:
+def _lost_within(run: RunEvidence, signs: Signs) -> list[Attribution]:
     """Return a switch that received more packets than it sent, if the RNICs show too little to name a link.
 
     Only switches with exact counts of their own packets are used: link-local BGP traffic alone is a dozen packets more
@@ -171,18 +172,18 @@ def _lost_within(run: Measurements, signs: Signs) -> list[Attribution]:
     if (kept := match_lost_in_switch(run, signs, name)) is not None:
         link, likely = kept
         place, evidence = (
-            place_of_link(run.topology, link),
+            place_of_link(run.lab.topology, link),
             f"by gaps, NAKs and dead queue pairs {likely:.0%} likely here",
         )
         return [
             Attribution(cause="loss", place=place, name=link.name, confidence=0.8 * likely, evidence=(words, evidence))
         ]
-    place = place_of_switch(run.topology, name)
+    place = place_of_switch(run.lab.topology, name)
     words += "; the RNICs do not show which ones"
     return [Attribution(cause="loss", place=place, name=name, confidence=_SOMEWHERE, evidence=(words,))]
 
 
-def _one_lost(run: Measurements, signs: Signs) -> list[Attribution]:
+def _one_lost(run: RunEvidence, signs: Signs) -> list[Attribution]:
     """Return a finding for one lost packet: one gap at a receiver, one NAK at the sender of a queue pair to it.
 
     One packet cannot separate links, so all possible paths are listed as evidence. The finding names the link to the
@@ -195,11 +196,12 @@ def _one_lost(run: Measurements, signs: Signs) -> list[Attribution]:
     if [count for _, count in gaps] != [1] or [count for _, count in naks] != [1]:
         return []
     (dst, _), (src, _) = *gaps, *naks
-    candidates = [connection for connection in run.connections if (connection.src, connection.dst) == (src, dst)]
+    ends = (src, dst)
+    candidates = [one for one in run.workload.connections if (one.src, one.dst) == ends]
     if not candidates:
         return []
     host, _, rnic = dst.partition(":")
-    link = run.topology.rnic_link(host, rnic)
+    link = run.lab.topology.rnic_link(host, rnic)
     links = {hop for connection in candidates for hop in itertools.pairwise(connection.path)}
     evidence = (
         f"one packet was lost: {dst} saw one gap in the PSNs of what it received, {src} got one NAK for it",
@@ -211,41 +213,41 @@ def _one_lost(run: Measurements, signs: Signs) -> list[Attribution]:
         *([f"and {len(candidates) - _CANDIDATES} more queue pairs"] if len(candidates) > _CANDIDATES else ()),
     )
     confidence = min(_SOMEWHERE, 1 / max(1, len(links)))
-    place = place_of_link(run.topology, link)
+    place = place_of_link(run.lab.topology, link)
     return [Attribution(cause="loss", place=place, name=link.name, confidence=confidence, evidence=evidence)]
 
 
-def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Attribution]:
+def _too_big(run: RunEvidence, deltas: Deltas, signs: Signs) -> list[Attribution]:
     """Return switches with packets too large to forward, and the outgoing link whose MTU is the likely reason."""
     findings = []
-    for switch in run.topology.switches:
+    for switch in run.lab.topology.switches:
         count = deltas.get(switch.name, {}).get("ip.FragFails", 0)
         if not count:
             continue
         words = f"{switch.name}: {count} packets too large for the outgoing link"
-        links = run.topology.links_of(switch.name)
+        links = run.lab.topology.links_of(switch.name)
         link = _way_out(run, switch.name, links, signs.dead)
         evidence: tuple[str, ...] = (words, out_of_retries(signs.dead)) if link else (words,)
         if link is None and (best := match(run, signs.losses(), among=links)) is not None:
             link, evidence = best.link, (words, *best.evidence)
         place, name = (
-            (place_of_switch(run.topology, switch.name), switch.name)
+            (place_of_switch(run.lab.topology, switch.name), switch.name)
             if link is None
-            else (place_of_link(run.topology, link), link.name)
+            else (place_of_link(run.lab.topology, link), link.name)
         )
         confidence = 0.5 if link is None else 0.9
         findings.append(Attribution(cause="mtu", place=place, name=name, confidence=confidence, evidence=evidence))
     return findings
 
 
-def _way_out(run: Measurements, switch: str, links: Sequence[Link], dead: frozenset[tuple[str, str]]) -> Link | None:
+def _way_out(run: RunEvidence, switch: str, links: Sequence[Link], dead: frozenset[tuple[str, str]]) -> Link | None:
     """Return the link of a switch that best matches the paths of the dead queue pairs, or None."""
 
     def likeness(link: Link) -> float:
         far = link.other(switch).node
         takes = {
             (connection.src, connection.dst)
-            for connection in run.connections
+            for connection in run.workload.connections
             if crosses(connection, switch, far, rnic=link.rnic)
         }
         return len(takes & dead) / len(takes | dead) if takes | dead else 0.0
@@ -255,7 +257,7 @@ def _way_out(run: Measurements, switch: str, links: Sequence[Link], dead: frozen
 
 
 def _unexplained(
-    run: Measurements, dead: frozenset[tuple[str, str]], known: Sequence[Attribution]
+    run: RunEvidence, dead: frozenset[tuple[str, str]], known: Sequence[Attribution]
 ) -> frozenset[tuple[str, str]]:
     """Return the dead queue pairs that no known finding explains.
 
@@ -267,8 +269,8 @@ def _unexplained(
     hung = {finding.name for finding in known if finding.cause in _AWAY}
     cut_off = {
         (connection.src, connection.dst)
-        for connection in run.connections
-        for link in run.topology.links
+        for connection in run.workload.connections
+        for link in run.lab.topology.links
         if link.name in down
         and (
             crosses(connection, link.a.node, link.b.node, rnic=link.rnic)

@@ -20,7 +20,7 @@ from typing import Any
 
 from faultbed.harness.attribution.confusion import CONFIDENT, truth_of
 from faultbed.harness.attribution.gpu_readings import GpuReading, newest
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.verdict import Verdict, VerdictFile
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.topology import Topology
@@ -97,7 +97,7 @@ class Offender:
 
 
 def strikes_of_run(
-    run: Measurements, verdict: VerdictFile, *, origin: str, at: datetime, drills: bool = False, rehearsal: bool = False
+    run: RunEvidence, verdict: VerdictFile, *, origin: str, at: datetime, drills: bool = False, rehearsal: bool = False
 ) -> tuple[Strike, ...]:
     """Return the strikes of a run.
 
@@ -112,17 +112,19 @@ def strikes_of_run(
     Hosts that took no part are never blamed: a finding that names an idle spare is a mistake. A host that the job lost
     and replaced has taken part. A run that ended in ERROR blames nothing.
     """
-    if verdict.verdict is Verdict.ERROR or (run.faults and not (drills or rehearsal)):
+    if verdict.verdict is Verdict.ERROR or (run.injected.faults and not (drills or rehearsal)):
         return ()
     explained = (
-        set[str]() if rehearsal else {name for fault in run.faults for name in truth_of(fault, run.topology).names}
+        set[str]()
+        if rehearsal
+        else {name for fault in run.injected.faults for name in truth_of(fault, run.lab.topology).names}
     )
-    took_part = {rank.host for rank in run.ranks}
-    for restart in run.resilience.restarts if run.resilience is not None else ():
+    took_part = {rank.host for rank in run.workload.ranks}
+    for restart in run.workload.resilience.restarts if run.workload.resilience is not None else ():
         took_part |= {name.partition(":")[0] for name in (*restart.before, *restart.after, *restart.hosts)}
     best: dict[str, Strike] = {}
     for finding in verdict.attribution:
-        host = _host_of(run.topology, finding.name)
+        host = _host_of(run.lab.topology, finding.name)
         is_spare = bool(host) and host not in took_part and finding.place != "storage"
         if finding.cause == "nothing" or finding.confidence < CONFIDENT or finding.name in explained or is_spare:
             continue

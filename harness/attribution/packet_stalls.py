@@ -15,7 +15,8 @@ from faultbed.harness.packets.analysis import FlowReport
 from faultbed.harness.packets.episodes import Cause, Episode
 from faultbed.harness.packets.evidence import Evidence
 from faultbed.harness.quantities import format_duration
-from faultbed.harness.record.measurements import Measurements, RankSeries
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import RankSeries
 
 __all__ = ["Wait", "sentences", "waits"]
 
@@ -54,14 +55,14 @@ class _Ends:
 
 
 def sentences(
-    run: Measurements, packets: Evidence, findings: Sequence[Attribution] = (), *, most: int = 10
+    run: RunEvidence, packets: Evidence, findings: Sequence[Attribution] = (), *, most: int = 10
 ) -> tuple[str, ...]:
     """Describe the longest waits, longest first, each with the link that lost the packet if `findings` locate it."""
     return tuple(wait.words for wait in waits(run, packets, findings, most=most))
 
 
 def waits(
-    run: Measurements, packets: Evidence, findings: Sequence[Attribution] = (), *, most: int = 10
+    run: RunEvidence, packets: Evidence, findings: Sequence[Attribution] = (), *, most: int = 10
 ) -> tuple[Wait, ...]:
     """Return the longest waits, longest first."""
     by_ip = _rnics_by_ip(run)
@@ -81,7 +82,7 @@ def waits(
         ends = _Ends(rnics, (ranks_of[rnics[0]], ranks_of[rnics[1]]))
         sender, receiver = ends.pair or (None, None)
         until_ns = episode.resent_ns - packets.epoch_offset_ns
-        iteration = None if receiver is None else _iteration_at(run.series, receiver, until_ns)
+        iteration = None if receiver is None else _iteration_at(run.workload.series, receiver, until_ns)
         longest.append(
             Wait(
                 iteration=iteration,
@@ -111,7 +112,7 @@ _AWAITED: dict[Cause, str] = {
 
 
 def _sentence(
-    run: Measurements,
+    run: RunEvidence,
     flow: FlowReport,
     episode: Episode,
     *,
@@ -126,7 +127,7 @@ def _sentence(
     )
 
 
-def _fate(run: Measurements, flow: FlowReport, episode: Episode, ends: _Ends, findings: Sequence[Attribution]) -> str:
+def _fate(run: RunEvidence, flow: FlowReport, episode: Episode, ends: _Ends, findings: Sequence[Attribution]) -> str:
     """Describe what happened to the packet: it was rejected, or lost before, at or after the captured port."""
     if episode.cause == "rnr":
         return "was rejected"
@@ -143,28 +144,28 @@ def _fate(run: Measurements, flow: FlowReport, episode: Episode, ends: _Ends, fi
     return f"was lost at {link}" if link else f"was lost before {flow.port}"
 
 
-def _is_on_path(run: Measurements, rnics: tuple[str, str], name: str) -> bool:
+def _is_on_path(run: RunEvidence, rnics: tuple[str, str], name: str) -> bool:
     """Return whether a link is on the path of a connection between two RNICs."""
-    link = next((candidate for candidate in run.topology.links if candidate.name == name), None)
+    link = next((candidate for candidate in run.lab.topology.links if candidate.name == name), None)
     return link is not None and any(
         {link.a.node, link.b.node} <= set(connection.path)
-        for connection in run.connections
+        for connection in run.workload.connections
         if (connection.src, connection.dst) == rnics
     )
 
 
-def _ranks_by_rnic(run: Measurements) -> dict[str, tuple[int, ...]]:
+def _ranks_by_rnic(run: RunEvidence) -> dict[str, tuple[int, ...]]:
     ranks: dict[str, tuple[int, ...]] = {}
-    for rank in run.ranks:
+    for rank in run.workload.ranks:
         name = f"{rank.host}:{rank.rnic}"
         ranks[name] = (*ranks.get(name, ()), rank.rank)
     return ranks
 
 
-def _rnics_by_ip(run: Measurements) -> dict[str, str]:
+def _rnics_by_ip(run: RunEvidence) -> dict[str, str]:
     """Return the RNICs that have ranks, by their addresses."""
     used = _ranks_by_rnic(run)
-    names = {rnic.ip: f"{host.name}:{rnic.name}" for host in run.topology.hosts for rnic in host.rnics}
+    names = {rnic.ip: f"{host.name}:{rnic.name}" for host in run.lab.topology.hosts for rnic in host.rnics}
     return {ip: name for ip, name in names.items() if name in used}
 
 

@@ -21,7 +21,7 @@ import msgspec
 from faultbed.harness.analysis.probe_lines import WINDOW_NS
 from faultbed.harness.attribution.places import place_of_link, place_of_switch
 from faultbed.harness.findings import Attribution, Cause, Place
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.testbed.model.topology import Link, Topology
 from faultbed.traffic.engine.traffic_metrics import percentile
 from faultbed.traffic.probes import results, rtt
@@ -50,10 +50,10 @@ class _Evidence:
     """Whether it only supports a known finding and cannot create a new one."""
 
 
-def with_probes(run: Measurements, findings: Sequence[Attribution], trips: Sequence[Trip]) -> list[Attribution]:
+def with_probes(run: RunEvidence, findings: Sequence[Attribution], trips: Sequence[Trip]) -> list[Attribution]:
     """Return the findings with the evidence of the probes that were sent while the workload ran."""
-    topology, t0_ns = run.topology, run.t0_ns
-    during = [trip for trip in trips if t0_ns <= trip.echo.sent_ns < run.end_ns]
+    topology, t0_ns = run.lab.topology, run.workload.t0_ns
+    during = [trip for trip in trips if t0_ns <= trip.echo.sent_ns < run.workload.end_ns]
     every = [*_losses(topology, during, t0_ns), *_waits(topology, during, t0_ns)]
     known = [finding for finding in findings if not _answered_all_along(finding, during, every)]
     for evidence in every:

@@ -34,7 +34,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from faultbed.harness.record.measurements import Connection, Deltas, Measurements, connection_between
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.telemetry_evidence import Deltas
+from faultbed.harness.record.evidence.workload_evidence import Connection, connection_between
 from faultbed.testbed.model.topology import Link
 from faultbed.testbed.observe.counters import MLX5
 from faultbed.traffic.engine.run_results import QpError
@@ -95,9 +97,9 @@ class Signs:
     lost_on: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: Measurements, deltas: Deltas) -> Signs:
+    def of(cls, run: RunEvidence, deltas: Deltas) -> Signs:
         """Return the signs of a run on the RNICs of its workload."""
-        used = sorted({end for connection in run.connections for end in (connection.src, connection.dst)})
+        used = sorted({end for connection in run.workload.connections for end in (connection.src, connection.dst)})
         counts: dict[_Key, float] = {}
         for end in used:
             host, _, rnic = end.partition(":")
@@ -114,7 +116,7 @@ class Signs:
                 counts[sign, end] = excess if excess > noise else 0.0
         counts |= {
             ("passed", switch.name): float(deltas[switch.name]["ip.InCEPkts"])
-            for switch in run.topology.switches
+            for switch in run.lab.topology.switches
             if "ip.InCEPkts" in deltas.get(switch.name, {})
         }
         lost_in = _lost_in(run, deltas)
@@ -168,7 +170,7 @@ def acks_lost(src: str, dst: str) -> str:
     return f"only ACKs were lost, from {src} to {dst}: senders' timers ran out, receivers got duplicates and saw no gap"
 
 
-def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool = False) -> Match | None:
+def match(run: RunEvidence, signs: Signs, *, among: Iterable[Link], hosts: bool = False) -> Match | None:
     """Return the hypothesis most similar to the signs; None if nothing changed or none is similar."""
     if not signs.vector():
         return None
@@ -198,7 +200,7 @@ class _Hypothesis(NamedTuple):
     unfit: float = 1.0
 
 
-def _of_link(run: Measurements, link: Link, signs: Signs) -> list[_Hypothesis]:
+def _of_link(run: RunEvidence, link: Link, signs: Signs) -> list[_Hypothesis]:
     """Return a hypothesis for each direction of a link, with a higher likeness where packets are missing."""
     lossy = _lossiest(signs)
     directions = ((link.a.node, link.b.node), (link.b.node, link.a.node))
@@ -214,12 +216,12 @@ def _of_link(run: Measurements, link: Link, signs: Signs) -> list[_Hypothesis]:
     return hypotheses
 
 
-def _of_hosts(run: Measurements, signs: Signs) -> list[_Hypothesis]:
+def _of_hosts(run: RunEvidence, signs: Signs) -> list[_Hypothesis]:
     """Return a hypothesis for each host that receives data, unless packets were lost on the way to it."""
     observed = signs.vector()
     return [
         _Hypothesis(likeness=_SILENT * _cosine(observed, _silent(run, host, signs)), link=None, host=host)
-        for host in sorted({connection.dst.partition(":")[0] for connection in run.connections})
+        for host in sorted({connection.dst.partition(":")[0] for connection in run.workload.connections})
         if not _lost_towards(run, host, signs)
     ]
 
@@ -229,7 +231,7 @@ def _lossiest(signs: Signs) -> str:
     return max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
 
 
-def match_acks(run: Measurements, signs: Signs, *, among: Iterable[Link]) -> Match | None:
+def match_acks(run: RunEvidence, signs: Signs, *, among: Iterable[Link]) -> Match | None:
     """Return the link and direction where the loss of only ACKs matches best; None if nothing matches.
 
     Only places that are known to have lost packets are tried, and only if no receiver saw a gap.
@@ -253,7 +255,7 @@ def match_acks(run: Measurements, signs: Signs, *, among: Iterable[Link]) -> Mat
     return Match(link=best[1], host="", likeness=min(1.0, best[0]), evidence=evidence)
 
 
-def _likeness(run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | None) -> float:
+def _likeness(run: RunEvidence, near: str, far: str, signs: Signs, *, rnic: str | None) -> float:
     """Return the similarity of the counts to a loss on near→far, of all packets or, if gaps show traffic, of some."""
     observed = signs.vector()
     likeness = _cosine(observed, _predicted(run, near, far, signs, rnic=rnic))
@@ -263,7 +265,7 @@ def _likeness(run: Measurements, near: str, far: str, signs: Signs, *, rnic: str
 
 
 def _predicted(
-    run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | None, some: bool = False
+    run: RunEvidence, near: str, far: str, signs: Signs, *, rnic: str | None, some: bool = False
 ) -> dict[_Key, float]:
     """Return the signs that loss on near→far would leave, or the marks if `signs` are marks. ACKs weigh less than data.
 
@@ -276,7 +278,7 @@ def _predicted(
         predicted[sign, end] = max(predicted.get((sign, end), 0.0), share * _WEIGHTS[sign])
 
     marks = all(sign in _MARKS for sign, _ in signs.counts)
-    for connection in run.connections:
+    for connection in run.workload.connections:
         forth, back = crosses(connection, near, far, rnic=rnic), acks_cross(connection, near, far, rnic=rnic)
         if marks and (forth or back):
             path, share = (connection.path, 1.0) if forth else (ack_path(connection), _ACKS)
@@ -322,9 +324,9 @@ def _weighed(counts: Mapping[_Key, float], dead: Iterable[tuple[str, str]]) -> d
     return weighed | {_dead_key(*pair): _WEIGHTS["dead"] for pair in dead}
 
 
-def _predicted_of_acks(run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | None) -> dict[_Key, float]:
+def _predicted_of_acks(run: RunEvidence, near: str, far: str, signs: Signs, *, rnic: str | None) -> dict[_Key, float]:
     """Return the predicted signs if near→far loses only ACKs: timers and duplicates, in proportion to queue pairs."""
-    hit = [connection for connection in run.connections if acks_cross(connection, near, far, rnic=rnic)]
+    hit = [connection for connection in run.workload.connections if acks_cross(connection, near, far, rnic=rnic)]
     counts: Counter[_Key] = Counter()
     for connection in hit:
         counts["timer", connection.src] += 1
@@ -332,18 +334,18 @@ def _predicted_of_acks(run: Measurements, near: str, far: str, signs: Signs, *, 
     return _weighed(counts, {(connection.src, connection.dst) for connection in hit} if signs.dead else ())
 
 
-def _unfit(run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | None) -> float:
+def _unfit(run: RunEvidence, near: str, far: str, signs: Signs, *, rnic: str | None) -> float:
     """Return how poorly losses on near→far explain the gaps and NAKs: 0 fully explained, 1 not at all.
 
     A lost packet is a gap at its receiver and a NAK at its sender, so pairs that cross another link do not fit.
     """
-    ends = sorted({end for connection in run.connections for end in (connection.src, connection.dst)})
+    ends = sorted({end for connection in run.workload.connections for end in (connection.src, connection.dst)})
     place = {(sign, end): row for row, (sign, end) in enumerate((s, e) for s in ("gap", "nak") for e in ends)}
     counted = np.array([signs.counts.get(key, 0.0) for key in place])
     crossing = sorted(
         {
             (connection.src, connection.dst)
-            for connection in run.connections
+            for connection in run.workload.connections
             if crosses(connection, near, far, rnic=rnic)
         }
     )
@@ -357,13 +359,13 @@ def _unfit(run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | 
     return float(np.linalg.norm(lost @ best.clip(min=0.0) - counted)) / size
 
 
-def _dead_pairs(run: Measurements) -> frozenset[tuple[str, str]]:
+def _dead_pairs(run: RunEvidence) -> frozenset[tuple[str, str]]:
     """Return pairs of RNICs whose queue pairs ran out of retries at moments that one place can explain.
 
     If many fail at once between all hosts, the machine that runs the VMs stood still; the network is not the reason.
     """
     moments: list[list[QpError]] = []
-    for lost_qp in sorted(run.qps_lost, key=lambda lost: lost.time_ns):
+    for lost_qp in sorted(run.workload.qps_lost, key=lambda lost: lost.time_ns):
         if lost_qp.status != _RETRIES_EXCEEDED:
             continue
         if not moments or lost_qp.time_ns - moments[-1][-1].time_ns > _APART_NS:
@@ -375,7 +377,7 @@ def _dead_pairs(run: Measurements) -> frozenset[tuple[str, str]]:
         places: Counter[frozenset[str]] = Counter()
         for lost_qp in moment:
             connection = connection_between(
-                run, (lost_qp.endpoint, lost_qp.peer), index=lost_qp.connection, qpn=lost_qp.qpn
+                run.workload, (lost_qp.endpoint, lost_qp.peer), index=lost_qp.connection, qpn=lost_qp.qpn
             )
             places.update({frozenset((end.partition(":")[0],)) for end in (lost_qp.endpoint, lost_qp.peer)})
             places.update({frozenset(link) for link in itertools.pairwise(connection.path if connection else ())})
@@ -385,17 +387,17 @@ def _dead_pairs(run: Measurements) -> frozenset[tuple[str, str]]:
     return frozenset(pair for pairs in placed if len(pairs) >= _MOMENT * most for pair in pairs)
 
 
-def _lost_towards(run: Measurements, host: str, signs: Signs) -> bool:
+def _lost_towards(run: RunEvidence, host: str, signs: Signs) -> bool:
     """Return whether packets are missing at the switches or on the links of a host: then the host does not hang."""
-    links = run.topology.links_of(host)
+    links = run.lab.topology.links_of(host)
     return any(link.other(host).node in signs.lost_in for link in links) or any(
         host in (near, far) for near, far in signs.lost_on
     )
 
 
-def _silent(run: Measurements, host: str, signs: Signs) -> dict[_Key, float]:
+def _silent(run: RunEvidence, host: str, signs: Signs) -> dict[_Key, float]:
     predicted: dict[_Key, float] = {}
-    for connection in run.connections:
+    for connection in run.workload.connections:
         if connection.dst.partition(":")[0] == host:
             if signs.dead:
                 predicted[_dead_key(connection.src, connection.dst)] = _WEIGHTS["dead"]
@@ -439,15 +441,15 @@ def _cosine(left: Mapping[_Key, float], right: Mapping[_Key, float]) -> float:
     return product / sizes if sizes else 0.0
 
 
-def _lost_in(run: Measurements, deltas: Deltas) -> dict[str, int]:
+def _lost_in(run: RunEvidence, deltas: Deltas) -> dict[str, int]:
     """Return by how much each switch received more packets than it sent. Switches with carrier changes are left out.
 
     Packets to and from the switch's own control plane are not counted, if the switch reports them.
     """
     lost = {}
-    for switch in run.topology.switches:
+    for switch in run.lab.topology.switches:
         counters = deltas.get(switch.name, {})
-        ports = [link.end(switch.name).netdev for link in run.topology.links_of(switch.name)]
+        ports = [link.end(switch.name).netdev for link in run.lab.topology.links_of(switch.name)]
         if any(counters.get(f"{port}.carrier_changes", 0) for port in ports):
             continue
         to_switch, from_switch = (
@@ -461,13 +463,13 @@ def _lost_in(run: Measurements, deltas: Deltas) -> dict[str, int]:
     return lost
 
 
-def _lost_on(run: Measurements, deltas: Deltas) -> dict[tuple[str, str], int]:
+def _lost_on(run: RunEvidence, deltas: Deltas) -> dict[tuple[str, str], int]:
     """Return packets that one end of a link sent and the other did not receive.
 
     Both ends are read at slightly different times.
     """
     lost = {}
-    for link in run.topology.links:
+    for link in run.lab.topology.links:
         for near, far in ((link.a, link.b), (link.b, link.a)):
             sent = deltas.get(near.node, {}).get(f"{near.netdev}.tx_packets", 0)
             received = deltas.get(far.node, {}).get(f"{far.netdev}.rx_packets", 0)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from faultbed.harness.quantities import format_duration
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.traffic.engine.flight_recorder import Flight
 
 __all__ = ["Culprit", "Stall", "culprit", "stalls"]
@@ -97,7 +97,7 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
     return tuple(sorted(waiting, key=lambda stall: (stall.iteration, stall.step, stall.waiter)))
 
 
-def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
+def culprit(flights: Sequence[Flight], run: RunEvidence) -> Culprit | None:
     """Return the rank that is the root cause of a failed job; None without a recording or a clear result."""
     waiting = {stall.waiter: stall for stall in stalls(flights)}
     recorded = {flight.rank: flight for flight in flights}
@@ -127,9 +127,9 @@ def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
     return Culprit(rank=root, confidence=0.6 + 0.35 * share, words=(why, max(votes[root], key=len), first.describe()))
 
 
-def _unheard(recorded: Mapping[int, Flight], run: Measurements) -> Culprit | None:
+def _unheard(recorded: Mapping[int, Flight], run: RunEvidence) -> Culprit | None:
     """Return the rank without a recording, if all other ranks have one."""
-    silent = [rank.rank for rank in run.ranks if rank.rank not in recorded]
+    silent = [rank.rank for rank in run.workload.ranks if rank.rank not in recorded]
     if len(silent) != 1 or not recorded:
         return None
     standing = next(iter(recorded.values())).standing
@@ -137,7 +137,7 @@ def _unheard(recorded: Mapping[int, Flight], run: Measurements) -> Culprit | Non
     return Culprit(rank=silent[0], confidence=_UNHEARD, words=words)
 
 
-def _most_broken(waiting: Mapping[int, Stall], run: Measurements) -> Culprit | None:
+def _most_broken(waiting: Mapping[int, Stall], run: RunEvidence) -> Culprit | None:
     """Return the rank with the most broken queue pairs, if one stands out; used if all ranks wait in a cycle."""
     ends: dict[int, int] = {}
     for stall in waiting.values():
@@ -145,7 +145,7 @@ def _most_broken(waiting: Mapping[int, Stall], run: Measurements) -> Culprit | N
             for rank in (stall.sender, stall.receiver):
                 ends[rank] = ends.get(rank, 0) + 1
     ranked = sorted(ends, key=lambda rank: -ends[rank])
-    if len(ranked) < 2 or ends[ranked[0]] == ends[ranked[1]] or len(run.ranks) <= 2:  # noqa: PLR2004 - of two ranks, neither stands out
+    if len(ranked) < 2 or ends[ranked[0]] == ends[ranked[1]] or len(run.workload.ranks) <= 2:  # noqa: PLR2004 - of two ranks, neither stands out
         return None
     words = f"{ends[ranked[0]]} broken queue pairs end at rank {ranked[0]}, fewer at any other"
     return Culprit(rank=ranked[0], confidence=0.6, words=(words,))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, get_args
+from typing import Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import msgspec
 
-__all__ = ["PHASES", "Evidence", "Kind", "Phase", "Sealed"]
+__all__ = ["PHASES", "Checked", "Evidence", "Kind", "Phase", "Sealed"]
 
 Phase = Literal["twin", "measured"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -24,6 +24,14 @@ Kind = type[Evidence]
 """The type of a part's evidence, which also identifies the part."""
 
 E = TypeVar("E", bound=msgspec.Struct)
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """Evidence that may contradict itself, because its file was edited or assembled."""
+
+    def refuse_contradictions(self) -> None:
+        """Raise ValueError, with the field, if it does."""
 
 
 @dataclass(frozen=True, slots=True)

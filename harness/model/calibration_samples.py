@@ -10,21 +10,22 @@ from faultbed.harness.model.calibration import Calibration, Sample
 from faultbed.harness.model.experiment_prediction import default_parameters, lab_arrays
 from faultbed.harness.model.step_times import Features, StepParameters, iteration_cost
 from faultbed.harness.model.workload_traffic import RankTraffic, rank_traffic, recorded_paths, workload_in
-from faultbed.harness.record.measurements import Measurements, RankSeries
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import RankSeries
 from faultbed.testbed.errors import UsageError
 from faultbed.traffic.engine.engine_client import FabricModel
 
 __all__ = ["iteration_seconds", "run_features", "samples_of", "traffic_of"]
 
 
-def samples_of(name: str, run: Measurements) -> dict[str, Sample]:
+def samples_of(name: str, run: RunEvidence) -> dict[str, Sample]:
     """Return the fault-free series of a run: the run itself if it had no faults, and its twin.
 
     Raises:
         UsageError: the model has no such workload, or the run did not record its paths.
     """
-    undisturbed = not run.faults and not run.errors and run.failure is None
-    series = {name: run.series if undisturbed else (), f"{name} (twin)": run.twin or ()}
+    undisturbed = not run.injected.faults and not run.lab.errors and run.workload.failure is None
+    series = {name: run.workload.series if undisturbed else (), f"{name} (twin)": run.fault_free or ()}
     times = {part: seconds for part, ranks in series.items() if (seconds := iteration_seconds(ranks)) is not None}
     if not times:
         return {}
@@ -32,7 +33,7 @@ def samples_of(name: str, run: Measurements) -> dict[str, Sample]:
     if traffic is None:
         raise UsageError(f"{name}: the model has no such workload; it is calibrated by collectives and jobs")
     try:
-        features = run_features(run, traffic, default_parameters(run.lab_kind))
+        features = run_features(run, traffic, default_parameters(run.lab.kind))
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from error
     return {
@@ -42,36 +43,36 @@ def samples_of(name: str, run: Measurements) -> dict[str, Sample]:
             ranks=len(traffic.ranks),
             size_bytes=traffic.size_bytes,
             qps=traffic.qps,
-            algorithm=str(run.workload.get("algorithm", "")),
+            algorithm=str(run.workload.planned.get("algorithm", "")),
         )
         for part, seconds in times.items()
     }
 
 
-def traffic_of(run: Measurements) -> RankTraffic | None:
+def traffic_of(run: RunEvidence) -> RankTraffic | None:
     """Return what the ranks of a run send in an iteration; None if the model has no such workload."""
-    workload = workload_in(run.workload)
+    workload = workload_in(run.workload.planned)
     if workload is None:
         return None
     try:
-        return rank_traffic(workload, FabricModel(kind=run.lab_kind, topology=run.topology))
+        return rank_traffic(workload, FabricModel(kind=run.lab.kind, topology=run.lab.topology))
     except UsageError:
         return None
 
 
-def run_features(run: Measurements, traffic: RankTraffic, parameters: StepParameters | Calibration) -> Features:
+def run_features(run: RunEvidence, traffic: RankTraffic, parameters: StepParameters | Calibration) -> Features:
     """Return the features of an iteration of a run, on the paths that its queue pairs had.
 
     Raises:
         UsageError: the run did not record a path.
     """
-    arrays = lab_arrays(run.topology, run.lab_kind, run.rate_scale)
+    arrays = lab_arrays(run.lab.topology, run.lab.kind, run.lab.rate_scale)
     nodes: dict[tuple[str, str], list[Sequence[str]]] = {}
-    for connection in run.connections:
+    for connection in run.workload.connections:
         nodes.setdefault((connection.src, connection.dst), []).append(connection.path)
     return iteration_cost(
         traffic.programs,
-        recorded_paths(traffic, run.topology, arrays, nodes),
+        recorded_paths(traffic, run.lab.topology, arrays, nodes),
         arrays.capacity,
         parameters.parameters if isinstance(parameters, Calibration) else parameters,
         item_bytes=traffic.item_bytes,

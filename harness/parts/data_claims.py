@@ -30,7 +30,7 @@ def _found(view: View) -> Iterator[Claim]:
 
     An expectation may say how many elements may be wrong.
     """
-    if view.run.checked_bytes is not None:
+    if view.run.workload.checked_bytes is not None:
         yield _BYTES_CLAIM
     named = {expectation.metric.name for expectation in view.planned.expectations}
     if _ELEMENTS not in named and _wrong(view):
@@ -41,15 +41,22 @@ def _row(claim: Claim, view: View) -> Row | None:
     """Return how many bytes or elements were wrong."""
     run = view.run
     if claim.name == _BYTES:
-        if run.checked_bytes is None:
+        if run.workload.checked_bytes is None:
             return None
-        unchecked = f", but none of {run.unchecked_flows[0]}" if run.unchecked_flows else ""
-        detail = f"{run.checked_bytes or 0:,} bytes compared{unchecked}"
+        unchecked = f", but none of {run.workload.unchecked_flows[0]}" if run.workload.unchecked_flows else ""
+        detail = f"{run.workload.checked_bytes or 0:,} bytes compared{unchecked}"
         finding = Finding(
-            conditions={_COMPARED: () if run.checked_bytes and not unchecked else (detail,)},
-            refuted=f"{run.wrong_bytes} bytes were wrong" if run.wrong_bytes else None,
+            conditions={_COMPARED: () if run.workload.checked_bytes and not unchecked else (detail,)},
+            refuted=f"{run.workload.wrong_bytes} bytes were wrong" if run.workload.wrong_bytes else None,
         )
-        return Row(finding=finding, observed=run.wrong_bytes, bound=0, comparison="equals", unit="count", detail=detail)
+        return Row(
+            finding=finding,
+            observed=run.workload.wrong_bytes,
+            bound=0,
+            comparison="equals",
+            unit="count",
+            detail=detail,
+        )
     wrong, observation = _wrong(view), view.observed.metrics.get(_ELEMENTS)
     detail = "" if observation is None else observation.detail
     finding = Finding(refuted=f"{wrong} elements were wrong" if wrong else None)

@@ -8,6 +8,7 @@ from faultbed.harness.analysis.links import emulation_headroom
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.parts.part import Part, Row, View
+from faultbed.harness.record.evidence.emulation_evidence import EmulationEvidence
 
 __all__ = ["PART"]
 
@@ -16,13 +17,13 @@ _HEADROOM = "headroom"
 
 def _found(view: View) -> Iterator[Claim]:
     """Yield the claim if the links of the lab have rates: only then can a workload overload the emulation."""
-    if view.run.offered_bps is not None:
+    if view.run.emulation.offered_bps is not None:
         yield Claim(name="emulation", says=emulation_headroom.MEANING, conditions=(_HEADROOM,))
 
 
 def _row(_claim: Claim, view: View) -> Row | None:
     """Return the offered load beside what the emulation carries."""
-    offered_bps, carried_bps = view.run.offered_bps, view.run.carried_bps
+    offered_bps, carried_bps = view.run.emulation.offered_bps, view.run.emulation.carried_bps
     if offered_bps is None:
         return None
     detail = emulation_headroom.describe_headroom(offered_bps, carried_bps)
@@ -38,4 +39,4 @@ def _row(_claim: Claim, view: View) -> Row | None:
     )
 
 
-PART = Part(name="emulation", found=_found, row=_row)
+PART = Part(name="emulation", evidence=EmulationEvidence, found=_found, row=_row)

@@ -7,7 +7,9 @@ rank moves to it.
 
 from __future__ import annotations
 
-from faultbed.harness.record.measurements import FaultRun, Measurements, Paths
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import Paths
 from faultbed.inject.mechanisms import late_target
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.selectors import candidates, choose, is_chosen_later
@@ -16,7 +18,7 @@ from faultbed.testbed.model.topology import Target, Topology
 __all__ = ["why_not_exposed"]
 
 
-def why_not_exposed(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
+def why_not_exposed(run: RunEvidence, fault: FaultRun) -> tuple[str, ...]:
     """Return why it is not shown that a fault acted where its plan says; empty if it is.
 
     A fault with `exposed = "none"` must act on nothing that the workload used. An unknown path counts against either.
@@ -24,7 +26,7 @@ def why_not_exposed(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
     if is_chosen_later(fault.plan.target) and (wrong := _why_not_chosen(run, fault)):
         return (wrong,)
     try:
-        target = run.topology.resolve(fault.target)
+        target = run.lab.topology.resolve(fault.target)
     except UsageError as error:
         return (f"it is unknown whether the workload used {fault.target}: {error}",)
     used = _is_used(run, target, fault.paths)
@@ -38,7 +40,7 @@ def why_not_exposed(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
     return (f'{unused}; choose a target that it uses, or write exposed = "none" for a fault that must touch nothing',)
 
 
-def _why_not_chosen(run: Measurements, fault: FaultRun) -> str | None:
+def _why_not_chosen(run: RunEvidence, fault: FaultRun) -> str | None:
     """Return why it is not shown that a fault acted on the target that its selector meant then; None if it is.
 
     The choice is made again, from the paths that were recorded when the fault was armed.
@@ -47,15 +49,15 @@ def _why_not_chosen(run: Measurements, fault: FaultRun) -> str | None:
     if fault.target == selector:
         return f"it is unknown what it should have acted on: no target was chosen for {selector}"
     try:
-        names = candidates(run.topology, selector)
-        used = late_target.crossed(run.topology, names, (path for of_pair in paths for path in of_pair))
+        names = candidates(run.lab.topology, selector)
+        used = late_target.crossed(run.lab.topology, names, (path for of_pair in paths for path in of_pair))
         meant = choose(selector, used, seed=fault.plan.seed)
     except UsageError as error:
         return f"it is unknown whether the workload used {fault.target}: {error}"
     return None if meant == fault.target else f"it acted on {fault.target}, and {selector} was {meant} then"
 
 
-def _is_used(run: Measurements, target: Target, paths: Paths | None) -> bool | None:
+def _is_used(run: RunEvidence, target: Target, paths: Paths | None) -> bool | None:
     """Return whether the workload used a target; None: some path is unknown, and no known one crosses it.
 
     `paths` are those of the moment when the fault was armed; None: those at the start of the workload count.
@@ -69,7 +71,7 @@ def _is_used(run: Measurements, target: Target, paths: Paths | None) -> bool | N
         return f"{target.link.b.node}:{target.link.rnic}" in rnics
     found = [
         _crosses(path, (connection.src, connection.dst), target, run)
-        for connection in run.connections
+        for connection in run.workload.connections
         for path in ((connection.path, connection.ack_path) if paths is None else _at(paths, connection.index))
     ]
     if True in found:
@@ -81,36 +83,38 @@ def _at(paths: Paths, index: int | None) -> tuple[tuple[str, ...], tuple[str, ..
     return paths.get(index, ((), ())) if index is not None else ((), ())
 
 
-def _rnics(run: Measurements) -> set[str]:
+def _rnics(run: RunEvidence) -> set[str]:
     """Return the RNICs of all ranks: those at the start, and those to which ranks moved after a loss."""
-    at_start = run.workload.get("ranks") or ()
-    return {f"{rank.host}:{rank.rnic}" for rank in run.ranks} | {name for name in at_start if isinstance(name, str)}
+    at_start = run.workload.planned.get("ranks") or ()
+    return {f"{rank.host}:{rank.rnic}" for rank in run.workload.ranks} | {
+        name for name in at_start if isinstance(name, str)
+    }
 
 
-def _gpu(rnic: str, run: Measurements) -> str:
+def _gpu(rnic: str, run: RunEvidence) -> str:
     """Return the GPU of the rank at an RNIC: the one that the inventory assigns to it, or that of the workload."""
     host, _, name = rnic.partition(":")
-    rnics = run.topology.host_by_name[host].rnics if host in run.topology.host_by_name else ()
+    rnics = run.lab.topology.host_by_name[host].rnics if host in run.lab.topology.host_by_name else ()
     assigned = next((item.gpu for item in rnics if item.name == name), None)
-    return f"{host}:{assigned or run.workload.get('gpu') or 'gpu0'}"
+    return f"{host}:{assigned or run.workload.planned.get('gpu') or 'gpu0'}"
 
 
-def _storage_hosts(run: Measurements) -> set[str]:
-    storage = run.workload.get("storage") or {}
+def _storage_hosts(run: RunEvidence) -> set[str]:
+    storage = run.workload.planned.get("storage") or {}
     return {host for host in (storage.get("host"),) if host}
 
 
-def _crosses(path: tuple[str, ...], ends: tuple[str, str], target: Target, run: Measurements) -> bool | None:
+def _crosses(path: tuple[str, ...], ends: tuple[str, str], target: Target, run: RunEvidence) -> bool | None:
     """Return whether packets of a path cross a link or a switch; None: unknown.
 
     Sprayed packets have no path of their own. They take every uplink of the rack switches at both ends in turn.
     """
     if not path:
         is_sprayed = run.routing is not None and run.routing.scheme == "spray"
-        racks = {_rack_switch(end, run.topology) for end in ends}
+        racks = {_rack_switch(end, run.lab.topology) for end in ends}
         is_near = target.link is not None and bool(racks & {target.link.a.node, target.link.b.node})
         return True if is_sprayed and is_near and len(racks) > 1 else None
-    return target.node in path if target.link is None else run.topology.crosses(path, target.link)
+    return target.node in path if target.link is None else run.lab.topology.crosses(path, target.link)
 
 
 def _rack_switch(rnic: str, topology: Topology) -> str:

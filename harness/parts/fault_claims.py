@@ -9,7 +9,8 @@ from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.parts.exposure import why_not_exposed
 from faultbed.harness.parts.part import Part, Planned, Row, View
 from faultbed.harness.proof import why_unproven_in
-from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.record.evidence.fault_evidence import FaultRun, FaultsEvidence
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.inject.evidence import firing_times
 from faultbed.inject.evidence.receipt import Receipt
 
@@ -40,7 +41,7 @@ def _claims_of(fault_ids: Iterable[str]) -> Iterator[Claim]:
         yield Claim(name=f"{PREFIX}{fault_id}", says=_SAYS, conditions=(_PROVEN, _EXPOSED))
 
 
-def why_unproven_as_planned(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
+def why_unproven_as_planned(run: RunEvidence, fault: FaultRun) -> tuple[str, ...]:
     """Return why a run does not show that a fault happened, and acted on what the workload used; empty if it does."""
     return (*why_unproven_in(run, fault), *why_not_exposed(run, fault))
 
@@ -56,7 +57,7 @@ def _row(claim: Claim, view: View) -> Row | None:
     if not evidence:
         evidence = [f"witness: {receipt.fired.witness if receipt else None}", *_on_for(receipt)]
     armed_ns = receipt.armed.at_ns if receipt else None
-    late_ns = armed_ns - view.run.t0_ns - fault.plan.at_ns if isinstance(armed_ns, int) else 0
+    late_ns = armed_ns - view.run.workload.t0_ns - fault.plan.at_ns if isinstance(armed_ns, int) else 0
     if late_ns > _LATE_NS:
         evidence.append(f"armed {late_ns / 1e9:.1f} s later than planned, because the lab was busy")
     return Row(
@@ -79,4 +80,4 @@ def _on_for(receipt: Receipt | None) -> list[str]:
     return [f"on for {on_s:.2f} s of {planned_s:.2f} s (tolerance {off_s:.2f} s), {switching}"]
 
 
-PART = Part(name="faults", claims=_claims, found=_found, row=_row)
+PART = Part(name="faults", evidence=FaultsEvidence, claims=_claims, found=_found, row=_row)

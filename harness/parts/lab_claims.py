@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.parts.part import Part, Planned, Row, View
+from faultbed.harness.record.evidence.lab_evidence import LabEvidence
 
 __all__ = ["PART"]
 
@@ -21,8 +22,8 @@ def _claims(_planned: Planned) -> Iterator[Claim]:
 
 def _row(_claim: Claim, view: View) -> Row | None:
     """Return how the lab differs from its state before the run."""
-    state, clean = view.run.lab_state, view.run.lab_state == "CLEAN"
-    detail = "; ".join(view.run.lab_diff) or "the comparison with the state before the run failed"
+    state, clean = view.run.lab.state, view.run.lab.state == "CLEAN"
+    detail = "; ".join(view.run.lab.diff) or "the comparison with the state before the run failed"
     return Row(
         finding=Finding(conditions={_SAME: () if clean else (detail,)}),
         observed=state,
@@ -32,4 +33,4 @@ def _row(_claim: Claim, view: View) -> Row | None:
     )
 
 
-PART = Part(name="lab_state", claims=_claims, row=_row)
+PART = Part(name="lab", evidence=LabEvidence, claims=_claims, row=_row)

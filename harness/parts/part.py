@@ -19,7 +19,8 @@ from faultbed.harness.ledger.sealed import Kind, Sealed
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.ledger.statistics.decision import Estimand, Reason, Rule, Sign
 from faultbed.harness.parts.passes import Active, Pass
-from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 
 __all__ = ["Part", "Planned", "Row", "View", "planned_by"]
 
@@ -56,7 +57,7 @@ class View:
     """
 
     planned: Planned
-    run: Measurements
+    run: RunEvidence
     observed: Observed
     floor: NoiseFloor | None
     faults: Mapping[str, FaultRun]
@@ -96,11 +97,11 @@ def _not_there(_run: Pass) -> AbstractContextManager[Active | None]:
     return contextlib.nullcontext()
 
 
-def _no_metrics(_run: Measurements, _sealed: Sealed, _level: float) -> Mapping[str, Observation]:
+def _no_metrics(_run: RunEvidence, _sealed: Sealed, _level: float) -> Mapping[str, Observation]:
     return {}
 
 
-def _nothing_beside(_run: Measurements, _sealed: Sealed) -> Iterable[tuple[str, Goodput | None]]:
+def _nothing_beside(_run: RunEvidence, _sealed: Sealed) -> Iterable[tuple[str, Goodput | None]]:
     return ()
 
 
@@ -126,5 +127,5 @@ class Part:
     found: Callable[[View], Iterable[Claim]] = _nothing
     evidence: Kind | None = None
     around: Callable[[Pass], AbstractContextManager[Active | None]] = _not_there
-    metrics: Callable[[Measurements, Sealed, float], Mapping[str, Observation]] = _no_metrics
-    beside: Callable[[Measurements, Sealed], Iterable[tuple[str, Goodput | None]]] = _nothing_beside
+    metrics: Callable[[RunEvidence, Sealed, float], Mapping[str, Observation]] = _no_metrics
+    beside: Callable[[RunEvidence, Sealed], Iterable[tuple[str, Goodput | None]]] = _nothing_beside

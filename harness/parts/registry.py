@@ -20,6 +20,7 @@ from faultbed.harness.parts.command import command_part
 from faultbed.harness.parts.part import Part
 from faultbed.harness.parts.probes import probes_part
 from faultbed.harness.parts.stops import stop_claims
+from faultbed.harness.parts.telemetry import telemetry_part
 
 __all__ = ["PARTS"]
 
@@ -41,5 +42,6 @@ PARTS: tuple[Part, ...] = tuple(
         bound_claims,
         lab_claims,
         stop_claims,
+        telemetry_part,
     )
 )

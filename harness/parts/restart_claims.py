@@ -29,7 +29,7 @@ def _claims(planned: Planned) -> Iterator[Claim]:
 
 def _found(view: View) -> Iterator[Claim]:
     """Yield the same claims if only the record has restarts."""
-    if view.run.resilience is not None and not view.planned.plan.workload.get("resilience"):
+    if view.run.workload.resilience is not None and not view.planned.plan.workload.get("resilience"):
         yield from (_RESTARTS_CLAIM, _STATE_CLAIM)
 
 
@@ -40,9 +40,9 @@ def _row(claim: Claim, view: View) -> Row | None:
 
 def _restarts(view: View) -> Row | None:
     """Each restart is a member. One that another restart follows was interrupted, which is no defect of it."""
-    if view.run.resilience is None:
+    if view.run.workload.resilience is None:
         return None
-    restarts, failed = view.observed.restarts, view.run.failure is not None
+    restarts, failed = view.observed.restarts, view.run.workload.failure is not None
     unfinished = {one.restart.number for one in restarts[-1:] if one.restart.caught_up_ns is None}
     return Row(
         finding=Finding(
@@ -61,7 +61,7 @@ def _name(timed: TimedRestart) -> str:
 
 def _state(view: View) -> Row | None:
     """Wrong elements refute the claim, however many ranks reported none."""
-    resilience = view.run.resilience
+    resilience = view.run.workload.resilience
     if resilience is None:
         return None
     wrong, why = sum(state.wrong for state in resilience.states), why_state_unknown(view.run)

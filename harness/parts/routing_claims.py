@@ -51,4 +51,4 @@ def _evidence(receipt: RoutingReceipt) -> Iterator[str]:
             yield f"{words} because of {', '.join(by)}"
 
 
-PART = Part(name="routing", claims=_claims, row=_row)
+PART = Part(name="routing", evidence=RoutingReceipt, claims=_claims, row=_row)

@@ -38,14 +38,16 @@ def _found(view: View) -> Iterator[Claim]:
 
 def _row(_claim: Claim, view: View) -> Row | None:
     """Return how many elements of the twin's results were wrong. No fault was there to cause them."""
-    run = view.run
-    if run.twin_failure is not None:
-        return Row(finding=Finding(refuted=f"it failed: {run.twin_failure}"), detail=f"it failed: {run.twin_failure}")
-    if run.twin is None:
+    run, twin = view.run, view.run.twin
+    if twin is None:
         return None
-    wrong = sum(step.wrong for rank in run.twin for step in rank.iterations)
-    recorded = {rank.rank for rank in run.twin if rank.samples or rank.iterations}
-    missing = sorted({rank.rank for rank in run.ranks} - recorded)
+    if twin.failure is not None:
+        why = f"it failed: {twin.failure}"
+        finding = Finding(refuted=why) if twin.wrong_elements else Finding(conditions={_ENDED: (why,)})
+        return Row(finding=finding, detail=why)
+    wrong = sum(step.wrong for rank in twin.series for step in rank.iterations)
+    recorded = {rank.rank for rank in twin.series if rank.samples or rank.iterations}
+    missing = sorted({rank.rank for rank in run.workload.ranks} - recorded)
     silent = tuple(f"it has no record of rank {rank}" for rank in missing)
     if not recorded:
         silent = ("it has no record of any rank",)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.parts.part import Part, Planned, Row, View
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import WorkloadEvidence
 
 __all__ = ["PART"]
 
@@ -27,25 +28,27 @@ def _row(_claim: Claim, view: View) -> Row | None:
     several flows, each has to move some.
     """
     run = view.run
-    if run.failure is not None:
-        return Row(finding=Finding(refuted=f"it failed: {run.failure}"), detail=f"it failed: {run.failure}")
-    if run.errors:
-        return Row(finding=Finding(conditions={_ENDED: run.errors[:1]}), detail=run.errors[0])
+    if run.workload.failure is not None:
+        return Row(
+            finding=Finding(refuted=f"it failed: {run.workload.failure}"), detail=f"it failed: {run.workload.failure}"
+        )
+    if run.lab.errors:
+        return Row(finding=Finding(conditions={_ENDED: run.lab.errors[:1]}), detail=run.lab.errors[0])
     silent = _why_silent(run)
     return Row(finding=Finding(conditions={_ENDED: (), _MOVED: silent}), detail="; ".join(silent) or "it did")
 
 
-def _why_silent(run: Measurements) -> tuple[str, ...]:
-    if run.serving is not None:  # its requests are its data, and an unanswered one is an error of its own
+def _why_silent(run: RunEvidence) -> tuple[str, ...]:
+    if run.workload.serving is not None:  # its requests are its data, and an unanswered one is an error of its own
         return ()
-    if not any(any(sample.bytes for sample in series.samples) or series.iterations for series in run.series):
+    if not any(any(sample.bytes for sample in series.samples) or series.iterations for series in run.workload.series):
         return ("no data arrived and no iteration finished, so the effect of the faults is unknown",)
-    if "flow" in run.workload and run.silent_flows is None:
+    if "flow" in run.workload.planned and run.workload.silent_flows is None:
         return ("no record says whether each flow carried data",)
-    if silent := sorted(run.silent_flows or ()):
+    if silent := sorted(run.workload.silent_flows or ()):
         silent_flow = f"nothing arrived on {silent[0]} from beginning to end ({len(silent)} such flows)"
         return (f"{silent_flow}, so the effect of the faults on it is unknown",)
     return ()
 
 
-PART = Part(name="workload", claims=_claims, row=_row)
+PART = Part(name="workload", evidence=WorkloadEvidence, claims=_claims, row=_row)

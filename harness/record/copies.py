@@ -9,16 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 
 __all__ = ["copies_among", "digest_of"]
 
 _SAMPLE_BYTES = 4096
 
 
-def digest_of(measured: Measurements) -> str:
-    """Return the SHA-256 of a run's measurements in hex. No two runs share one, because they hold their own times."""
-    return hashlib.sha256(msgspec.json.encode(measured)).hexdigest()
+def digest_of(run: RunEvidence) -> str:
+    """Return the SHA-256 of what a run recorded in hex. No two runs share one, because they hold their own times."""
+    return hashlib.sha256(msgspec.json.encode(run)).hexdigest()
 
 
 def copies_among(files: Sequence[Path]) -> dict[Path, Path]:

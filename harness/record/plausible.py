@@ -1,4 +1,4 @@
-"""Reject impossible values in `measurements.json`: numbers too large for a time or a count, invalid addresses. Pure.
+"""Reject impossible values in the evidence of a run: numbers too large for a time or a count, invalid addresses. Pure.
 
 A file that was edited, assembled or damaged is rejected before its readers compute with it. The error names the field.
 """

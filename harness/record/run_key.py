@@ -15,7 +15,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from faultbed.harness.record.measurements import Environment
+from faultbed.harness.record.evidence.environment import Environment
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.errors import UsageError
@@ -76,7 +76,7 @@ def may_publish(run: RunDir) -> bool:
         UsageError: a file of it is missing or damaged, or its files are of two runs.
     """
     verdict, plan = run.read_verdict(), run.read_plan()
-    run.refuse_mixed(verdict, plan, run.read_measurements())
+    run.refuse_mixed(verdict, plan, run.read_run())
     return verdict.verdict is not Verdict.ERROR and verdict.lab_state == "CLEAN" and not plan.is_control
 
 

@@ -3,10 +3,10 @@
 experiment.toml     the file as it was given
 trace/              the trace, if the experiment replays one (faultbed.harness.experiment.replayed)
 plan.json           what the seed decided
-evidence/<pass>/<part>.json  what each part sealed at the end of a pass (faultbed.harness.ledger.sealed)
+evidence/<pass>/<part>.json  what each part sealed at the end of a pass (faultbed.harness.ledger.sealed); those of
+                    `faultbed.harness.record.evidence` are what every run has
 ledger.json         every claim of the plan with its status; on disk, unknown, before the lab is touched
 journal.jsonl       what was done to the lab
-measurements.json   what was measured
 samples.parquet     goodput samples, long form (faultbed.harness.record.samples_file)
 telemetry.parquet   counters of every node over time (faultbed.harness.record.telemetry_file)
 changes.parquet     links, routes and next hops as they changed (the same)
@@ -47,12 +47,15 @@ from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.json_text import json_text
 from faultbed.harness.ledger import ledger as ledger_file
 from faultbed.harness.ledger.ledger import Ledger
-from faultbed.harness.ledger.sealed import PHASES, Kind, Phase, Sealed
+from faultbed.harness.ledger.sealed import PHASES, Checked, Kind, Phase, Sealed
 from faultbed.harness.packets import evidence
 from faultbed.harness.packets.evidence import Evidence
 from faultbed.harness.record import code
-from faultbed.harness.record import measurements as measurements_file
-from faultbed.harness.record.measurements import Environment, Measurements
+from faultbed.harness.record.evidence import run_evidence
+from faultbed.harness.record.evidence.environment import Environment
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import WorkloadEvidence
+from faultbed.harness.record.plausible import refuse_large_numbers
 from faultbed.harness.verdict import ExcludedHost, VerdictFile
 from faultbed.testbed import shipped
 from faultbed.testbed.errors import RecordError, UsageError
@@ -143,27 +146,35 @@ class RunDir:
         """Write what the part `name` sealed in a pass."""
         folder = self.path / "evidence" / phase
         folder.mkdir(parents=True, exist_ok=True)
-        self._write(f"evidence/{phase}/{name}.json", json_text(evidence))
+        self._write(f"evidence/{phase}/{name}.json", msgspec.json.encode(evidence) + b"\n")
 
     def read_evidence(self, kinds: Mapping[str, Kind]) -> Sealed:
         """Read the evidence of all parts, by the types of `kinds`; of a file that does not exist nothing is known."""
         return Sealed(
             {
-                (phase, kind): self._decoded(name, msgspec.json.Decoder(kind).decode)
+                (phase, kind): self._decoded(name, _evidence_reader(kind))
                 for part, kind in kinds.items()
                 for phase in PHASES
                 if (self.path / (name := f"evidence/{phase}/{part}.json")).exists()
             }
         )
 
-    def write_measurements(self, measured: Measurements) -> None:
-        """Write `measurements.json` and `samples.parquet`."""
-        self._write("measurements.json", measurements_file.encode(measured))
+    def read_run(self) -> RunEvidence:
+        """Read what the run recorded: the evidence of the parts that every run has."""
+        sealed = self.read_evidence(run_evidence.OF_RUNS)
+        try:
+            return run_evidence.assembled(sealed)
+        except KeyError as error:
+            path = self.path / "evidence" / "measured" / f"{error.args[0]}.json"
+            raise UsageError(f"{path}: no such file; only the directory of a finished run has it") from error
+
+    def write_samples(self, work: WorkloadEvidence) -> None:
+        """Write `samples.parquet`."""
         # pyarrow takes a third of a second to import, and most commands write no samples.
         from faultbed.harness.record import samples_file  # noqa: PLC0415
 
         with whole(self.path / "samples.parquet") as temporary:
-            samples_file.write(measured, temporary)
+            samples_file.write(work, temporary)
 
     def write_telemetry(self, recorded: Recorded, *, t0_ns: int) -> None:
         """Write `telemetry.parquet` and `changes.parquet`."""
@@ -246,29 +257,25 @@ class RunDir:
         """Read `ledger.json`. That of a run that was killed has only unknown claims."""
         return self._decoded("ledger.json", ledger_file.decode)
 
-    def read_measurements(self) -> Measurements:
-        """Read `measurements.json`."""
-        return self._decoded("measurements.json", measurements_file.decode)
-
     def read_verdict(self) -> VerdictFile:
         """Read `verdict.json`."""
         return self._decoded("verdict.json", verdict_file.decode)
 
-    def refuse_mixed(self, verdict: VerdictFile, plan: Plan, measured: Measurements) -> None:
+    def refuse_mixed(self, verdict: VerdictFile, plan: Plan, run: RunEvidence) -> None:
         """Refuse files of several runs in one directory.
 
         Raises:
-            RecordError: the verdict is of another experiment, seed, lab, or other faults than the plan or measurements.
+            RecordError: the verdict is of another experiment, seed, lab, or other faults than the plan or the evidence.
         """
         pairs = (
             ("experiment", verdict.experiment, "plan.json", plan.experiment),
             ("seed", verdict.seed, "plan.json", plan.seed),
-            ("lab", verdict.lab, "measurements.json", measured.lab),
+            ("lab", verdict.lab, "evidence/measured/lab.json", run.lab.name),
             (
                 "faults",
                 [fault.id for fault in verdict.faults],
-                "measurements.json",
-                [fault.plan.id for fault in measured.faults],
+                "evidence/measured/faults.json",
+                [fault.plan.id for fault in run.injected.faults],
             ),
         )
         for field, judged, name, recorded in pairs:
@@ -309,6 +316,17 @@ class RunDir:
         with whole(self.path / name) as temporary:
             temporary.write_bytes(content)
             temporary.chmod(mode)
+
+
+def _evidence_reader(kind: Kind) -> Callable[[bytes], msgspec.Struct]:
+    def read(content: bytes) -> msgspec.Struct:
+        refuse_large_numbers(content)
+        evidence = msgspec.json.decode(content, type=kind)
+        if isinstance(evidence, Checked):
+            evidence.refuse_contradictions()
+        return evidence
+
+    return read
 
 
 def write_flights(path: Path, flights: Sequence[Flight]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.workload_evidence import WorkloadEvidence
 
 __all__ = ["SAMPLES_SCHEMA", "write"]
 
@@ -25,16 +25,16 @@ SAMPLES_SCHEMA = pa.schema(
 """Columns of `samples.parquet`; one row per rank and bin. File metadata: `t0_ns`, `sample_ns`."""
 
 
-def write(measured: Measurements, path: Path) -> None:
-    """Write the samples of a run, with the columns of `SAMPLES_SCHEMA`."""
-    pq.write_table(_table(measured), path)
+def write(work: WorkloadEvidence, path: Path) -> None:
+    """Write the samples of a workload, with the columns of `SAMPLES_SCHEMA`."""
+    pq.write_table(_table(work), path)
 
 
-def _table(measured: Measurements) -> pa.Table:
-    ranks = {rank.rank: rank for rank in measured.ranks}
+def _table(work: WorkloadEvidence) -> pa.Table:
+    ranks = {rank.rank: rank for rank in work.ranks}
     rows = [
         (series.rank, ranks[series.rank].host, ranks[series.rank].rnic, sample.t_ns, sample.bytes)
-        for series in measured.series
+        for series in work.series
         for sample in series.samples
     ]
     columns = list(zip(*rows, strict=True)) if rows else [()] * 5
@@ -45,11 +45,11 @@ def _table(measured: Measurements) -> pa.Table:
             "host": host,
             "rnic": rnic,
             "t_ns": t_ns,
-            "since_start_ns": [t - measured.t0_ns for t in t_ns],
+            "since_start_ns": [t - work.t0_ns for t in t_ns],
             "bytes": size,
         },
         schema=SAMPLES_SCHEMA,
     )
     return table.replace_schema_metadata(
-        {"t0_ns": str(measured.t0_ns), "sample_ns": str(measured.sample_ns), "python": sys.version.split()[0]}
+        {"t0_ns": str(work.t0_ns), "sample_ns": str(work.sample_ns), "python": sys.version.split()[0]}
     )

@@ -59,7 +59,7 @@ def write(recorded: Recorded, *, t0_ns: int, telemetry: Path, changes: Path) -> 
 
 
 def read(*, telemetry: Path, changes: Path) -> Recorded:
-    """Read both files. The cost of watching each machine is elsewhere (`watched` in measurements.json).
+    """Read both files. The cost of watching each machine is elsewhere (`watched` in evidence/measured/telemetry.json).
 
     Raises:
         RecordError: one of the files is missing or has another format.

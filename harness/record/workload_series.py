@@ -1,10 +1,10 @@
-"""Convert the results of traffic to the types of `measurements.json`. Pure."""
+"""Convert the results of traffic to the types of its evidence. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from faultbed.harness.record.measurements import (
+from faultbed.harness.record.evidence.workload_evidence import (
     Connection,
     Iteration,
     Rank,

@@ -235,7 +235,7 @@ def _refresh(index: sqlite3.Connection, runs: Path) -> None:
 def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
     run = open_run(path)
     try:
-        verdict, plan, measured = run.read_verdict(), run.read_plan(), run.read_measurements()
+        verdict, plan, measured = run.read_verdict(), run.read_plan(), run.read_run()
         environment, expected = run.read_environment(), _expectations_of(run)
         run.refuse_mixed(verdict, plan, measured)
     except UsageError as error:  # another version recorded it, or the copy is incomplete

@@ -6,7 +6,7 @@ measurements are from the rendering version.
 
 from __future__ import annotations
 
-from faultbed.harness.record.measurements import Environment
+from faultbed.harness.record.evidence.environment import Environment
 
 __all__ = ["judged_by"]
 

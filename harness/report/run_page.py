@@ -1,6 +1,6 @@
 """The report of a run: one HTML file that works offline, rendered from the run directory alone.
 
-Nothing is measured here. Every number comes from `measurements.json`, `verdict.json`, `plan.json` or
+Nothing is measured here. Every number comes from `evidence/`, `verdict.json`, `plan.json` or
 `environment.json`, through the same functions that the judge used. The page names their version, and says so if another
 version judged the run. The template escapes everything from those files. Only the drawing and the charts, which escape
 their own text, are inserted as markup.
@@ -33,7 +33,11 @@ from faultbed.harness.model import calibration
 from faultbed.harness.model.calibration import Calibration
 from faultbed.harness.packets.evidence import Evidence
 from faultbed.harness.proof import why_unproven_in
-from faultbed.harness.record.measurements import FaultRun, Measurements, connection_between, counter_deltas
+from faultbed.harness.record.evidence import run_evidence
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.telemetry_evidence import counter_deltas
+from faultbed.harness.record.evidence.workload_evidence import connection_between
 from faultbed.harness.record.rundir import RunDir, describe_environment, open_run
 from faultbed.harness.report import page, summary, undecided
 from faultbed.harness.report.fabric import drawing_states, fabric_states
@@ -105,7 +109,7 @@ _RAW_FILES = (
     "verdict.json",
     "ledger.json",
     "journal.jsonl",
-    "measurements.json",
+    *(f"evidence/measured/{name}.json" for name in run_evidence.ALWAYS),
     "samples.parquet",
     "telemetry.parquet",
     "environment.json",
@@ -131,7 +135,7 @@ def render(run_dir: Path) -> Path:
 
 def render_html(run: RunDir) -> str:
     """Return the page as text."""
-    verdict, measured = run.read_verdict(), run.read_measurements()
+    verdict, measured = run.read_verdict(), run.read_run()
     plan = run.read_plan()
     run.refuse_mixed(verdict, plan, measured)
     observed = judge.observed_of(measured, run.read_evidence(judge.KINDS))
@@ -151,7 +155,7 @@ def render_html(run: RunDir) -> str:
             zoom=page.script("zoom.js"),
             mark=page.MARKS[verdict.verdict],
             headline=summary.headline(verdict),
-            undecided=undecided.explain(verdict, measured.load),
+            undecided=undecided.explain(verdict, measured.workload.load),
             sentence=summary.sentence(verdict, measured, observed),
             started=page.moment(run.started),
             contents_here=page.CONTENTS_HERE,
@@ -166,20 +170,22 @@ def render_html(run: RunDir) -> str:
             facts=_facts(measured, observed),
             restarts=restart_bars(observed.restarts, verdict.checks),
             faults=faults,
-            fabric=Markup(fabric_svg(measured.topology, marks, measured.connections)),  # noqa: S704 - escaped
+            fabric=Markup(fabric_svg(measured.lab.topology, marks, measured.workload.connections)),  # noqa: S704 - escaped
             goodput=page.markup(goodput_plot.goodput_chart(measured, observed, bands)),
             **_loads(measured, observed),
             **_over_time(measured, recorded, bands),
             **_probes(measured, probed, bands),
-            **_moments(measured, faults, marks, recorded.changes if recorded else measured.changes),
+            **_moments(measured, faults, marks, recorded.changes if recorded else measured.telemetry.changes),
             gantts=_gantts(measured, observed, (faults, bands), flights=flights, waits=waits, findings=findings),
             iterations=page.markup(goodput_plot.iterations_chart(measured, bands)),
             cut=_bar_limit_ms(measured),
-            kernel=measured.kernel,
+            kernel=measured.telemetry.kernel,
             most_lost=_MOST_LOST,
-            stored=any(step.ingest_ns or step.checkpoint_ns for rank in measured.series for step in rank.iterations),
+            stored=any(
+                step.ingest_ns or step.checkpoint_ns for rank in measured.workload.series for step in rank.iterations
+            ),
             routed={fault_id: stages for fault_id, stages in observed.routing.items() if stages.changes},
-            clock_error_ns=max((machine.clock_error_ns for machine in measured.watched), default=0),
+            clock_error_ns=max((machine.clock_error_ns for machine in measured.telemetry.watched), default=0),
             slow_ranks=slow_ranks(measured),
             predictions=predictions(measured, observed, _calibration(measured, plan)),
             findings=findings,
@@ -189,38 +195,40 @@ def render_html(run: RunDir) -> str:
             metrics=_metric_rows(observed),
             counters=_counter_rows(measured),
             quiet=_quiet_counters(measured),
-            **_packets(packets, is_emulated=traits_of(measured.lab_kind).is_emulated),
+            **_packets(packets, is_emulated=traits_of(measured.lab.kind).is_emulated),
         )
     )
     return page.with_contents(html)
 
 
-def _calibration(run: Measurements, plan: Plan) -> Calibration | None:
+def _calibration(run: RunEvidence, plan: Plan) -> Calibration | None:
     """Return the calibration that is stored for the run's lab now; None: there is none, or it cannot be read."""
     try:
-        return calibration.load(lab_dir(run.lab), inventory=plan.inventory)
+        return calibration.load(lab_dir(run.lab.name), inventory=plan.inventory)
     except UsageError:
         return None
 
 
 def _moments(
-    run: Measurements, faults: Sequence[_FaultView], marks: Sequence[Mark], changes: Sequence[Change]
+    run: RunEvidence, faults: Sequence[_FaultView], marks: Sequence[Mark], changes: Sequence[Change]
 ) -> dict[str, Any]:
     """Return the drawings of the fabric at several moments."""
-    at_moments = fabric_states.moments(run.topology, _windows(run, faults), changes, t0_ns=run.t0_ns, end_ns=run.end_ns)
-    drawn = [Markup(drawing) for drawing in drawing_states.moments_svg(run.topology, at_moments, marks)]  # noqa: S704 - escaped
-    plain = drawing_states.plain_svg(run.topology, run.connections) if at_moments else ""
+    at_moments = fabric_states.moments(
+        run.lab.topology, _windows(run, faults), changes, t0_ns=run.workload.t0_ns, end_ns=run.workload.end_ns
+    )
+    drawn = [Markup(drawing) for drawing in drawing_states.moments_svg(run.lab.topology, at_moments, marks)]  # noqa: S704 - escaped
+    plain = drawing_states.plain_svg(run.lab.topology, run.workload.connections) if at_moments else ""
     return {"moments": list(zip(at_moments, drawn, strict=True)), "plain_fabric": Markup(plain)}  # noqa: S704 - escaped
 
 
-def _windows(run: Measurements, faults: Sequence[_FaultView]) -> list[fabric_states.Window]:
+def _windows(run: RunEvidence, faults: Sequence[_FaultView]) -> list[fabric_states.Window]:
     return [
         fabric_states.Window(
             number=fault.number,
             kind=fault.run.plan.kind,
             target=fault.run.target,
-            start_ns=run.t0_ns + round(fault.band.start_s * 1e9),
-            end_ns=run.t0_ns + round(fault.band.end_s * 1e9),
+            start_ns=run.workload.t0_ns + round(fault.band.start_s * 1e9),
+            end_ns=run.workload.t0_ns + round(fault.band.end_s * 1e9),
         )
         for fault in faults
         if fault.band is not None
@@ -228,7 +236,7 @@ def _windows(run: Measurements, faults: Sequence[_FaultView]) -> list[fabric_sta
 
 
 def _gantts(
-    run: Measurements,
+    run: RunEvidence,
     observed: Observed,
     shown: tuple[Sequence[_FaultView], Sequence[Band]],
     *,
@@ -255,11 +263,11 @@ def _gantts(
     return [(chart, page.markup(gantt_plot.gantt_chart(chart, bands))) for chart in charts]
 
 
-def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequence[Band]) -> dict[str, Any]:
+def _over_time(measured: RunEvidence, recorded: Recorded | None, bands: Sequence[Band]) -> dict[str, Any]:
     """Return the data of the section about counters and events."""
     if recorded is None:
         return {"telemetry": None}
-    inside = {"t0_ns": measured.t0_ns, "end_ns": measured.end_ns}
+    inside = {"t0_ns": measured.workload.t0_ns, "end_ns": measured.workload.end_ns}
     series = counter_timeline.series(recorded.samples, **inside)
     event_marks = counter_timeline.event_marks(recorded.changes, **inside)
     sampled = {node: rate for node, rate in _sampled(recorded, measured).items() if rate}
@@ -269,13 +277,13 @@ def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequenc
         "telemetry_shown": counter_timeline.MOST,
         "telemetry_news": event_marks,
         "telemetry_rates": (min(sampled.values()), max(sampled.values())) if sampled else None,
-        "telemetry_lost": [machine for machine in measured.watched if machine.lost],
+        "telemetry_lost": [machine for machine in measured.telemetry.watched if machine.lost],
     }
 
 
-def _probes(run: Measurements, probe_trips: ProbeTrips, bands: Sequence[Band]) -> dict[str, Any]:
+def _probes(run: RunEvidence, probe_trips: ProbeTrips, bands: Sequence[Band]) -> dict[str, Any]:
     """Return the data of the section about probes."""
-    lines = probe_lines.lines(probe_trips.trips, start_ns=run.t0_ns, end_ns=run.end_ns)
+    lines = probe_lines.lines(probe_trips.trips, start_ns=run.workload.t0_ns, end_ns=run.workload.end_ns)
     return {
         "probed": probe_trips if probe_trips.trips or probe_trips.trouble else None,
         "probe_lines": lines,
@@ -285,7 +293,7 @@ def _probes(run: Measurements, probe_trips: ProbeTrips, bands: Sequence[Band]) -
     }
 
 
-def _loads(run: Measurements, observed: Observed) -> dict[str, Any]:
+def _loads(run: RunEvidence, observed: Observed) -> dict[str, Any]:
     """Return the data of the table of links."""
     expected = expected_load.expected_loads(run, observed.beside)
     loads = expected_load.with_expected(link_load.link_loads(run), expected)
@@ -295,25 +303,27 @@ def _loads(run: Measurements, observed: Observed) -> dict[str, Any]:
         "load_most": max(
             (direction.size_bytes or 0 for load in loads for direction in (load.up, load.down)), default=0
         ),
-        "load_layers": link_load.layers(loads, run.topology),
-        "load_fans": link_load.fans(loads, run.topology),
+        "load_layers": link_load.layers(loads, run.lab.topology),
+        "load_fans": link_load.fans(loads, run.lab.topology),
     }
 
 
-def _sampled(recorded: Recorded, run: Measurements) -> dict[str, float]:
+def _sampled(recorded: Recorded, run: RunEvidence) -> dict[str, float]:
     """Return, by node, samples per second in which a counter had changed, while the workload ran."""
-    seconds = max(1e-9, (run.end_ns - run.t0_ns) / 1e9)
-    counted = Counter(sample.node for sample in recorded.samples if run.t0_ns <= sample.at_ns <= run.end_ns)
+    seconds = max(1e-9, (run.workload.end_ns - run.workload.t0_ns) / 1e9)
+    counted = Counter(
+        sample.node for sample in recorded.samples if run.workload.t0_ns <= sample.at_ns <= run.workload.end_ns
+    )
     return {node: count / seconds for node, count in counted.items()}
 
 
-def _stall(stall: Stall, run: Measurements, findings: Sequence[Attribution]) -> str:
+def _stall(stall: Stall, run: RunEvidence, findings: Sequence[Attribution]) -> str:
     """Describe a stall, with the path of its connection, or the link on it that lost packets."""
-    names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+    names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.workload.ranks}
     ends = names.get(stall.sender, ""), names.get(stall.receiver, "")
-    connection = connection_between(run, ends, index=stall.connection, qpn=stall.qpn)
+    connection = connection_between(run.workload, ends, index=stall.connection, qpn=stall.qpn)
     path = connection.path if connection else ()
-    links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
+    links = {link.name: {link.a.node, link.b.node} for link in run.lab.topology.links}
     lost = (finding.name for finding in findings if finding.cause in {"loss", "link-down"} and finding.name in links)
     return stall.describe(path, next((name for name in lost if links[name] <= set(path)), None))
 
@@ -341,18 +351,20 @@ def _packets(evidence: Evidence | None, *, is_emulated: bool) -> dict[str, Any]:
     }
 
 
-def _bar_limit_ms(run: Measurements) -> float | None:
+def _bar_limit_ms(run: RunEvidence) -> float | None:
     """Return where the iterations chart cuts its bars (ms), or None if it cuts none."""
-    top_ms = goodput_plot.iteration_cut_ms(run.series)
-    cut = any(step.end_ns - step.start_ns > top_ms * 1e6 * 1.001 for rank in run.series for step in rank.iterations)
+    top_ms = goodput_plot.iteration_cut_ms(run.workload.series)
+    cut = any(
+        step.end_ns - step.start_ns > top_ms * 1e6 * 1.001 for rank in run.workload.series for step in rank.iterations
+    )
     return top_ms if cut else None
 
 
-def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list[_FaultView]:
-    bounds = {fault.plan.id: recovery_check(verdict.checks, fault.plan.id) for fault in run.faults}
+def _faults(run: RunEvidence, verdict: VerdictFile, observed: Observed) -> list[_FaultView]:
+    bounds = {fault.plan.id: recovery_check(verdict.checks, fault.plan.id) for fault in run.injected.faults}
     longest_ns = max((reach_ns(impact, bounds[key]) for key, impact in observed.impacts.items()), default=1)
     views = []
-    for index, fault in enumerate(run.faults):
+    for index, fault in enumerate(run.injected.faults):
         impact = observed.impacts.get(fault.plan.id)
         views.append(
             _FaultView(
@@ -373,7 +385,7 @@ def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list
     return views
 
 
-def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
+def _facts(run: RunEvidence, observed: Observed) -> list[tuple[str, str, str]]:
     """Return the tiles under the headline: (name, value, origin)."""
     units = {"wrong_elements": "count", "after_clear.total": "s", "jct_ratio": "ratio", "dip": "ratio"}
     names = {
@@ -383,10 +395,10 @@ def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
         "dip": "deepest dip",
     }
     tiles = [("iterations", str(observed.metrics["iterations"].value), observed.metrics["iterations"].detail)]
-    if run.serving is not None:
+    if run.workload.serving is not None:
         names |= {"ttft.p99": "time to first token, P99", "tpot.p99": "time per output token, P99"}
         units = {"ttft.p99": "s", "tpot.p99": "s", **units}
-    if run.twin is None:
+    if run.fault_free is None:
         del units["jct_ratio"]
     for name, unit in units.items():
         observation = observed.metrics[name]
@@ -396,7 +408,9 @@ def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
         if name == "jct_ratio" and isinstance(observation.value, float):
             text = f"{observation.value:.2f}\N{MULTIPLICATION SIGN}"
         tiles.append((names[name], ("≥ " if observation.censored else "") + text, observation.detail))
-    tiles.append(("QP errors / rebuilds", f"{run.qp_errors} / {run.rebuilds}", "as the traffic engine reports"))
+    tiles.append(
+        ("QP errors / rebuilds", f"{run.workload.qp_errors} / {run.workload.rebuilds}", "as the traffic engine reports")
+    )
     return tiles
 
 
@@ -410,15 +424,15 @@ def _metric_rows(observed: Observed) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _counter_rows(run: Measurements) -> list[tuple[str, str, int, int, int]]:
+def _counter_rows(run: RunEvidence) -> list[tuple[str, str, int, int, int]]:
     """Return node, name, before, after and growth of each counter that changed."""
     return [
-        (node, name, run.counters_before[node][name], run.counters_after[node][name], delta)
-        for node, names in sorted(counter_deltas(run).items())
+        (node, name, run.telemetry.counters_before[node][name], run.telemetry.counters_after[node][name], delta)
+        for node, names in sorted(counter_deltas(run.telemetry).items())
         for name, delta in sorted(names.items())
         if delta
     ]
 
 
-def _quiet_counters(run: Measurements) -> int:
-    return sum(delta == 0 for names in counter_deltas(run).values() for delta in names.values())
+def _quiet_counters(run: RunEvidence) -> int:
+    return sum(delta == 0 for names in counter_deltas(run.telemetry).values() for delta in names.values())

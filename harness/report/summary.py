@@ -8,7 +8,7 @@ from typing import Any
 from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.conditions import unmet
 from faultbed.harness.quantities import format_bytes, format_duration
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 
 __all__ = ["describe_workload", "format_comparison", "format_observed", "format_value", "headline", "sentence"]
@@ -69,7 +69,7 @@ def format_observed(check: Check) -> str:
     return shortest if check.unit in ("ratio", "count", "") else f"{shortest} {check.unit}"
 
 
-def sentence(verdict: VerdictFile, run: Measurements, observed: Observed) -> str:
+def sentence(verdict: VerdictFile, run: RunEvidence, observed: Observed) -> str:
     """Describe what happened, with numbers and bounds. Unless the verdict is PASS, the reason comes first."""
     parts = []
     if verdict.verdict is not Verdict.PASS:
@@ -84,7 +84,7 @@ def sentence(verdict: VerdictFile, run: Measurements, observed: Observed) -> str
     wrong = observed.metrics["wrong_elements"].value
     if wrong is not None and finished:
         right = "every element right" if wrong == 0 else f"{wrong:,} elements wrong"
-        parts.append(f"{finished} iterations on {len(run.ranks)} ranks, {right}.")
+        parts.append(f"{finished} iterations on {len(run.workload.ranks)} ranks, {right}.")
     if verdict.left_out:
         parts.append(f"Without {', '.join(f'{exclusion.host} ({exclusion.why})' for exclusion in verdict.left_out)}.")
     return " ".join(part for part in parts if part)
@@ -141,9 +141,9 @@ def _program_of(command: Any) -> str:
     return str(words[0]) if words else ""
 
 
-def describe_workload(run: Measurements) -> str:
+def describe_workload(run: RunEvidence) -> str:
     """Describe the workload in a few words."""
-    spec = run.workload
+    spec = run.workload.planned
     size = format_bytes(float(spec.get("size_bytes") or 0))
     if "flow" in spec:
         ends = spec.get("pattern") or f"{spec.get('src')} to {spec.get('dst')}"
@@ -157,13 +157,13 @@ def describe_workload(run: Measurements) -> str:
     if "prefill_bytes" in spec:
         split = f", {spec['prefill_ranks']} of them for prefill" if spec["prefill_ranks"] else ""
         requests = f"{spec['requests']} requests of {spec['tokens']} tokens"
-        return f"inference, {requests} on {len(run.ranks)} ranks{split}"
+        return f"inference, {requests} on {len(run.workload.ranks)} ranks{split}"
     if "embedding_bytes" in spec:
         rows = format_bytes(float(spec["embedding_bytes"]))
-        return f"ranking, {rows} of embeddings a rank, skew {spec['skew']:g}, on {len(run.ranks)} ranks"
+        return f"ranking, {rows} of embeddings a rank, skew {spec['skew']:g}, on {len(run.workload.ranks)} ranks"
     if "replay" in spec:
         times = "" if spec["repeat"] == 1 else f" {spec['repeat']} times"
-        return f"trace {spec['replay']}, replayed{times} on {len(run.ranks)} ranks"
+        return f"trace {spec['replay']}, replayed{times} on {len(run.workload.ranks)} ranks"
     return _describe_programs(spec) if "roles" in spec else _describe_collective(run, size)
 
 
@@ -172,11 +172,12 @@ def _describe_programs(spec: Mapping[str, Any]) -> str:
     return f"program {_program_of(spec['command'])}, {places}"
 
 
-def _describe_collective(run: Measurements, size: str) -> str:
-    spec = run.workload
+def _describe_collective(run: RunEvidence, size: str) -> str:
+    spec = run.workload.planned
     compute = " with a compute phase" if spec.get("compute_units") else ""
     count = spec.get("qps_per_peer") or 1
     queue_pairs = f", {count} queue pairs per peer" if count > 1 else ""
     return (
-        f"{spec.get('algorithm')} {spec.get('collective')} of {size} over {len(run.ranks)} ranks{queue_pairs}{compute}"
+        f"{spec.get('algorithm')} {spec.get('collective')} of {size} over {len(run.workload.ranks)} ranks"
+        f"{queue_pairs}{compute}"
     )

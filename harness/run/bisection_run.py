@@ -22,7 +22,10 @@ from faultbed.harness.confidence import Interval, level_for, tail_of
 from faultbed.harness.experiment.fabric_file import Fabric
 from faultbed.harness.ledger.statistics.decision import Look
 from faultbed.harness.ledger.statistics.unpaired_runs import decide_runs
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.lab_evidence import LabEvidence
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.telemetry_evidence import TelemetryEvidence
+from faultbed.harness.record.evidence.workload_evidence import WorkloadEvidence
 from faultbed.harness.record.workload_series import silent_of
 from faultbed.harness.run import emulation_limit, ends
 from faultbed.harness.run.routing import routing_scheme
@@ -266,17 +269,21 @@ def _run_flows(lab: Lab, tier: Tier, specs: Sequence[FlowSpec]) -> tuple[FlowsRe
     before = counters.read(lab)
     result, window = run_flows(lab, specs)
     after = counters.read(lab)
-    run = Measurements(
-        lab=lab.name, lab_kind=lab.kind, accelerator=lab.accelerator, topology=lab.topology,
-        rate_scale=lab.inventory_model.rate_scale, t0_ns=window.start_ns, end_ns=window.end_ns, workload={},
-        ranks=(), series=(), lab_state="CLEAN",
-        counters_before={node: dict(values) for node, values in before.items()},
-        counters_after={node: dict(values) for node, values in after.items()},
+    run = RunEvidence(
+        lab=LabEvidence(
+            name=lab.name, kind=lab.kind, accelerator=lab.accelerator, topology=lab.topology, state="CLEAN",
+            rate_scale=lab.inventory_model.rate_scale,
+        ),
+        workload=WorkloadEvidence(planned={}, t0_ns=window.start_ns, end_ns=window.end_ns),
+        telemetry=TelemetryEvidence(
+            counters_before={node: dict(values) for node, values in before.items()},
+            counters_after={node: dict(values) for node, values in after.items()},
+        ),
     )  # fmt: skip
     return result, uplink_utilisation(run, tier)
 
 
-def uplink_utilisation(run: Measurements, tier: Tier) -> float | None:
+def uplink_utilisation(run: RunEvidence, tier: Tier) -> float | None:
     """Return the utilisation of the uplinks that flows across a tier cross; None: unknown, or they cross none. Pure."""
     if tier == "rack":
         return None

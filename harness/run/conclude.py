@@ -9,13 +9,12 @@ from datetime import UTC
 from pathlib import Path
 
 from faultbed.harness.analysis import noise
-from faultbed.harness.parts.passes import Ended
 from faultbed.harness.record import program_output, rundir
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.run import ends
-from faultbed.harness.run.collect_measurements import RunData, measurements_of, windows
 from faultbed.harness.run.judge_run import judge_run
 from faultbed.harness.run.prepare.resolve import ResolvedRun
+from faultbed.harness.run.run_record import RunRecord, seal_lab, seal_measured
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import DirtyLab, FaultbedError, LabError
@@ -34,7 +33,7 @@ class Finished:
 
 
 def conclude(
-    resolved: ResolvedRun, lab: Lab, run_dir: RunDir, data: RunData, floor: noise.NoiseFloor | None
+    resolved: ResolvedRun, lab: Lab, run_dir: RunDir, record: RunRecord, floor: noise.NoiseFloor | None
 ) -> Finished:
     """Write everything that a run recorded, judge it from these files, and write its verdict and report.
 
@@ -42,18 +41,15 @@ def conclude(
         OSError: the run directory cannot be written.
     """
     backend = backend_of(lab.kind)
-    data.errors += backend.health(lab.inventory_model)
-    for (phase, name), active in data.active.items():
-        ended = Ended(phase=phase, run_dir=run_dir, t0_ns=data.t0_ns, windows=windows(data))
-        if (sealed := active.sealed(ended)) is not None:
-            run_dir.write_evidence(name, phase, sealed)
-    if flights := getattr(data.result, "flights", ()):  # flows have none
+    record.errors += backend.health(lab.inventory_model)
+    if not record.measured.is_sealed:  # it did not begin, or its evidence could not be written before
+        seal_measured(resolved, lab, record)
+    seal_lab(lab, record)
+    if flights := getattr(record.measured.workload.result, "flights", ()):  # flows have none
         run_dir.write_flights(flights)
-    if (output := getattr(data.result, "output", None)) is not None:
-        program_output.write(run_dir.path, output, t0_ns=data.t0_ns)
-    measured = measurements_of(resolved, lab, data)
-    run_dir.write_measurements(measured)
-    run_dir.write_telemetry(data.recorded, t0_ns=data.t0_ns)
+    if (output := getattr(record.measured.workload.result, "output", None)) is not None:
+        program_output.write(run_dir.path, output, t0_ns=record.measured.workload.t0_ns)
+    run_dir.write_samples(run_dir.read_run().workload)
     run_dir.write_environment(
         rundir.describe_environment(
             **dataclasses.asdict(backend.environment()),
@@ -65,7 +61,6 @@ def conclude(
     )
     if floor is not None:
         run_dir.write_noise_floor(noise.encode(floor))
-    run_dir.write_evidence("stops", "measured", data.stops.sealed(t0_ns=data.t0_ns))
     judged = judge_run(run_dir)
     run_dir.write_ledger(judged.ledger)
     run_dir.write_verdict(judged.verdict)
@@ -75,23 +70,25 @@ def conclude(
     return Finished(run_dir=run_dir, verdict=judged.verdict, report=report.render(run_dir.path))
 
 
-def not_recorded(resolved: ResolvedRun, lab: Lab, run_dir: RunDir, data: RunData, error: Exception) -> FaultbedError:
+def not_recorded(
+    resolved: ResolvedRun, lab: Lab, run_dir: RunDir, record: RunRecord, error: Exception
+) -> FaultbedError:
     """Return the error to raise if a run was done but cannot be recorded. It has all that is known about the run.
 
     A verdict ERROR is written nevertheless, if the run directory accepts it.
     """
-    faults = data.injector.end_sentence if data.injector is not None else ""
-    lab_sentence = f"the lab is {data.lab_state}" + "".join(f": {line}" for line in data.lab_diff[:1])
-    problems = "; ".join(filter(None, (*data.errors, f"the run could not be recorded: {ends.describe(error)}")))
+    faults = record.faults.injector.end_sentence if record.faults.injector is not None else ""
+    lab_sentence = f"the lab is {record.lab_state}" + "".join(f": {line}" for line in record.lab_diff[:1])
+    problems = "; ".join(filter(None, (*record.errors, f"the run could not be recorded: {ends.describe(error)}")))
     check = Check(
         name="error", verdict=Verdict.ERROR, observed=None, bound=None, unit="", meaning="no error", detail=problems
     )
     verdict = VerdictFile(
         experiment=resolved.plan.experiment, seed=resolved.plan.seed, lab=lab.name, verdict=Verdict.ERROR,
-        checks=(check,), faults=(), lab_state=data.lab_state,
+        checks=(check,), faults=(), lab_state=record.lab_state,
     )  # fmt: skip
     with contextlib.suppress(OSError):
         run_dir.write_verdict(verdict)
     ends.show_unforeseen(error)
-    kind = DirtyLab if data.lab_state == "DIRTY" else LabError
+    kind = DirtyLab if record.lab_state == "DIRTY" else LabError
     return kind("; ".join(filter(None, (f"{run_dir.path}: {problems}", faults, lab_sentence))))

@@ -24,12 +24,12 @@ def judge_run(run_dir: RunDir) -> Judged:
         UsageError: a file is missing; only the directory of a finished run has all of them.
         RecordError: the contents of a file are not those that faultbed wrote.
     """
-    plan, measured, environment = run_dir.read_plan(), run_dir.read_measurements(), run_dir.read_environment()
+    plan, run, environment = run_dir.read_plan(), run_dir.read_run(), run_dir.read_environment()
     before, sealed = planned_by(plan), run_dir.read_evidence(judge.KINDS)
     judged = judge.judge(
         before=before,
-        run=measured,
-        observed=judge.observed_of(measured, sealed, level=level_for(sampled_bounds(before.expectations))),
+        run=run,
+        observed=judge.observed_of(run, sealed, level=level_for(sampled_bounds(before.expectations))),
         sealed=sealed,
         floor=run_dir.read_noise_floor(noise.decode),
         flights=run_dir.read_flights(),

@@ -28,11 +28,9 @@ from faultbed.harness.parts.registry import PARTS
 from faultbed.harness.parts.stops.stop_guard import Guard
 from faultbed.harness.parts.twin_claims import wants_twin
 from faultbed.harness.record import code, rundir
-from faultbed.harness.record.measurements import RankSeries
+from faultbed.harness.record.evidence.emulation_evidence import EmulationEvidence
 from faultbed.harness.record.rundir import RunDir
-from faultbed.harness.record.workload_series import series_of
 from faultbed.harness.run import emulation_limit, ends, flight_dump, workload
-from faultbed.harness.run.collect_measurements import RunData
 from faultbed.harness.run.conclude import Finished, conclude, not_recorded
 from faultbed.harness.run.faults.drive_faults import drive_all, end_early, prepare_all
 from faultbed.harness.run.faults.live_guard import Live, StopWatcher
@@ -42,6 +40,7 @@ from faultbed.harness.run.prepare.resolve import ResolvedRun, refusal, resolve, 
 from faultbed.harness.run.restart_lines import restart_lines
 from faultbed.harness.run.routing import routing_scheme
 from faultbed.harness.run.routing.scheme_deviations import WorkloadTime, fault_times
+from faultbed.harness.run.run_record import PassRecord, RunRecord, sealed_at_end
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.inject.injector import Injector, Mutation, longest_lease_s
 from faultbed.inject.journal import Journal
@@ -121,23 +120,24 @@ def execute(
         )
         floor = noise.load(lab.state_dir, conditions, say=progress)
         run_dir = _make_run_dir(resolved, inventory, out, control=control)
-        data = RunData(
+        record = RunRecord(
+            run_dir=run_dir,
             stops=Guard(resolved.experiment.stops),
             lease_s=_lease_s(resolved),
             mutate_routing=mutate_routing,
         )
         with Journal(run_dir.journal) as journal:
             on_flights = flight_dump.writer(run_dir.path, flight_dump.STEM, progress)
-            _run_and_compare(resolved, lab, journal, data, progress, mutate, on_flights)
+            _run_and_compare(resolved, lab, journal, record, progress, mutate, on_flights)
         if journal.failure is not None:
-            data.errors.append(f"{journal.path}: {ends.describe(journal.failure)}; what was done is not all recorded")
+            record.errors.append(f"{journal.path}: {ends.describe(journal.failure)}; what was done is not all recorded")
         try:
-            return conclude(resolved, lab, run_dir, data, floor)
+            return conclude(resolved, lab, run_dir, record, floor)
         except Exception as error:  # a full disk or an internal error: report the lab's state nevertheless
-            raise not_recorded(resolved, lab, run_dir, data, error) from error
+            raise not_recorded(resolved, lab, run_dir, record, error) from error
         except KeyboardInterrupt as error:
-            lab_sentence = f"the lab was compared before: {data.lab_state}; {run_dir.path} has no verdict"
-            ends.interrupted(error, data.injector, lab_sentence, is_dirty=data.lab_state == "DIRTY")
+            lab_sentence = f"the lab was compared before: {record.lab_state}; {run_dir.path} has no verdict"
+            ends.interrupted(error, record.faults.injector, lab_sentence, is_dirty=record.lab_state == "DIRTY")
             raise
 
 
@@ -171,7 +171,7 @@ def _run_and_compare(
     resolved: ResolvedRun,
     lab: Lab,
     journal: Journal,
-    data: RunData,
+    record: RunRecord,
     progress: Progress,
     mutate: Mutation | None,
     on_flights: OnEvent,
@@ -185,61 +185,66 @@ def _run_and_compare(
     interrupt: BaseException | None = None
     try:
         _to_known_state(lab, journal, progress)
-        work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=data.lease_s, progress=progress)
-        _compare_with_emulation(resolved, lab, journal, data, progress)
+        work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=record.lease_s, progress=progress)
+        _compare_with_emulation(resolved, lab, journal, record, progress)
         if wants_twin(resolved.experiment.expectations, control=resolved.plan.is_control):
-            with _routed(resolved, lab, journal, data, progress, is_twin=True) as on_route:
-                data.twin, data.twin_load = _run_twin(resolved, lab, journal, data, progress, on_flights, on_route)
+            with (
+                sealed_at_end(resolved, lab, record, "twin"),
+                _routed(resolved, lab, journal, record, progress, is_twin=True) as on_route,
+            ):
+                _run_twin(resolved, lab, journal, record, progress, on_flights, on_route)
             _to_known_state(lab, journal, progress)
-        with _routed(resolved, lab, journal, data, progress) as on_route:
-            _with_faults(resolved, lab, journal, data, progress, mutate, on_flights, on_route)
+        with (
+            sealed_at_end(resolved, lab, record, "measured"),
+            _routed(resolved, lab, journal, record, progress) as on_route,
+        ):
+            _with_faults(resolved, lab, journal, record, progress, mutate, on_flights, on_route)
     except _TwinWrong as error:
-        data.twin_failure = str(error)
         journal.note("twin_failure", error=str(error))
     except Exception as error:  # noqa: BLE001 (whatever went wrong, the lab is compared)
         trace = "" if isinstance(error, FaultbedError) else "".join(traceback.format_exception(error))
-        _record_error(data, journal, ends.describe(error), trace)
+        _record_error(record, journal, ends.describe(error), trace)
     except BaseException as error:  # noqa: BLE001 (raised again below)
         interrupt = error
     # Even if all faults were over when another command intervened, it may have changed what the run measured.
     intervention = interventions.since_begin(lab.state_dir, lab.reserved)
-    if intervention and not any(intervention in error for error in data.errors):
-        _record_error(data, journal, intervention)
+    if intervention and not any(intervention in error for error in record.errors):
+        _record_error(record, journal, intervention)
     if work is not None:
-        _compare_lab(lab, work, data, interrupt, progress)
+        _compare_lab(lab, work, record, interrupt, progress)
     elif interrupt is not None:
         raise interrupt
     else:
-        data.lab_state, data.lab_diff = "DIRTY", ("not compared: the lab's state before the run could not be read",)
-    journal.note("lab", state=data.lab_state, diff=list(data.lab_diff))
+        record.lab_state, record.lab_diff = "DIRTY", ("not compared: the lab's state before the run could not be read",)
+    journal.note("lab", state=record.lab_state, diff=list(record.lab_diff))
 
 
-def _record_error(data: RunData, journal: Journal, error: str, trace: str = "") -> None:
-    data.errors.append(error)
+def _record_error(record: RunRecord, journal: Journal, error: str, trace: str = "") -> None:
+    record.errors.append(error)
     journal.note("error", error=error, trace=trace)
 
 
-def _compare_lab(lab: Lab, work: Work, data: RunData, interrupt: BaseException | None, progress: Progress) -> None:
+def _compare_lab(lab: Lab, work: Work, record: RunRecord, interrupt: BaseException | None, progress: Progress) -> None:
     """Compare the lab with its state before the run. Raise the interrupt, if there was one, with the result."""
     progress("comparing the lab with its state before")
-    leftovers = routing_scheme.not_removed(data.routing)
+    leftovers = routing_scheme.not_removed(record.routing)
     if interrupt is not None:
-        ends.reraise(interrupt, lab, work, data.injector, leftovers)
-    outcome = ends.finish(lab, work, data.injector, tuple(data.receipts.values()), leftovers)
-    data.lab_state, data.lab_diff = outcome.state, outcome.reasons
+        ends.reraise(interrupt, lab, work, record.faults.injector, leftovers)
+    outcome = ends.finish(lab, work, record.faults.injector, tuple(record.faults.receipts.values()), leftovers)
+    record.lab_state, record.lab_diff = outcome.state, outcome.reasons
     if outcome.state == "DIRTY":
         progress(outcome.sentence)
 
 
 @contextlib.contextmanager
 def _routed(
-    resolved: ResolvedRun, lab: Lab, journal: Journal, data: RunData, progress: Progress, *, is_twin: bool = False
+    resolved: ResolvedRun, lab: Lab, journal: Journal, record: RunRecord, progress: Progress, *, is_twin: bool = False
 ) -> Iterator[Callable[[Change], None]]:
     """Run the block under the experiment's routing scheme. The receipt is kept even if the scheme cannot be applied.
 
     Yields what handles a change that a machine's kernel reported.
     """
-    fabric, data.routing = resolved.experiment.fabric, None
+    fabric, record.routing = resolved.experiment.fabric, None
     if fabric is None:
         yield lambda _change: None
         return
@@ -247,9 +252,9 @@ def _routed(
     demands = None
     if SCHEMES[fabric.routing].is_placed and fabric.demand == "schedule":
         demands = demands_of_workload(resolved.experiment.workload, FabricModel(kind=lab.kind, topology=lab.topology))
-    scheme = routing_scheme.scheme_of(lab, fabric, journal, mutate=data.mutate_routing, demands=demands)
+    scheme = routing_scheme.scheme_of(lab, fabric, journal, mutate=record.mutate_routing, demands=demands)
     if not is_twin:  # a comparison with a twin under another routing proves nothing
-        scheme.doubts += [f"fault-free twin: {reason}" for reason in data.twin_not_routed]
+        scheme.doubts += [f"fault-free twin: {reason}" for reason in record.twin_not_routed]
     try:
         with scheme.applied(journal):
             decisions = scheme.decisions
@@ -258,29 +263,46 @@ def _routed(
             if is_twin:
                 scheme.check_still_applied()
             else:
-                paths = [path for paths_of_connection in data.paths.values() for path in paths_of_connection]
-                faults = fault_times(data.planned, data.receipts)
-                span = WorkloadTime(begin_ns=data.began_ns, t0_ns=data.t0_ns, end_ns=data.end_ns, faults=faults)
-                scheme.check_end(data.before, data.after, seconds=data.counted_s, paths=paths, workload=span)
+                paths = [
+                    path
+                    for paths_of_connection in record.measured.workload.paths.values()
+                    for path in paths_of_connection
+                ]
+                faults = fault_times(record.faults.planned, record.faults.receipts)
+                span = WorkloadTime(
+                    begin_ns=record.measured.workload.began_ns,
+                    t0_ns=record.measured.workload.t0_ns,
+                    end_ns=record.measured.workload.end_ns,
+                    faults=faults,
+                )
+                scheme.check_end(
+                    record.telemetry.before,
+                    record.telemetry.after,
+                    seconds=record.telemetry.counted_s,
+                    paths=paths,
+                    workload=span,
+                )
     finally:
-        data.routing = scheme.receipt()
+        record.routing = scheme.receipt()
+        record.run_dir.write_evidence("routing", "twin" if is_twin else "measured", record.routing)
         if is_twin:
-            data.twin_not_routed = tuple(scheme.not_applied())
+            record.twin_not_routed = tuple(scheme.not_applied())
 
 
 def _compare_with_emulation(
-    resolved: ResolvedRun, lab: Lab, journal: Journal, data: RunData, progress: Progress
+    resolved: ResolvedRun, lab: Lab, journal: Journal, record: RunRecord, progress: Progress
 ) -> None:
     """Determine the emulation's capacity if a soft lab's links have rates. If that fails, it stays unknown."""
     experiment = resolved.experiment
-    data.offered_bps = emulation_limit.offered_load_bps(experiment.workload, lab.inventory_model, experiment.bystander)
-    if data.offered_bps is None:
+    offered_bps = emulation_limit.offered_load_bps(experiment.workload, lab.inventory_model, experiment.bystander)
+    record.emulation = EmulationEvidence(offered_bps=offered_bps)
+    if offered_bps is None:
         return
     to_snapshot = functools.partial(_to_known_state, lab, journal, progress)
     try:
-        with journal.doing("emulation", offered_bps=data.offered_bps):
-            capacity = emulation_limit.capacity_of(lab, data.offered_bps, to_snapshot, progress)
-        data.carried_bps = capacity.carried_bps
+        with journal.doing("emulation", offered_bps=offered_bps):
+            capacity = emulation_limit.capacity_of(lab, offered_bps, to_snapshot, progress)
+        record.emulation = EmulationEvidence(offered_bps=offered_bps, carried_bps=capacity.carried_bps)
     except emulation_limit.NotMeasured as error:
         progress(str(error))
 
@@ -303,12 +325,11 @@ class _TwinWrong(LabError):
     """The fault-free twin ended with wrong data: a result of the workload, and no error of the harness."""
 
 
-def _enter_parts(run: Pass, taps: contextlib.ExitStack, data: RunData) -> list[Active]:
+def _enter_parts(run: Pass, taps: contextlib.ExitStack, record: PassRecord) -> list[Active]:
     """Start every part that the experiment has, in the order of the registry. `taps` releases them."""
     entered = {part.name: taps.enter_context(part.around(run)) for part in PARTS}
-    active = {name: one for name, one in entered.items() if one is not None}
-    data.active |= {(run.phase, name): one for name, one in active.items()}
-    return [*active.values()]
+    record.active |= {name: one for name, one in entered.items() if one is not None}
+    return [*record.active.values()]
 
 
 def _to_each(active: Sequence[Active], *others: Callable[[Change], None]) -> Callable[[Change], None]:
@@ -325,12 +346,17 @@ def _run_twin(
     resolved: ResolvedRun,
     lab: Lab,
     journal: Journal,
-    data: RunData,
+    record: RunRecord,
     progress: Progress,
     on_flights: OnEvent,
     on_route: Callable[[Change], None],
-) -> tuple[tuple[RankSeries, ...], MachineLoad]:
-    """Run the same workload without faults. Return its series, and how busy the controller was meanwhile."""
+) -> None:
+    """Run the same workload without faults.
+
+    Raises:
+        LabError: it failed or was restarted, so that there is nothing to compare with.
+    """
+    work = record.twin.workload
     progress("fault-free twin: the same workload from the same snapshot")
     # With the same parts as the run itself: otherwise their ratio would include the cost of these parts.
     with (
@@ -339,12 +365,12 @@ def _run_twin(
         contextlib.ExitStack() as taps,
     ):
         run = Pass(phase="twin", experiment=resolved.experiment, lab=lab, progress=lambda _text: None)
-        active = _enter_parts(run, taps, data)
+        active = _enter_parts(run, taps, record.twin)
         taps.enter_context(telemetry.start(lab, on_change=_to_each(active, on_route)))
         running = workload.start(resolved.experiment, lab, on_flights)
-        load = MachineLoad.watch()
-        result = running.wait(workload.patience_s(resolved.experiment, running))
-        busy = load()
+        work.began_ns, work.t0_ns, load = running.began_ns, running.started_ns, MachineLoad.watch()
+        work.result = result = running.wait(workload.patience_s(resolved.experiment, running))
+        work.load, work.end_ns = load(), running.ended_ns
         for part in reversed(active):
             part.end()
     if result.outcome == "failed" and getattr(result, "wrong_elements", 0):
@@ -354,7 +380,6 @@ def _run_twin(
     if restarts := getattr(result, "restarts", ()):
         reason = restarts[0].reason
         raise LabError(f"the fault-free twin was restarted, so there is nothing fault-free to compare with: {reason}")
-    return series_of(result), busy
 
 
 def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
@@ -368,28 +393,28 @@ def _with_faults(
     resolved: ResolvedRun,
     lab: Lab,
     journal: Journal,
-    data: RunData,
+    record: RunRecord,
     progress: Progress,
     mutate: Mutation | None,
     on_flights: OnEvent,
     on_route: Callable[[Change], None],
 ) -> None:
     """Run the workload with its faults, and record everything that is measured beside it."""
-    live = Live()
-    data.injector = Injector(lab, journal, mutate=mutate)
-    with data.injector as injector, contextlib.ExitStack() as taps:
+    live, seen = Live(), record.measured.workload
+    record.faults.injector = Injector(lab, journal, mutate=mutate)
+    with record.faults.injector as injector, contextlib.ExitStack() as taps:
         taps.enter_context(workload.engines_started_ahead(resolved.experiment, lab))
         if resolved.faults:
             progress(f"preparing {len(resolved.faults)} faults on their targets")
         ready = prepare_all(injector, resolved.faults)
         run = Pass(phase="measured", experiment=resolved.experiment, lab=lab, progress=progress)
-        active = _enter_parts(run, taps, data)
+        active = _enter_parts(run, taps, record.measured)
         following = taps.enter_context(telemetry.start(lab, on_change=_to_each(active, live.on_change, on_route)))
         live.heard_ns, live.without_log = following.heard_ns, following.without_log
         # Counted from here, because the start of all these is not part of the run: a holder takes ten seconds on an
         # emulated host.
         counted_from_s = time.monotonic()
-        data.before = counters.read(lab)
+        record.telemetry.before = counters.read(lab)
         work = resolved.experiment.workload
         online = taps.enter_context(Online(kind_of(work).rank_names(work), lab.topology, progress))
         live.slow_ranks = online.count
@@ -397,26 +422,26 @@ def _with_faults(
         with journal.doing("workload", workload=resolved.plan.workload):
             running = workload.start(resolved.experiment, lab, on_event)
             with running:
-                data.began_ns, data.t0_ns, load = running.began_ns, running.started_ns, MachineLoad.watch()
+                seen.began_ns, seen.t0_ns, load = running.began_ns, running.started_ns, MachineLoad.watch()
                 progress("workload is running")
-                with journal.doing("paths"), data.reading():
-                    data.paths = workload.paths_of(lab, running)
-                injector.links_in_use = workload.links_in_use(lab, running, data.paths_of_faults)
+                with journal.doing("paths"), record.telemetry.reading():
+                    seen.paths = workload.paths_of(lab, running)
+                injector.links_in_use = workload.links_in_use(lab, running, record.faults.paths)
                 if ready:
                     live.is_over, live.standstills = lambda: running.ended_ns > 0, lambda: tuple(running.standstills)
-                    live.reads = lambda: [*data.reads, *(read for fault in ready for read in fault.reads)]
+                    live.reads = lambda: [*record.telemetry.reads, *(read for fault in ready for read in fault.reads)]
                     live.needs_baseline = needs_baseline(resolved.experiment)
-                    live.begin(start_ns=data.t0_ns, fault_ns=data.t0_ns + resolved.plan.faults[0].at_ns)
-                    with StopWatcher(data.stops, live, lab.guard) as watching:
-                        drive_all(lab, ready, running, data, watching, progress)
-                    end_early(watching, running, journal, data, progress)
-                data.result = running.wait(workload.patience_s(resolved.experiment, running))
-                data.load = load()
-        data.end_ns = running.ended_ns
+                    live.begin(start_ns=seen.t0_ns, fault_ns=seen.t0_ns + resolved.plan.faults[0].at_ns)
+                    with StopWatcher(record.stops, live, lab.guard) as watching:
+                        drive_all(lab, ready, running, record, watching, progress)
+                    end_early(watching, running, journal, record, progress)
+                seen.result = running.wait(workload.patience_s(resolved.experiment, running))
+                seen.load = load()
+        seen.end_ns = running.ended_ns
         # Standstills before t0 do not count: while connections are made, an engine sometimes waits for its kernel.
-        data.standstills = tuple(standstill for standstill in running.standstills if standstill.end_ns > data.t0_ns)
-        data.recorded = following.stop()
+        seen.standstills = tuple(standstill for standstill in running.standstills if standstill.end_ns > seen.t0_ns)
+        record.telemetry.recorded = following.stop()
         for part in reversed(active):
             part.end()
-        data.after = counters.read(lab)
-        data.counted_s = time.monotonic() - counted_from_s
+        record.telemetry.after = counters.read(lab)
+        record.telemetry.counted_s = time.monotonic() - counted_from_s

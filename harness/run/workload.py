@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from faultbed.harness.experiment.experiment_file import Experiment
-from faultbed.harness.record.measurements import Paths
+from faultbed.harness.record.evidence.workload_evidence import Paths
 from faultbed.harness.run.workload_kinds import GRACE_S, kind_of
 from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.mechanisms import late_target

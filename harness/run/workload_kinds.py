@@ -90,7 +90,7 @@ class WorkloadKind(Protocol[W_contra]):
         """Return the metric that a sweep shows if the experiment has no `[[expect]]` and none was named."""
 
     def measured(self, work: W_contra, result: Any) -> dict[str, Any]:
-        """Return the fields of `Measurements` that only this kind of workload has."""
+        """Return the fields of `WorkloadEvidence` that only this kind of workload has."""
 
     def keep_inputs(self, work: W_contra, source: str, folder: Path) -> None:
         """Copy the files that the workload reads into the run directory."""

@@ -92,8 +92,8 @@ def rules(lab):
 
 def mmr(finished, switch):
     """Return the maximum over the mean of the bytes that a switch sent up, by its ports' counters."""
-    measured = finished.run_dir.read_measurements()
-    before, after = measured.counters_before[switch], measured.counters_after[switch]
+    measured = finished.run_dir.read_run()
+    before, after = measured.telemetry.counters_before[switch], measured.telemetry.counters_after[switch]
     sent = [after[f"{port}.tx_bytes"] - before[f"{port}.tx_bytes"] for port in ("ctsw1", "ctsw2")]
     return max(sent) * len(sent) / sum(sent)
 
@@ -126,7 +126,7 @@ def test_e_ecmp_with_16_queue_pairs_per_peer_shares_uplinks_within_a_quarter(lab
         words = {"fabric": f"qp_hash_seed = {seed}", "workload": "qps_per_peer = 16", "size": "1MiB"}
         finished = run(lab, tmp_path / str(seed), "e-ecmp", more=BYTES, iterations=4, words=words)
         assert finished.verdict.verdict is Verdict.PASS, finished.verdict.checks
-        assert len(finished.run_dir.read_measurements().connections) == 12 * 16
+        assert len(finished.run_dir.read_run().workload.connections) == 12 * 16
         ratios += [mmr(finished, "rtsw1"), mmr(finished, "rtsw2")]
     print([f"{ratio:.3f}" for ratio in ratios])
     assert sum(ratios) / len(ratios) <= 1.25
@@ -139,7 +139,7 @@ def test_queue_pairs_with_one_source_port_take_paths_by_scheme(lab, tmp_path, sc
     finished = run(lab, tmp_path, scheme, more=BYTES, iterations=4, words=words)
     assert finished.verdict.verdict is Verdict.PASS, finished.verdict.checks
     paths = {}
-    for one in finished.run_dir.read_measurements().connections:
+    for one in finished.run_dir.read_run().workload.connections:
         if one.src[:5] in ("host1", "host2") and one.dst[:5] in ("host3", "host4"):
             paths.setdefault((one.src, one.dst), []).append((one.udp_sport, one.path))
     assert [len(each) for each in paths.values()] == [16] * 4
@@ -152,12 +152,13 @@ def test_queue_pairs_with_one_source_port_take_paths_by_scheme(lab, tmp_path, sc
 def test_spray_fills_uplinks_equally_and_reorders_nothing(lab, tmp_path):
     """Both paths are equally fast, so no packet overtakes another one, and no receiver sees a gap."""
     finished = run(lab, tmp_path, "spray", iterations=20)
-    measured = finished.run_dir.read_measurements()
+    measured = finished.run_dir.read_run()
 
     assert mmr(finished, "rtsw1") == pytest.approx(1.0, abs=0.02)
     gaps = {
-        host: after.get("rxe0.out_of_seq_request", 0) - measured.counters_before[host].get("rxe0.out_of_seq_request", 0)
-        for host, after in measured.counters_after.items()
+        host: after.get("rxe0.out_of_seq_request", 0)
+        - measured.telemetry.counters_before[host].get("rxe0.out_of_seq_request", 0)
+        for host, after in measured.telemetry.counters_after.items()
         if host in lab.topology.host_by_name
     }
     print(gaps)
@@ -196,7 +197,7 @@ def test_fault_and_its_twin_run_under_the_routing_scheme(lab, tmp_path, mutate, 
     assert next(check for check in result.checks if check.name == "fired.uplink").verdict is verdict
     assert result.lab_state == "CLEAN"
     assert result.routing.unproven == ()
-    assert finished.run_dir.read_measurements().twin
+    assert finished.run_dir.read_run().fault_free
     decisions = [
         entry["data"]
         for line in (finished.run_dir.path / "journal.jsonl").read_text().splitlines()
@@ -375,7 +376,7 @@ def test_collision_of_odd_even_routing_costs_job_time_where_uplinks_are_the_bott
         words = {"fabric": fabric, "workload": "qps_per_peer = 16", "size": "1MiB", "timeout": 21}
         finished = run(lab, tmp_path / name, scheme, (1, 2, 3, 5), iterations=6, words=words)
         assert finished.verdict.verdict is Verdict.PASS, finished.verdict.checks
-        times = operation_times(finished.run_dir.read_measurements().series) / 1e9
+        times = operation_times(finished.run_dir.read_run().workload.series) / 1e9
         print(f"{name}: {np.median(times):.2f} s an operation ({times.min():.2f} to {times.max():.2f})")
         print(f"MMR {', '.join(f'{switch} {mmr(finished, switch):.2f}' for switch in ('rtsw1', 'rtsw2', 'rtsw3'))}")
         times_s.append(float(np.median(times)))

@@ -142,16 +142,21 @@ def test_job_whose_gpu_has_an_uncontained_error_restarts_on_the_spare_and_its_ho
     resolved = run.resolve(decode(source, source="here.toml"), source, lab.inventory_model)
     done = run.execute(resolved, lab.inventory_model, out=tmp_path, progress=print)
     lab.forget_connections()
-    measured = done.run_dir.read_measurements()
+    measured = done.run_dir.read_run()
     print(done.verdict.verdict, [(check.name, check.verdict, check.observed) for check in done.verdict.checks])
-    print([(restart.cause, restart.hosts, restart.after, restart.reason) for restart in measured.resilience.restarts])
+    print(
+        [
+            (restart.cause, restart.hosts, restart.after, restart.reason)
+            for restart in measured.workload.resilience.restarts
+        ]
+    )
     print(done.verdict.attribution)
     assert done.verdict.verdict is Verdict.PASS, done.verdict
-    (restart,) = measured.resilience.restarts
+    (restart,) = measured.workload.resilience.restarts
     assert (restart.cause, restart.hosts) == ("gpu", ("host3",))
     assert restart.after == ("host1:rxe0", "host2:rxe0", "host4:rxe0")
     assert "XID 95" in restart.reason
-    assert {state.wrong for state in measured.resilience.states} == {0}
+    assert {state.wrong for state in measured.workload.resilience.states} == {0}
     now = {"origin": "run", "at": datetime.now(UTC)}
     assert listed(readings_of_run(measured, **now), topology=lab.topology) == {}, "the injector blames no part"
     readings = readings_of_run(measured, **now, rehearsal=True)

@@ -44,7 +44,7 @@ def finished(text, lab, tmp_path, *, restores=True):
         resolved = replace(resolved, experiment=replace(resolved.experiment, workload=job))
     done = run.execute(resolved, lab.inventory_model, out=tmp_path, progress=print)
     lab.forget_connections()
-    measured = done.run_dir.read_measurements()
+    measured = done.run_dir.read_run()
     for timed in observe(measured).restarts:
         print(timed.describe())
     print(observe(measured).metrics["ettr"])
@@ -58,7 +58,7 @@ def uninterrupted():
 
 
 def states_of(measured):
-    return [(state.rank, state.iterations, state.wrong, state.sha256) for state in measured.resilience.states]
+    return [(state.rank, state.iterations, state.wrong, state.sha256) for state in measured.workload.resilience.states]
 
 
 def states_without_a_loss(uninterrupted, lab, tmp_path):
@@ -74,7 +74,7 @@ def test_job_that_loses_a_host_ends_in_the_state_of_an_uninterrupted_one(lab, tm
     quiet = states_without_a_loss(uninterrupted, lab, tmp_path)
     verdict, measured = finished(text, lab, tmp_path)
     assert verdict.verdict is Verdict.PASS, verdict
-    (restart,) = measured.resilience.restarts
+    (restart,) = measured.workload.resilience.restarts
     assert restart.after == ("host1:rxe0", "host2:rxe0", "host4:rxe0")
     assert restart.lost_iterations <= 10
     assert states_of(measured) == quiet
@@ -86,7 +86,7 @@ def test_job_that_waits_for_its_host_ends_in_the_uninterrupted_state(lab, tmp_pa
     text = restarting(text, "same").replace('max = "90s"', 'max = "300s"')  # a host boots and is provisioned meanwhile
     verdict, measured = finished(text, lab, tmp_path)
     assert verdict.verdict is Verdict.PASS, verdict
-    (restart,) = measured.resilience.restarts
+    (restart,) = measured.workload.resilience.restarts
     assert restart.after == ("host1:rxe0", "host2:rxe0", "host3:rxe0")
     assert restart.lost_iterations <= 10
     assert states_of(measured) == quiet
@@ -116,7 +116,7 @@ def test_job_that_shrinks_ends_in_the_state_of_both_sizes(lab, tmp_path, text):
     text = restarting(text, "shrink")
     verdict, measured = finished(text, lab, tmp_path)
     assert verdict.verdict is Verdict.PASS, verdict
-    (restart,) = measured.resilience.restarts
+    (restart,) = measured.workload.resilience.restarts
     assert restart.after == ("host1:rxe0", "host2:rxe0")
     assert restart.lost_iterations <= 10
     assert 0 < restart.restored_iterations < 120
@@ -144,8 +144,8 @@ def test_job_goes_on_through_the_interruptions_of_a_published_run(lab, tmp_path)
     checks = {check.name: check for check in verdict.checks}
     assert checks["state_errors"].verdict is Verdict.PASS, checks
     assert verdict.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE), checks
-    assert measured.resilience.restarts
-    assert max(restart.lost_iterations or 0 for restart in measured.resilience.restarts) <= 10
+    assert measured.workload.resilience.restarts
+    assert max(restart.lost_iterations or 0 for restart in measured.workload.resilience.restarts) <= 10
 
 
 def test_restart_that_restores_nothing_is_no_pass(lab, tmp_path):
@@ -153,4 +153,4 @@ def test_restart_that_restores_nothing_is_no_pass(lab, tmp_path):
     verdict, measured = finished(KILLED, lab, tmp_path, restores=False)
     assert verdict.verdict is Verdict.FAIL
     assert {check.name for check in verdict.checks if check.verdict is Verdict.FAIL} == {"state", "state_errors"}
-    assert measured.resilience.restarts
+    assert measured.workload.resilience.restarts

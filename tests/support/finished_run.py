@@ -12,6 +12,7 @@ from faultbed.harness import judge
 from faultbed.harness.experiment import run_plan as plan
 from faultbed.harness.experiment.experiment_file import load
 from faultbed.harness.record import rundir
+from faultbed.harness.record.evidence import run_evidence
 from faultbed.harness.run.judge_run import judge_run
 from faultbed.harness.run.prepare.bind_to_lab import fit
 
@@ -44,6 +45,17 @@ class Page(HTMLParser):
             self.text.append(data)
 
 
+def write_run(directory, run):
+    """Write the evidence of a run, as the run loop seals it."""
+    for name, kind in run_evidence.OF_RUNS.items():
+        for field in ("lab", "workload", "injected", "telemetry", "emulation", "routing"):
+            if isinstance(evidence := getattr(run, field), kind):
+                directory.write_evidence(name, "measured", evidence)
+    if run.twin is not None:
+        directory.write_evidence("workload", "twin", run.twin)
+    directory.write_samples(run.workload)
+
+
 def finished(root, run, name="demo", *, planned=None, sealed=()):
     """Return a run directory as the run loop writes it, with synthetic measurements.
 
@@ -60,7 +72,7 @@ def finished(root, run, name="demo", *, planned=None, sealed=()):
         started=datetime(2026, 11, 21, tzinfo=UTC),
     )
     directory.write_plan(planned)
-    directory.write_measurements(run)
+    write_run(directory, run)
     started_utc = "2026-11-21T00:00:00+00:00"
     directory.write_environment(rundir.describe_environment(accelerator="tcg", started_utc=started_utc))
     for evidence in sealed:

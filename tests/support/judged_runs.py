@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.experiment import run_plan as plans
-from faultbed.harness.record.measurements import Serving
+from faultbed.harness.record.evidence.workload_evidence import Serving
 
 PLAN = plans.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=())
 
 
 def plan_of(run):
     """Return a plan with the faults of a run: claims are made from the plan."""
-    return msgspec.structs.replace(PLAN, faults=tuple(fault.plan for fault in run.faults))
+    return msgspec.structs.replace(PLAN, faults=tuple(fault.plan for fault in run.injected.faults))
 
 
 def served(*ttft_s, kept=1.0):
@@ -22,4 +22,4 @@ def served(*ttft_s, kept=1.0):
     times = [round(1e9 * float(time_s)) for time_s in np.random.default_rng(1).permutation(ttft_s)]
     tokens = tuple((time // 10,) * 3 for time in times)
     serving = Serving(ttft_ns=tuple(times), tpot_ns=tokens, slo_attainment=kept)
-    return msgspec.structs.replace(synthetic_run(), serving=serving, faults=())
+    return changed(synthetic_run(), serving=serving, faults=())

@@ -11,10 +11,10 @@ from collections import Counter
 
 import msgspec
 import numpy as np
-from synthetic_run import S, soft_topology, synthetic_run
+from synthetic_run import S, changed, soft_topology, synthetic_run
 
 from faultbed.harness.experiment.run_plan import ScheduledFault
-from faultbed.harness.record.measurements import Connection
+from faultbed.harness.record.evidence.workload_evidence import Connection
 
 PACKETS = 20_000
 HOSTS = ("host1", "host2", "host3", "host4")
@@ -117,15 +117,15 @@ class Network:
         faults = ()
         if kind is not None:
             plan = ScheduledFault(id="it", kind=kind, target=target, at_ns=9 * S, duration_ns=S, seed=1, parameters={})
-            receipt = msgspec.structs.replace(run.faults[0].receipt, id="it", kind=kind, target=target)
-            faults = (msgspec.structs.replace(run.faults[0], plan=plan, receipt=receipt),)
-        return msgspec.structs.replace(
+            receipt = msgspec.structs.replace(run.injected.faults[0].receipt, id="it", kind=kind, target=target)
+            faults = (msgspec.structs.replace(run.injected.faults[0], plan=plan, receipt=receipt),)
+        return changed(
             run,
             connections=connections(),
             counters_before={node: dict.fromkeys(names, 0) for node, names in after.items()},
             counters_after=after,
             faults=faults,
-            series=run.twin if slow is None else slowed(run.twin, slow),
+            series=run.fault_free if slow is None else slowed(run.fault_free, slow),
         )
 
 

@@ -18,9 +18,10 @@ import click
 from local_lab import SOFT, Here, lab_at
 
 from faultbed.harness.cli import ending
+from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.run import loop
-from faultbed.harness.run.collect_measurements import RunData
 from faultbed.harness.run.faults import drive_faults
+from faultbed.harness.run.run_record import RunRecord
 from faultbed.inject.fault_plan import FaultSpec, plan
 from faultbed.inject.injector import longest_lease_s
 from faultbed.inject.journal import Journal
@@ -69,6 +70,7 @@ def run(folder: Path) -> int:
     """Run an experiment with one fault, and return its exit code."""
     lab = lab_at(folder)
     loop._to_known_state = lambda *_: None
+    loop.sealed_at_end = lambda *_: contextlib.nullcontext()
     loop.wants_twin = lambda *_, **__: False
     loop.telemetry.start = fake_telemetry
     loop.workload.start = lambda *_: Workload()
@@ -89,7 +91,7 @@ def run(folder: Path) -> int:
         plan=SimpleNamespace(workload="nothing", faults=(planned_fault,), is_control=False),
         faults=(replace(planned, at_s=FAULT_AT_S),),
     )  # fmt: skip
-    result = RunData(lease_s=longest_lease_s([planned]))
+    result = RunRecord(run_dir=RunDir(folder / "run"), lease_s=longest_lease_s([planned]))
     with Here(folder).progress() as progress, Journal(folder / "run" / "journal.jsonl") as journal:
         loop._run_and_compare(decided, lab, journal, result, progress, None, lambda _: None)
     click.echo(f"lab {result.lab_state}; errors {result.errors}")

@@ -1,87 +1,84 @@
 """Mutations of recorded runs, each of which loses evidence or repeats it. They never change a value or the plan.
 
-They are generated from the types: a stream is a tuple or a mapping of records, or a record that may be absent.
+They are generated from the types: a file of evidence is there or not, and a stream in it is a tuple or a mapping of
+records, or a record that may be absent. A single value is no stream: a file is written whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from faultbed.harness.judge import judge, observed_of
+from faultbed.harness.judge import judge, observed_of, planned_ledger
 from faultbed.harness.ledger.claims import Status, Unknown
 from faultbed.harness.ledger.ledger import Ledger
-from faultbed.harness.ledger.sealed import Sealed
+from faultbed.harness.ledger.sealed import Checked, Kind, Phase, Sealed
 from faultbed.harness.parts.part import planned_by
+from faultbed.harness.record.evidence.run_evidence import RunEvidence, assembled
 
 if TYPE_CHECKING:
     from recorded_runs import Recorded
 
-NO_STREAM = {
-    "errors": "what the harness itself reports about the run; it does not arrive from elsewhere",
-    "failure": "a part of the workload's result, which arrives whole or not at all",
-    "twin_failure": "a part of the twin's result, which arrives whole or not at all",
-    "accelerator": "a setting of the lab",
-    "rate_scale": "a setting of the lab",
-    "ranks": "a part of the plan",
-    "workload": "a part of the plan",
-    "reads": "times of the harness itself",
-    "lab_diff": "a part of the comparison of the lab",
-    "summary": "computed from the series",
-}
-"""Fields of a run that are no stream, each with the reason."""
+Files = Mapping[tuple[Phase, Kind], msgspec.Struct]
+"""The evidence of a run, as its files hold it."""
 
 
-def mutations(recorded: Recorded) -> Iterator[tuple[str, Recorded]]:
-    """Yield every mutation of a run, with its name."""
-    defaults = dict(
-        zip(reversed(recorded.run.__struct_fields__), reversed(recorded.run.__struct_defaults__), strict=False)
-    )
-    for field in recorded.run.__struct_fields__:
-        if field not in NO_STREAM:
-            value = getattr(recorded.run, field)
+def files_of(recorded: Recorded) -> Files:
+    """Return the evidence of a run, by pass and type."""
+    of_run = {field.name: getattr(recorded.run, field.name) for field in fields(RunEvidence)}
+    twin = of_run.pop("twin")
+    files = {("measured", type(one)): one for one in (*of_run.values(), *recorded.sealed) if one is not None}
+    return files if twin is None else {**files, ("twin", type(twin)): twin}
+
+
+def mutations(recorded: Recorded) -> Iterator[tuple[str, Files]]:
+    """Yield what is left of the evidence of a run after every mutation, with its name."""
+    files = files_of(recorded)
+    for place, evidence in files.items():
+        phase, kind = place
+        yield f"{phase}/{kind.__name__}: absent", {other: one for other, one in files.items() if other != place}
+        defaults = dict(zip(reversed(kind.__struct_fields__), reversed(kind.__struct_defaults__), strict=False))
+        for field in kind.__struct_fields__:
+            value = getattr(evidence, field)
             for name, lost in _less(value, may_be_absent=defaults.get(field, value) is None):
-                changed = msgspec.structs.replace(recorded.run, **{field: lost})
-                yield f"{field}: {name}", replace(recorded, run=changed)
-    for index, evidence in enumerate(recorded.sealed):
-        others = recorded.sealed[:index] + recorded.sealed[index + 1 :]
-        kind = type(evidence).__name__
-        yield f"{kind}: absent", replace(recorded, sealed=others)
-        for field in evidence.__struct_fields__:
-            for name, lost in _less(getattr(evidence, field), may_be_absent=False):
                 try:
-                    changed = msgspec.structs.replace(evidence, **{field: lost})
+                    less = msgspec.structs.replace(evidence, **{field: lost})
+                    if isinstance(less, Checked):
+                        less.refuse_contradictions()
                 except ValueError:  # it is refused when it is read
                     continue
-                yield f"{kind}.{field}: {name}", replace(recorded, sealed=(*others, changed))
+                yield f"{phase}/{kind.__name__}.{field}: {name}", {**files, place: less}
 
 
 def _less(value: object, *, may_be_absent: bool) -> Iterator[tuple[str, object]]:
-    """Yield what is left of a stream: nothing, its begin, its end, all but one record, one record twice."""
+    """Yield what is left of a stream: nothing, without begin, end or middle, one record twice."""
     match value:
         case tuple() if value and isinstance(value[0], (msgspec.Struct, tuple)):
             yield "absent", ()
             if len(value) > 1:
                 yield "without its begin", value[1:]
                 yield "without its end", value[:-1]
+                yield "with a gap", (*value[: len(value) // 2], *value[len(value) // 2 + 1 :])
             yield "last record twice", (*value, value[-1])
-        case dict() if value:
+        case dict() if value and all(isinstance(one, dict) for one in value.values()):
             yield "absent", {}
             first, *others = value
             yield f"without {first}", {name: value[name] for name in others}
-        case msgspec.Struct() | int() | float() if may_be_absent:
+        case msgspec.Struct() if may_be_absent:
             yield "absent", None
 
 
-def ledger_of(recorded: Recorded) -> Ledger:
-    """Judge a run as if it had been read from its files."""
-    sealed = Sealed().having(*recorded.sealed)
-    observed = observed_of(recorded.run, sealed)
-    before = planned_by(recorded.plan)
-    return judge(before=before, run=recorded.run, observed=observed, sealed=sealed).ledger
+def ledger_of(recorded: Recorded, files: Files) -> Ledger:
+    """Judge a run as if its files had been read. Without a file that every run has, it stays as it was planned."""
+    sealed, before = Sealed(files), planned_by(recorded.plan)
+    try:
+        run = assembled(sealed)
+    except KeyError:
+        return planned_ledger(before)
+    return judge(before=before, run=run, observed=observed_of(run, sealed), sealed=sealed).ledger
 
 
 def gained(whole: dict[str, Status], less: dict[str, Status]) -> list[str]:

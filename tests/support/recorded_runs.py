@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 from judged_runs import PLAN, served
-from synthetic_run import T0, S, synthetic_run
+from synthetic_run import T0, S, changed, synthetic_run
 
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.experiment.run_plan import Plan, PlannedExpectation, PlannedFabric, PlannedStop
@@ -15,13 +15,9 @@ from faultbed.harness.experiment.stop import Condition
 from faultbed.harness.parts.bystander.bystander_evidence import BystanderEvidence
 from faultbed.harness.parts.probes.probes_part import ProbesEvidence
 from faultbed.harness.parts.stops.stop_guard import Guard
-from faultbed.harness.record.measurements import (
-    Measurements,
-    PacketSummary,
-    ReaderRun,
-    ResilienceRun,
-    Sample,
-)
+from faultbed.harness.record.evidence.packet_summary import PacketSummary
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import ReaderRun, ResilienceRun, Sample
 from faultbed.harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from faultbed.testbed.observe.telemetry import Change, Machine
 from faultbed.traffic.workloads.elastic.elastic_results import RankState, Restart
@@ -53,21 +49,17 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Recorded:
-    run: Measurements
+    run: RunEvidence
     plan: Plan
     sealed: tuple[msgspec.Struct, ...] = ()
-
-
-def changed(record, **fields):
-    return msgspec.structs.replace(record, **fields)
 
 
 def recorded(run=BASE, *sealed, stops=None, control=False, **planned):
     """Return a run whose plan bounds every metric. `stops`: a guard that evaluated the plan's stop conditions."""
     plan = changed(
         PLAN,
-        faults=tuple(fault.plan for fault in run.faults),
-        workload=run.workload,
+        faults=tuple(fault.plan for fault in run.injected.faults),
+        workload=run.workload.planned,
         expect=EVERY_METRIC,
         control=control or msgspec.UNSET,
         **planned,
@@ -78,7 +70,7 @@ def recorded(run=BASE, *sealed, stops=None, control=False, **planned):
         PlannedStop(metric=one.metric.name, bound=one.bound, for_ns=one.for_ns, verdict=one.verdict)
         for one in stops.conditions
     )
-    return Recorded(run, changed(plan, stop=conditions), (*sealed, stops.sealed(t0_ns=run.t0_ns)))
+    return Recorded(run, changed(plan, stop=conditions), (*sealed, stops.sealed(t0_ns=run.workload.t0_ns)))
 
 
 def watched(*values, refused=None):
@@ -116,12 +108,12 @@ def restarted():
     resilience = ResilienceRun(
         restarts=(restart,), states=states, repeated_iterations=5, initialised_ns=2 * S, connections=4
     )
-    return changed(BASE, resilience=resilience, workload={**BASE.workload, "resilience": {"spares": 1}})
+    return changed(BASE, resilience=resilience, workload={**BASE.workload.planned, "resilience": {"spares": 1}})
 
 
 def with_fault(kind, target):
     """Return a run whose first fault has another kind and target."""
-    first, *_ = BASE.faults
+    first, *_ = BASE.injected.faults
     plan = changed(first.plan, kind=kind, target=target, parameters={})
     receipt = changed(first.receipt, kind=kind, target=target)
     return changed(BASE, faults=(changed(first, plan=plan, receipt=receipt),))
@@ -129,12 +121,14 @@ def with_fault(kind, target):
 
 def flows(**fields):
     workload = {"flow": "send", "transport": "rc", "size_bytes": 4096, "qps": 1, "check": "checked_bytes" in fields}
-    series = tuple(changed(rank, iterations=()) for rank in BASE.series)
-    return changed(BASE, workload=workload, series=series, twin=None, silent_flows=(), faults=BASE.faults[:2], **fields)
+    series = tuple(changed(rank, iterations=()) for rank in BASE.workload.series)
+    return changed(
+        BASE, workload=workload, series=series, twin=None, silent_flows=(), faults=BASE.injected.faults[:2], **fields
+    )
 
 
 def wrong_twin():
-    first, *others = BASE.twin
+    first, *others = BASE.fault_free
     step, *later = first.iterations
     return changed(BASE, twin=(changed(first, iterations=(changed(step, wrong=4), *later)), *others))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from synthetic_run import changed
 
 
 def without_faults(run, factor=1.0):
@@ -21,6 +22,6 @@ def without_faults(run, factor=1.0):
                 for step in rank.iterations
             ),
         )
-        for rank in run.twin
+        for rank in run.fault_free
     )
-    return msgspec.structs.replace(run, faults=(), twin=None, series=series)
+    return changed(run, faults=(), twin=None, series=series)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from dataclasses import dataclass
 
-from msgspec.structs import replace
+import msgspec
 
 from faultbed.harness.experiment.run_plan import ScheduledFault
-from faultbed.harness.record.measurements import (
+from faultbed.harness.ledger.sealed import Checked
+from faultbed.harness.record.evidence.emulation_evidence import EmulationEvidence
+from faultbed.harness.record.evidence.fault_evidence import FaultRun, FaultsEvidence
+from faultbed.harness.record.evidence.lab_evidence import LabEvidence
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.telemetry_evidence import TelemetryEvidence
+from faultbed.harness.record.evidence.workload_evidence import (
     Connection,
-    FaultRun,
     Iteration,
-    Measurements,
     Rank,
     RankSeries,
     Sample,
     Summary,
+    WorkloadEvidence,
 )
 from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from faultbed.testbed.model.topology import Gpu, Host, Link, Port, Rnic, Switch, Topology
@@ -90,6 +96,76 @@ def _switch(name: str, role: str, rack: str | None, number: int) -> Switch:
     )
 
 
+_FAMILIES = {
+    "lab": LabEvidence, "workload": WorkloadEvidence, "injected": FaultsEvidence, "telemetry": TelemetryEvidence,
+    "emulation": EmulationEvidence,
+}  # fmt: skip
+_PLACES = {field: (family, field) for family, kind in _FAMILIES.items() for field in kind.__struct_fields__} | {
+    "lab": ("lab", "name"), "lab_kind": ("lab", "kind"), "lab_state": ("lab", "state"), "lab_diff": ("lab", "diff"),
+    "workload": ("workload", "planned"),
+}  # fmt: skip
+"""Where a value of a run is, by the keyword of `run_of` and `changed`."""
+
+
+def run_of(*, twin=None, routing=None, **fields) -> RunEvidence:
+    """Return a run with these values, each in the evidence that it belongs to. `twin` are the series of its twin."""
+    of_families = {family: {} for family in _FAMILIES}
+    for name, value in fields.items():
+        family, field = _PLACES[name]
+        of_families[family][field] = value
+    made = {family: kind(**of_families[family]) for family, kind in _FAMILIES.items()}
+    return changed(RunEvidence(**made, routing=routing), twin=twin)
+
+
+def changed(record, **fields):
+    """Return a record with other values: those of a run each in the evidence that it belongs to."""
+    if not isinstance(record, RunEvidence):
+        return msgspec.structs.replace(record, **fields)
+    families = {}
+    if "routing" in fields:
+        families["routing"] = fields.pop("routing")
+    of_twin = {name: fields.pop(name) for name in ("twin", "twin_load", "twin_failure") if name in fields}
+    for name, value in fields.items():
+        family, field = _PLACES[name]
+        families.setdefault(family, {})[field] = value
+    made = {
+        family: msgspec.structs.replace(getattr(record, family), **values) if isinstance(values, dict) else values
+        for family, values in families.items()
+    }
+    run = dataclasses.replace(record, **made)
+    return dataclasses.replace(run, twin=_twin(run, **of_twin)) if of_twin else run
+
+
+def reread(run):
+    """Return a run as it is read again from its files."""
+    read = {
+        field.name: msgspec.json.decode(msgspec.json.encode(value), type=type(value))
+        for field in dataclasses.fields(run)
+        if (value := getattr(run, field.name)) is not None
+    }
+    for evidence in read.values():
+        if isinstance(evidence, Checked):
+            evidence.refuse_contradictions()
+    return RunEvidence(**read)
+
+
+def _twin(run, **of_twin):
+    """Return a twin with the same times and ranks as the run. Its failure is one with wrong data."""
+    old, failure = run.twin, of_twin.get("twin_failure")
+    series = of_twin.get("twin", old.series if old else None)
+    if series is None and failure is None and "twin_load" not in of_twin:
+        return None
+    base = old or WorkloadEvidence(
+        planned=run.workload.planned, t0_ns=run.workload.t0_ns, end_ns=run.workload.end_ns,
+        sample_ns=run.workload.sample_ns,
+    )  # fmt: skip
+    ranks = tuple(Rank(rank=one.rank, host="", rnic="") for one in series or ())
+    return msgspec.structs.replace(
+        base, ranks=ranks, series=series or (), load=of_twin.get("twin_load", base.load), failure=failure,
+        wrong_elements=1 if failure else 0,
+    )  # fmt: skip
+
+
 @dataclass
 class Window:
     start: float
@@ -99,7 +175,7 @@ class Window:
 FLAP, LOSS, THROTTLE = Window(9.412, 10.5), Window(19.377, 22.4), Window(32.871, 38.9)
 
 
-def synthetic_run(*, seconds: float = 52.0, fired: bool = True, lab_state: str = "CLEAN") -> Measurements:
+def synthetic_run(*, seconds: float = 52.0, fired: bool = True, lab_state: str = "CLEAN") -> RunEvidence:
     """Return a ring all-reduce over four hosts with three faults: a flap, loss and a throttled GPU."""
     series = _ring(11, seconds, faults=True)
     twin = _ring(12, seconds, faults=False)
@@ -108,7 +184,7 @@ def synthetic_run(*, seconds: float = 52.0, fired: bool = True, lab_state: str =
     after = {host: _counters(3 if host == "host1" else 0, 0, 1) for host in hosts}
     after["host3"] = _counters(0, 61, 2)
     after["host2"] = _counters(66, 0, 61)
-    return Measurements(
+    return run_of(
         lab="soft",
         lab_kind="soft",
         accelerator="tcg",
@@ -290,7 +366,9 @@ def fired_between(run, fault_id, early_ns, late_ns):
 
     def observed(fault):
         first_ns = fault.receipt.fired.first_ns
-        fired = replace(fault.receipt.fired, between_ns=(first_ns - early_ns, first_ns + late_ns))
-        return replace(fault, receipt=replace(fault.receipt, fired=fired))
+        fired = msgspec.structs.replace(fault.receipt.fired, between_ns=(first_ns - early_ns, first_ns + late_ns))
+        return msgspec.structs.replace(fault, receipt=msgspec.structs.replace(fault.receipt, fired=fired))
 
-    return replace(run, faults=tuple(observed(fault) if fault.plan.id == fault_id else fault for fault in run.faults))
+    return changed(
+        run, faults=tuple(observed(fault) if fault.plan.id == fault_id else fault for fault in run.injected.faults)
+    )

@@ -10,6 +10,7 @@ import house
 import msgspec
 import pytest
 from click.testing import CliRunner
+from finished_run import write_run
 from synthetic_run import synthetic_run
 
 from faultbed.harness import judge
@@ -51,7 +52,7 @@ def written(decided, out, *, fired=True, error=None, lab_state="CLEAN", code=Non
     directory.write_plan(plan)
     environment = rundir.describe_environment(qemu=None, accelerator=accelerator, guest_kernel=None)
     directory.write_environment(msgspec.structs.replace(environment, code=code or environment.code))
-    directory.write_measurements(run)
+    write_run(directory, run)
     expected = decided.experiment.expectations
     output = judge.judge(before=Planned(plan=decided.plan, expectations=expected), run=run, observed=observed).verdict
     if error is not None:

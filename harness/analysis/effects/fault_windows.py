@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from faultbed.harness.analysis.timeline import Window
-from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 
 __all__ = ["acting_windows", "fired_windows", "first_disturbance"]
 
@@ -27,17 +28,17 @@ def fired_windows(faults: Sequence[FaultRun]) -> dict[str, tuple[int, int]]:
     return dict(sorted(windows.items(), key=lambda item: item[1]))
 
 
-def first_disturbance(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> int:
+def first_disturbance(run: RunEvidence, fired: Mapping[str, tuple[int, int]]) -> int:
     """Return when the fault-free start ends: at the first arming or firing, because an armed fault may act unseen."""
-    armed = [fault.receipt.armed.at_ns for fault in run.faults if fault.receipt is not None]
+    armed = [fault.receipt.armed.at_ns for fault in run.injected.faults if fault.receipt is not None]
     times = [*(start for start, _ in fired.values()), *(at_ns for at_ns in armed if isinstance(at_ns, int))]
-    return min(times, default=run.end_ns)
+    return min(times, default=run.workload.end_ns)
 
 
-def acting_windows(run: Measurements) -> dict[str, Window]:
+def acting_windows(run: RunEvidence) -> dict[str, Window]:
     """Return when each fault may have acted, by id: until the run's end if its removal was not confirmed."""
     windows = {}
-    for fault in run.faults:
+    for fault in run.injected.faults:
         receipt = fault.receipt
         if receipt is None:
             continue
@@ -47,7 +48,7 @@ def acting_windows(run: Measurements) -> dict[str, Window]:
             continue
         cleared_ns = receipt.cleared.at_ns
         is_confirmed = receipt.cleared.ok
-        end_ns = cleared_ns if is_confirmed and isinstance(cleared_ns, int) else run.end_ns
+        end_ns = cleared_ns if is_confirmed and isinstance(cleared_ns, int) else run.workload.end_ns
         windows[fault.plan.id] = Window(
             start_ns=min(starts), fired_ns=fired.first_ns, cleared_ns=max(end_ns, fired.first_ns or min(starts))
         )

@@ -11,7 +11,7 @@ from faultbed.harness.analysis.effects.fault_windows import acting_windows
 from faultbed.harness.analysis.effects.flow_silences import with_silences
 from faultbed.harness.analysis.pace import doubt_slow_downs, pace, steadied
 from faultbed.harness.analysis.timeline import Baseline, Goodput, Impact
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +52,7 @@ class GoodputEffects:
 
 
 def goodput_effects(
-    run: Measurements, fired: Mapping[str, tuple[int, int]], *, first_fault_ns: int, level: float
+    run: RunEvidence, fired: Mapping[str, tuple[int, int]], *, first_fault_ns: int, level: float
 ) -> GoodputEffects:
     """Return the goodput of a run and the effects of its faults on it.
 
@@ -62,17 +62,18 @@ def goodput_effects(
         first_fault_ns: end of the fault-free start.
         level: confidence level beyond which an impact is not chance.
     """
+    work = run.workload
     per_rank = {
         series.rank: timeline.goodput(
-            series.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns, step_ns=run.sample_ns
+            series.samples, start_ns=work.t0_ns, end_ns=work.end_ns, sample_ns=work.sample_ns, step_ns=work.sample_ns
         )
-        for series in run.series
+        for series in run.workload.series
     }
     if not per_rank:
         return GoodputEffects(per_rank=per_rank, total=None, impacts={}, beyond_chance={})
     total = timeline.total(list(per_rank.values()))
-    window_ns = timeline.rolling_window_ns(run.series, total.step_ns, until_ns=first_fault_ns)
-    base = timeline.baseline(total, first_fault_ns=first_fault_ns, window_ns=window_ns, reads=run.reads)
+    window_ns = timeline.rolling_window_ns(run.workload.series, total.step_ns, until_ns=first_fault_ns)
+    base = timeline.baseline(total, first_fault_ns=first_fault_ns, window_ns=window_ns, reads=run.telemetry.reads)
     if base is None:
         return GoodputEffects(per_rank=per_rank, total=total, impacts={}, beyond_chance={})
     machine_pace = pace(run, total, fired.values(), start_ns=base.start_ns, until_ns=base.end_ns)
@@ -81,8 +82,8 @@ def goodput_effects(
     beyond = timeline.impacts(steady, resolutions.beyond_chance(total, base, impacts, level), windows)
     if machine_pace is not None:
         impacts = doubt_slow_downs(run, impacts, timeline.impacts(total, base, windows), windows)
-    if "flow" in run.workload:
-        names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+    if "flow" in run.workload.planned:
+        names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.workload.ranks}
         sources = {names[rank]: series for rank, series in per_rank.items()}
         impacts, beyond = (with_silences(found, sources, base, windows) for found in (impacts, beyond))
     return GoodputEffects(

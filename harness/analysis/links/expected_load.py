@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from faultbed.harness.analysis import timeline
 from faultbed.harness.analysis.links.link_load import Direction, LinkLoad
-from faultbed.harness.record.measurements import Connection, Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import Connection
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.topology import Topology
 from faultbed.traffic.engine.engine_client import FabricModel
@@ -47,22 +48,22 @@ class ExpectedLoad:
     why: str = ""
 
 
-def expected_loads(run: Measurements, beside: Collection[str] = ()) -> ExpectedLoad:
+def expected_loads(run: RunEvidence, beside: Collection[str] = ()) -> ExpectedLoad:
     """Return the expected load of a collective whose operations were all counted."""
     if why := _unpredictable(run, beside):
         return _unknown(why)
-    operations = timeline.finished_iterations(run.series)
+    operations = timeline.finished_iterations(run.workload.series)
     if not operations:
         return _unknown("no operation was finished")
-    operations += int(run.workload.get("warmup") or 0)
+    operations += int(run.workload.planned.get("warmup") or 0)
     try:
         writes_by_pair = _writes_by_pair(run)
     except (UsageError, KeyError, TypeError, ValueError) as error:
         return _unknown(f"the schedule cannot be rebuilt from the run's measurements: {error}")
     connections: dict[tuple[str, str], list[Connection]] = {}
-    for connection in run.connections:
+    for connection in run.workload.connections:
         connections.setdefault((connection.src, connection.dst), []).append(connection)
-    mtu = QpParams.of({k: v for k, v in (run.workload.get("qp") or {}).items() if k in QpParams.__slots__}).mtu
+    mtu = QpParams.of({k: v for k, v in (run.workload.planned.get("qp") or {}).items() if k in QpParams.__slots__}).mtu
     bytes_by_direction: Counter[tuple[str, str]] = Counter()
     for (src, dst), writes_by_qp in writes_by_pair.items():
         if src.partition(":")[0] == dst.partition(":")[0]:
@@ -73,8 +74,8 @@ def expected_loads(run: Measurements, beside: Collection[str] = ()) -> ExpectedL
             return _unknown(f"the path of some of the {len(writes_by_qp)} queue pairs from {src} to {dst} is unknown")
         for connection, writes in zip(of_pair, writes_by_qp, strict=True):
             carried = [_on_the_wire(size, mtu) for size in writes]
-            _add(bytes_by_direction, connection.path, operations * sum(data for data, _ in carried), run.topology)
-            _add(bytes_by_direction, connection.ack_path, operations * sum(ack for _, ack in carried), run.topology)
+            _add(bytes_by_direction, connection.path, operations * sum(data for data, _ in carried), run.lab.topology)
+            _add(bytes_by_direction, connection.ack_path, operations * sum(ack for _, ack in carried), run.lab.topology)
     return ExpectedLoad(bytes_by_direction=dict(bytes_by_direction))
 
 
@@ -118,27 +119,29 @@ def _unknown(why: str) -> ExpectedLoad:
     return ExpectedLoad(bytes_by_direction={}, why=why)
 
 
-def _unpredictable(run: Measurements, beside: Collection[str]) -> str:
+def _unpredictable(run: RunEvidence, beside: Collection[str]) -> str:
     """Return why the bytes of links cannot be predicted for a run; empty if they can."""
-    if "collective" not in run.workload:
+    if "collective" not in run.workload.planned:
         return "only a collective's bytes follow from its schedule"
-    if (spread := run.workload.get("spread")) in OUT_OF_ORDER and int(run.workload.get("qps_per_peer") or 1) > 1:
+    if (spread := run.workload.planned.get("spread")) in OUT_OF_ORDER and int(
+        run.workload.planned.get("qps_per_peer") or 1
+    ) > 1:
         return f"{spread} chooses the queue pair of each segment while the job runs"
     for name in beside:
         return f"the bytes of {name} are on the links too"
-    if run.rebuilds or run.qp_errors:
+    if run.workload.rebuilds or run.workload.qp_errors:
         return "queue pairs failed or were rebuilt, and may have taken other paths afterwards"
     return ""
 
 
-def _writes_by_pair(run: Measurements) -> dict[tuple[str, str], tuple[tuple[int, ...], ...]]:
+def _writes_by_pair(run: RunEvidence) -> dict[tuple[str, str], tuple[tuple[int, ...], ...]]:
     """Return the sizes of the writes that one operation sends from one RNIC to another, on each queue pair."""
-    workload = run.workload
+    workload = run.workload.planned
     spec = CollectiveSpec(
         collective=workload["collective"],
         algorithm=workload["algorithm"],
         dtype=workload.get("dtype") or "fp32",
-        ranks=tuple(dict.fromkeys(f"{rank.host}:{rank.rnic}" for rank in run.ranks)),
+        ranks=tuple(dict.fromkeys(f"{rank.host}:{rank.rnic}" for rank in run.workload.ranks)),
         ranks_per_rnic=int(workload.get("ranks_per_rnic") or 1),
         size_bytes=int(workload["size_bytes"]),
         root=int(workload.get("root") or 0),
@@ -148,7 +151,7 @@ def _writes_by_pair(run: Measurements) -> dict[tuple[str, str], tuple[tuple[int,
         spread=workload.get("spread") or "split",
         iterations=1,
     )
-    ranks, _, programs = collective.fit(FabricModel(kind=run.lab_kind, topology=run.topology), spec)
+    ranks, _, programs = collective.fit(FabricModel(kind=run.lab.kind, topology=run.lab.topology), spec)
     by_rnics: dict[tuple[str, str], tuple[tuple[int, ...], ...]] = {}
     for (src, dst), writes in writes_of(spec, programs).items():  # in the order of the connections
         ends = ranks[src].name, ranks[dst].name

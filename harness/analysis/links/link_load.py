@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.testbed.model.topology import Link, Port, Topology
 from faultbed.testbed.observe import counters
 from faultbed.testbed.routing.offered_load import max_over_mean
@@ -76,12 +76,12 @@ class Fan:
     jfi: float
 
 
-def link_loads(run: Measurements) -> tuple[LinkLoad, ...]:
+def link_loads(run: RunEvidence) -> tuple[LinkLoad, ...]:
     """Return every link, those between switches first.
 
     The shares of a rack switch's uplinks add up to 1 per direction.
     """
-    topology = run.topology
+    topology = run.lab.topology
     hosts = (link for link in topology.links if not link.is_uplink)
     loads = [_load(run, link) for link in (*topology.uplinks, *hosts)]
     sums: dict[tuple[str, bool], float] = {}
@@ -147,7 +147,7 @@ def jain(sizes: Sequence[float]) -> float | None:
     return jain_index(sizes) if len(sizes) > 1 else None
 
 
-def _load(run: Measurements, link: Link) -> LinkLoad:
+def _load(run: RunEvidence, link: Link) -> LinkLoad:
     return LinkLoad(
         name=link.name,
         is_uplink=link.is_uplink,
@@ -157,12 +157,17 @@ def _load(run: Measurements, link: Link) -> LinkLoad:
     )
 
 
-def _direction(run: Measurements, src: Port, dst: Port) -> Direction:
+def _direction(run: RunEvidence, src: Port, dst: Port) -> Direction:
     sizes, at_least = [], False
     for port, name in ((src, "tx_bytes"), (dst, "rx_bytes")):
         key = f"{port.netdev}.{name}"
-        before, after = run.counters_before.get(port.node, {}).get(key), run.counters_after.get(port.node, {}).get(key)
+        before, after = (
+            run.telemetry.counters_before.get(port.node, {}).get(key),
+            run.telemetry.counters_after.get(port.node, {}).get(key),
+        )
         if before is not None and after is not None:
             sizes.append(counters.delta(before, after))
-            at_least |= bool(counters.why_reset(run.counters_before, run.counters_after, f"{port.node}/{key}"))
+            at_least |= bool(
+                counters.why_reset(run.telemetry.counters_before, run.telemetry.counters_after, f"{port.node}/{key}")
+            )
     return Direction(src=src.node, dst=dst.node, size_bytes=max(sizes, default=None), at_least=at_least)

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from faultbed.harness.analysis.links.expected_load import carried, expected_loads, worst_difference
 from faultbed.harness.analysis.links.link_load import Direction, LinkLoad, jain, link_loads
 from faultbed.harness.analysis.observations import Observation
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.model.topology import SwitchRole, Topology
 from faultbed.testbed.routing.offered_load import max_over_mean
@@ -43,22 +43,25 @@ def names(topology: Topology) -> tuple[str, ...]:
     )
 
 
-def capacity_bytes(run: Measurements) -> Mapping[str, float]:
+def capacity_bytes(run: RunEvidence) -> Mapping[str, float]:
     """Return the bytes that each link between switches can carry during the workload, if its speed is known.
 
     The time includes the warm-up, because the ports count its bytes, too.
     """
-    seconds, scale = max(0, run.end_ns - (run.began_ns or run.t0_ns)) / 1e9, run.rate_scale or 1.0
-    if traits_of(run.lab_kind).is_emulated and run.rate_scale is None:
+    seconds, scale = (
+        max(0, run.workload.end_ns - (run.workload.began_ns or run.workload.t0_ns)) / 1e9,
+        run.lab.rate_scale or 1.0,
+    )
+    if traits_of(run.lab.kind).is_emulated and run.lab.rate_scale is None:
         return {}  # without shaped ports, an emulated link does not have the speed of the inventory
     return {
         link.name: link.a.speed_gbps * 1e9 / scale / 8 * seconds
-        for link in run.topology.uplinks
+        for link in run.lab.topology.uplinks
         if link.a.speed_gbps and seconds
     }
 
 
-def link_metrics(run: Measurements, beside: Collection[str] = ()) -> dict[str, Observation]:
+def link_metrics(run: RunEvidence, beside: Collection[str] = ()) -> dict[str, Observation]:
     """Return all metrics of links. `beside` names what else than the workload sent over them."""
     tiers = _by_tier(run)
     loads = [load for of_tier in tiers.values() for load in of_tier]
@@ -69,7 +72,7 @@ def link_metrics(run: Measurements, beside: Collection[str] = ()) -> dict[str, O
         "jfi": _spread("jfi", tiers["rtsw"]),
         "bisection": uplink_use(run),
     }
-    for name in names(run.topology):
+    for name in names(run.lab.topology):
         kind, _, place = name.partition(".")
         if kind == "mmr":
             metrics[name] = _spread(kind, by_place.get(place) or [load for load in loads if load.up.src == place])
@@ -78,14 +81,14 @@ def link_metrics(run: Measurements, beside: Collection[str] = ()) -> dict[str, O
     return metrics
 
 
-def _by_tier(run: Measurements) -> dict[SwitchRole, list[LinkLoad]]:
+def _by_tier(run: RunEvidence) -> dict[SwitchRole, list[LinkLoad]]:
     """Return the uplinks of each tier of switches that has a tier above it."""
-    roles = {switch.name: switch.role for switch in run.topology.switches}
+    roles = {switch.name: switch.role for switch in run.lab.topology.switches}
     loads = [load for load in link_loads(run) if load.is_uplink]
     return {tier: [load for load in loads if roles[load.up.src] == tier] for tier in _TIERS}
 
 
-def _error(run: Measurements, loads: Sequence[LinkLoad], beside: Collection[str]) -> Observation:
+def _error(run: RunEvidence, loads: Sequence[LinkLoad], beside: Collection[str]) -> Observation:
     expected = expected_loads(run, beside)
     if not expected.bytes_by_direction:
         return Observation(value=None, detail=expected.why)
@@ -154,7 +157,7 @@ def _utilisation(place: str, loads: Sequence[LinkLoad], capacity: Mapping[str, f
     return Observation(value=shares[busiest], detail=f"{busiest}, its busier direction")
 
 
-def uplink_use(run: Measurements, tier: SwitchRole | None = None) -> Observation:
+def uplink_use(run: RunEvidence, tier: SwitchRole | None = None) -> Observation:
     """Return the bytes that the uplinks of a tier of switches sent up over their capacity; None: the highest tier."""
     of_tier = _by_tier(run)
     tier = tier or next((name for name in reversed(_TIERS) if of_tier[name]), None)

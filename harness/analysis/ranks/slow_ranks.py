@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from faultbed.harness.analysis.ranks.fail_slow import MIN_RANKS, Alarm, Detector
-from faultbed.harness.record.measurements import Measurements, RankSeries
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import RankSeries
 from faultbed.testbed.model.topology import Topology
 
 __all__ = ["SlowRank", "SlowRanks", "StepFeed", "slow_ranks"]
@@ -128,12 +129,12 @@ def _gpu_of(name: str, topology: Topology) -> str:
     return f"{host_name}:{gpu_name}" if gpu_name else name
 
 
-def slow_ranks(run: Measurements) -> SlowRanks:
+def slow_ranks(run: RunEvidence) -> SlowRanks:
     """Return the alarms of the detector for a run's compute phases. The results of the last two runs are cached.
 
     The judge and several parts of the report each call this.
     """
-    return _slow_ranks(_ByIdentity(run.series), _ByIdentity(run.ranks), _ByIdentity(run.topology))
+    return _slow_ranks(_ByIdentity(run.workload.series), _ByIdentity(run.workload.ranks), _ByIdentity(run.lab.topology))
 
 
 class _ByIdentity:

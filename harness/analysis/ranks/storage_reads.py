@@ -20,7 +20,7 @@ import numpy as np
 
 from faultbed.harness import confidence
 from faultbed.harness.confidence import LEVEL, Interval
-from faultbed.harness.record.measurements import RankSeries, ReaderRun
+from faultbed.harness.record.evidence.workload_evidence import RankSeries, ReaderRun
 
 __all__ = ["Reads", "reads_of"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from faultbed.harness.record.measurements import Iteration, RankSeries
+from faultbed.harness.record.evidence.workload_evidence import Iteration, RankSeries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

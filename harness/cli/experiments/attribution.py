@@ -46,10 +46,7 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
     Precision, recall and the confusion matrix are computed over the RUN_DIRS whose faults provably fired, without those
     that are an ERROR.
     """
-    runs = [
-        (run.path, run.read_measurements(), run.read_flights(), run.read_probes().trips)
-        for run in map(open_run, run_dirs)
-    ]
+    runs = [(run.path, run.read_run(), run.read_flights(), run.read_probes().trips) for run in map(open_run, run_dirs)]
     originals: dict[str, Path] = {}
     for path, measured, _, _ in runs:
         if (original := originals.setdefault(digest_of(measured), path)) != path:

@@ -42,12 +42,12 @@ def noise(session: Session, *, run_dirs: tuple[Path, ...], out: Path | None, as_
 
     RUN_DIRS are runs without faults, or any runs with a fault-free twin. The judge widens intervals by this floor.
     """
-    runs = {str(path): (directory := open_run(path), directory.read_measurements()) for path in run_dirs}
+    runs = {str(path): (directory := open_run(path), directory.read_run()) for path in run_dirs}
     floor = noise_module.measure(
         {name: (noise_module.conditions_in(directory, run), run) for name, (directory, run) in runs.items()}
     )
     _, measured = next(iter(runs.values()))
-    kept = out or lab_dir(measured.lab) / noise_module.FILE
+    kept = out or lab_dir(measured.lab.name) / noise_module.FILE
     kept.parent.mkdir(parents=True, exist_ok=True)
     with whole(kept) as temporary:
         temporary.write_bytes(noise_module.encode(floor))
@@ -133,9 +133,9 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
     run_a, run_b = open_run(first), open_run(second)
     plans = run_a.read_plan(), run_b.read_plan()
     apart = differences(*plans)
-    measured, measured_b = run_a.read_measurements(), run_b.read_measurements()
+    measured, measured_b = run_a.read_run(), run_b.read_run()
     floor, unfit = _floor_of(
-        lab_dir(measured.lab),
+        lab_dir(measured.lab.name),
         {"A": noise_module.conditions_in(run_a, measured), "B": noise_module.conditions_in(run_b, measured_b)},
     )
     sealed = run_a.read_evidence(judge.KINDS), run_b.read_evidence(judge.KINDS)

@@ -25,7 +25,7 @@ from faultbed.harness.attribution.offenders import (
 from faultbed.harness.cli.context import Session, json_option, pass_session, styled
 from faultbed.harness.cli.options.numbers import FiniteRange
 from faultbed.harness.record.copies import digest_of
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.record.rundir import RunDir, find_run_folders, open_run
 from faultbed.harness.verdict import Verdict, VerdictFile
 from faultbed.testbed.errors import UsageError
@@ -153,7 +153,7 @@ def _blame_of_runs(
 
 def _runs_of(
     session: Session, lab: str, runs: Path, counts: dict[str, int]
-) -> Iterator[tuple[RunDir, VerdictFile, Measurements]]:
+) -> Iterator[tuple[RunDir, VerdictFile, RunEvidence]]:
     """Yield the runs of a lab, oldest first, and count them, those of other labs, and copies.
 
     Raises:
@@ -172,7 +172,7 @@ def _runs_of(
                 if verdict.lab != lab:
                     counts["other_labs"] += 1
                     continue
-                measured = directory.read_measurements()
+                measured = directory.read_run()
             except UsageError as error:  # one damaged file must not hide what all others blame
                 if "unreadable" not in counts:
                     raise
@@ -184,7 +184,7 @@ def _runs_of(
                 continue
             known.add(digest)
             counts["runs"] += 1
-            counts["drills"] += bool(measured.faults)
+            counts["drills"] += bool(measured.injected.faults)
             counts["errors"] += verdict.verdict is Verdict.ERROR
             yield directory, verdict, measured
 

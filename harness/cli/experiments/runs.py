@@ -660,7 +660,7 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
     if as_json:
         session.json({**msgspec.to_builtins(verdict), "run_dir": finished.run_dir.path, "report": finished.report})
         return
-    measured = finished.run_dir.read_measurements()
+    measured = finished.run_dir.read_run()
     rows = [
         (
             _marked(check.verdict),
@@ -673,7 +673,7 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
     ]
     session.table(("", "check", "observed", "bound", "why"), rows)
     session.out.print()
-    if lines := undecided.explain(verdict, measured.load):
+    if lines := undecided.explain(verdict, measured.workload.load):
         session.out.print(Text(str(verdict.verdict), style=f"bold {COLOURS[verdict.verdict]}"))
         for line in lines:
             session.out.print(line, soft_wrap=True)

@@ -41,13 +41,13 @@ def calibrate(session: Session, *, run_dirs: tuple[Path, ...], out: Path | None,
     kind = None
     for path in run_dirs:
         directory = open_run(path)
-        run = directory.read_measurements()
-        kind = run.lab_kind
+        run = directory.read_run()
+        kind = run.lab.kind
         samples |= samples_of(str(path), run)
         conditions[str(path)] = Conditions(
-            lab=run.lab,
+            lab=run.lab.name,
             inventory=directory.read_plan().inventory,
-            accelerator=run.accelerator,
+            accelerator=run.lab.accelerator,
             cpus=directory.read_environment().cpu_count,
         )
     (first, shared), *_ = conditions.items()

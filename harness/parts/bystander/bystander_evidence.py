@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from faultbed.harness.record.measurements import Sample, refuse_samples
+from faultbed.harness.record.evidence.workload_evidence import Sample, refuse_samples
 from faultbed.harness.record.workload_series import summed
 from faultbed.traffic.engine.samples import BIN_NS
 from faultbed.traffic.flows.flow_run import FlowsResult

@@ -11,7 +11,7 @@ from faultbed.harness.parts.bystander.bystander_evidence import BystanderEvidenc
 from faultbed.harness.parts.bystander.isolation import bystander_goodput, isolation
 from faultbed.harness.parts.part import Part
 from faultbed.harness.parts.passes import Active, Ended, Pass
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.traffic.engine.running_traffic import Running
 from faultbed.traffic.flows import flow_run
 from faultbed.traffic.flows.flow_run import FlowsResult
@@ -54,7 +54,7 @@ def _around(run: Pass) -> Iterator[Active | None]:
         yield _Flow(running)
 
 
-def _beside(run: Measurements, sealed: Sealed) -> Iterator[tuple[str, Goodput | None]]:
+def _beside(run: RunEvidence, sealed: Sealed) -> Iterator[tuple[str, Goodput | None]]:
     flow = sealed.of(BystanderEvidence)
     if flow is not None:
         yield f"bystander {flow.src} to {flow.dst}", bystander_goodput(run, flow)

@@ -25,7 +25,7 @@ from faultbed.harness.analysis.timeline import Baseline, Goodput
 from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.ledger.statistics.contrasts import Member
 from faultbed.harness.parts.bystander.bystander_evidence import BystanderEvidence
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,14 +37,16 @@ _MARGIN_NS = 1_000_000_000
 _RATIO, _GAP, _ERRORS = "bystander.goodput_ratio", "bystander.gap", "bystander.qp_errors"
 
 
-def bystander_goodput(run: Measurements, flow: BystanderEvidence) -> Goodput | None:
+def bystander_goodput(run: RunEvidence, flow: BystanderEvidence) -> Goodput | None:
     """Return the goodput of the bystander while the workload ran; None: no samples of it."""
     if not flow.samples:
         return None
-    return timeline.goodput(flow.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns)
+    return timeline.goodput(
+        flow.samples, start_ns=run.workload.t0_ns, end_ns=run.workload.end_ns, sample_ns=run.workload.sample_ns
+    )
 
 
-def isolation(run: Measurements, sealed: Sealed, level: float) -> dict[str, Observation]:
+def isolation(run: RunEvidence, sealed: Sealed, level: float) -> dict[str, Observation]:
     """Return the metrics of the bystander, with their intervals.
 
     Args:
@@ -55,20 +57,22 @@ def isolation(run: Measurements, sealed: Sealed, level: float) -> dict[str, Obse
     flow = sealed.of(BystanderEvidence)
     if flow is None:
         return dict.fromkeys((_RATIO, _GAP, _ERRORS), Observation(value=None, detail="this run has no bystander"))
-    whole, first_fault_ns = bystander_goodput(run, flow), first_disturbance(run, fired_windows(run.faults))
+    whole, first_fault_ns = bystander_goodput(run, flow), first_disturbance(run, fired_windows(run.injected.faults))
     is_dead = whole is None or not whole.bytes.any() or flow.failure is not None
-    receipts = [fault.receipt for fault in run.faults if fault.receipt is not None]
-    error_ns = run.clock_error_ns + max((receipt.armed.clock_error_ns or 0 for receipt in receipts), default=0)
+    receipts = [fault.receipt for fault in run.injected.faults if fault.receipt is not None]
+    error_ns = run.workload.clock_error_ns + max((receipt.armed.clock_error_ns or 0 for receipt in receipts), default=0)
     doubt = _why_errors_unknown(run, flow, whole, first_fault_ns)
     errors = _errors(flow, first_fault_ns, error_ns=error_ns, doubt=doubt)
     if whole is None or is_dead:
         why = flow.failure or f"no data arrived from {flow.src} to {flow.dst}"
         return {**dict.fromkeys((_RATIO, _GAP), Observation(value=None, detail=f"bystander: {why}")), _ERRORS: errors}
-    base = timeline.baseline(whole, first_fault_ns=first_fault_ns, window_ns=timeline.ROLLING_NS, reads=run.reads)
+    base = timeline.baseline(
+        whole, first_fault_ns=first_fault_ns, window_ns=timeline.ROLLING_NS, reads=run.telemetry.reads
+    )
     return {_RATIO: _goodput_ratio(run, whole, base, level), _GAP: _gap(run, flow, whole, base), _ERRORS: errors}
 
 
-def _why_errors_unknown(run: Measurements, flow: BystanderEvidence, whole: Goodput | None, first_fault_ns: int) -> str:
+def _why_errors_unknown(run: RunEvidence, flow: BystanderEvidence, whole: Goodput | None, first_fault_ns: int) -> str:
     """Return why more queue pairs may have failed than the engine reported; empty: no reason."""
     if flow.failure is not None:
         return flow.failure
@@ -109,7 +113,7 @@ def _errors(flow: BystanderEvidence, first_fault_ns: int, *, error_ns: int, doub
     )
 
 
-def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, level: float) -> Observation:
+def _goodput_ratio(run: RunEvidence, whole: Goodput, base: Baseline | None, level: float) -> Observation:
     windows = acting_windows(run)
     if base is None:
         return Observation(
@@ -121,7 +125,7 @@ def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, lev
         for name, window in windows.items()
         if len(rate := whole.bytes_per_s[whole.bin_of(window.start_ns) : whole.bin_of(window.cleared_ns + _MARGIN_NS)])
     }
-    if missing := sorted({fault.plan.id for fault in run.faults} - set(rates)):
+    if missing := sorted({fault.plan.id for fault in run.injected.faults} - set(rates)):
         return Observation(
             value=None,
             detail=f"{missing[0]}: its receipt has no time of arming or firing, or the run has no data after it",
@@ -152,7 +156,7 @@ def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, lev
     )
 
 
-def _gap(run: Measurements, flow: BystanderEvidence, whole: Goodput, base: Baseline | None) -> Observation:
+def _gap(run: RunEvidence, flow: BystanderEvidence, whole: Goodput, base: Baseline | None) -> Observation:
     silent = whole.bytes == 0
     longest = {
         name: _longest_silence(
@@ -169,7 +173,7 @@ def _gap(run: Measurements, flow: BystanderEvidence, whole: Goodput, base: Basel
     if base is not None:
         usual, _ = _longest_silence(silent, whole.bin_of(base.start_ns), whole.bin_of(base.end_ns))
         before = f"; in the fault-free start {usual * step_s:.1f} s"
-    without = [fault.plan.id for fault in run.faults if fault.plan.id not in longest]
+    without = [fault.plan.id for fault in run.injected.faults if fault.plan.id not in longest]
     return Observation(
         value=bins * step_s,
         detail=f"{flow.src} to {flow.dst} around {worst}, in bins of {step_s:g} s{before}",

@@ -9,7 +9,7 @@ from faultbed.harness.packets import evidence
 from faultbed.harness.packets.evidence import Evidence
 from faultbed.harness.parts.part import Part
 from faultbed.harness.parts.passes import Active, Ended, Pass
-from faultbed.harness.record.measurements import PacketSummary
+from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.testbed.observe import packet_capture
 from faultbed.testbed.observe.packet_capture import Captured, Capturing
 from faultbed.testbed.packets.cnp_rule import CnpRule

@@ -55,7 +55,7 @@ def _row(claim: Claim, view: View) -> Row | None:
 
 
 def _programs(claim: Claim, view: View) -> Row | None:
-    ends = view.run.programs
+    ends = view.run.workload.programs
     if ends is None:
         return None
     last = {_process(end.role, end.rnic): end for end in sorted(ends, key=lambda end: (end.end_ns, end.attempt))}

@@ -31,7 +31,7 @@ from faultbed.harness.experiment.metrics import METRICS, lookup
 from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.proof import why_unproven_in
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.report.comparison.differences import of_plans, words
 
 __all__ = ["HIGHER_IS_BETTER", "Outcome", "Row", "compare", "differences"]
@@ -85,8 +85,8 @@ def differences(first: Plan, second: Plan) -> tuple[str, ...]:
 
 
 def compare(
-    run_a: Measurements,
-    run_b: Measurements,
+    run_a: RunEvidence,
+    run_b: RunEvidence,
     *,
     sealed: tuple[Sealed, Sealed] = (Sealed(), Sealed()),
     floor: NoiseFloor | None = None,
@@ -108,23 +108,24 @@ def compare(
     return tuple(replace(row, says="not comparable", why=doubt) for row in rows)
 
 
-def _doubts(run: Measurements) -> Iterator[str]:
+def _doubts(run: RunEvidence) -> Iterator[str]:
     """Yield each reason why a run is not valid for its experiment, such as a fault that is not proved."""
-    yield from run.errors
-    if run.failure is not None:
-        yield f"the workload failed: {run.failure}"
-    if run.offered_bps is not None and emulation_headroom.exceeds_headroom(run.offered_bps, run.carried_bps):
-        yield emulation_headroom.describe_headroom(run.offered_bps, run.carried_bps)
-    for fault in run.faults:
+    yield from run.lab.errors
+    if run.workload.failure is not None:
+        yield f"the workload failed: {run.workload.failure}"
+    load = run.emulation
+    if load.offered_bps is not None and emulation_headroom.exceeds_headroom(load.offered_bps, load.carried_bps):
+        yield emulation_headroom.describe_headroom(run.emulation.offered_bps, run.emulation.carried_bps)
+    for fault in run.injected.faults:
         yield from (f"{fault.plan.id} is not proven: {reason}" for reason in why_unproven_in(run, fault))
     if run.routing is not None:
         yield from (f"{run.routing.scheme} is not proven: {reason}" for reason in run.routing.unproven)
 
 
 def _job_time(
-    run_a: Measurements, run_b: Measurements, observed_a: Observed, observed_b: Observed, floor: NoiseFloor | None
+    run_a: RunEvidence, run_b: RunEvidence, observed_a: Observed, observed_b: Observed, floor: NoiseFloor | None
 ) -> Row:
-    series_a, series_b = timeline.paired(run_a.series, run_b.series)
+    series_a, series_b = timeline.paired(run_a.workload.series, run_b.workload.series)
     count = min(finished_iterations(series_a), finished_iterations(series_b))
     alike = work_share(run_a) == work_share(run_b)
     if count == 0 or not alike:
@@ -135,7 +136,7 @@ def _job_time(
             metric="job time", unit="s", a=None, b=None, ratio=None, interval=None, says="not comparable", why=why
         )
     times_a, times_b = (
-        iteration_times(series, count, timeline.job_start_ns(run) or timeline.first_start_ns(run.series))
+        iteration_times(series, count, timeline.job_start_ns(run) or timeline.first_start_ns(run.workload.series))
         for run, series in ((run_a, series_a), (run_b, series_b))
     )
     interval = confidence.total_ratio(

@@ -103,7 +103,7 @@ def render_html(run_a: RunDir, run_b: RunDir, rows: Sequence[Row]) -> str:
 
 
 def _side(letter: str, run: RunDir) -> Side:
-    measured = run.read_measurements()
+    measured = run.read_run()
     return Side(
         letter=letter,
         name=run.path.resolve().name,
@@ -179,8 +179,8 @@ def _loads(side_a: Side, side_b: Side) -> Mapping[str, Any]:
             most=max(
                 (direction.size_bytes or 0 for load in side_loads for direction in (load.up, load.down)), default=0
             ),
-            layers=link_load.layers(side_loads, side.run.topology),
-            fans=link_load.fans(side_loads, side.run.topology),
+            layers=link_load.layers(side_loads, side.run.lab.topology),
+            fans=link_load.fans(side_loads, side.run.lab.topology),
         )
         for side, side_loads in zip((side_a, side_b), loads_of_sides, strict=True)
     ]

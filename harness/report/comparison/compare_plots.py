@@ -40,7 +40,7 @@ def goodput_chart(side_a: Side, side_b: Side) -> Chart | None:
     origins = [_origin_s(side, at_fault=aligned(side_a, side_b)) for side in (side_a, side_b)]
     bands = [_bands(side, origin) for side, origin in zip((side_a, side_b), origins, strict=True)]
     ends = [
-        ((side.run.t0_ns / 1e9) - origin, (side.run.end_ns / 1e9) - origin)
+        ((side.run.workload.t0_ns / 1e9) - origin, (side.run.workload.end_ns / 1e9) - origin)
         for side, origin in zip((side_a, side_b), origins, strict=True)
     ]
 
@@ -70,13 +70,13 @@ def goodput_chart(side_a: Side, side_b: Side) -> Chart | None:
 
 def _origin_s(side: Side, *, at_fault: bool) -> float:
     fired = origin_ns(side) if at_fault else None
-    return (side.run.t0_ns if fired is None else fired) / 1e9
+    return (side.run.workload.t0_ns if fired is None else fired) / 1e9
 
 
 def _bands(side: Side, origin_s: float) -> list[Band]:
     """Return the windows of a run's faults in seconds since its origin."""
-    shift = side.run.t0_ns / 1e9 - origin_s
-    bands = [fault_bands.band(side.run, fault, index) for index, fault in enumerate(side.run.faults)]
+    shift = side.run.workload.t0_ns / 1e9 - origin_s
+    bands = [fault_bands.band(side.run, fault, index) for index, fault in enumerate(side.run.injected.faults)]
     return [
         Band(
             start_s=fault_band.start_s + shift,

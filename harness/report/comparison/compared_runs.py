@@ -15,7 +15,8 @@ from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.analysis.timeline import Impact
 from faultbed.harness.check_places import places
 from faultbed.harness.experiment.run_plan import Plan
-from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.report.comparison.compare import Row
 from faultbed.harness.report.plots.recovery_bars import (
     PhaseBar,
@@ -54,7 +55,7 @@ class Side:
 
     letter: str
     name: str
-    run: Measurements
+    run: RunEvidence
     observed: Observed
     verdict: VerdictFile
     plan: Plan
@@ -129,7 +130,7 @@ def check_pairs(checks_a: Sequence[Check], checks_b: Sequence[Check]) -> tuple[C
 
 def recovery_pairs(side_a: Side, side_b: Side) -> tuple[RecoveryPair, ...]:
     """Return every fault of either run. All bars share one scale; the phases of one fault share another."""
-    ids = tuple(dict.fromkeys(fault.plan.id for side in (side_a, side_b) for fault in side.run.faults))
+    ids = tuple(dict.fromkeys(fault.plan.id for side in (side_a, side_b) for fault in side.run.injected.faults))
     reaches = [
         reach_ns(impact, recovery_check(side.verdict.checks, fault_id))
         for side in (side_a, side_b)
@@ -160,7 +161,7 @@ def load_pairs(loads_a: Sequence[LinkLoad], loads_b: Sequence[LinkLoad]) -> tupl
 
 def origin_ns(side: Side) -> int | None:
     """Return when the first fault of a run fired; None if none did."""
-    fired = [fault.receipt.fired.first_ns for fault in side.run.faults if fault.receipt is not None]
+    fired = [fault.receipt.fired.first_ns for fault in side.run.injected.faults if fault.receipt is not None]
     return min((at_ns for at_ns in fired if at_ns is not None), default=None)
 
 
@@ -225,7 +226,7 @@ def _hidden(job: Row) -> str:
 def _recovery(side: Side, fault_id: str, whole_ns: int) -> Recovery:
     impact = side.observed.impacts.get(fault_id)
     bound = recovery_check(side.verdict.checks, fault_id)
-    fault = next((candidate for candidate in side.run.faults if candidate.plan.id == fault_id), None)
+    fault = next((candidate for candidate in side.run.injected.faults if candidate.plan.id == fault_id), None)
     return Recovery(fault=fault, impact=impact, bar=recovery_bar(impact, bound, whole_ns=whole_ns))
 
 

@@ -15,7 +15,9 @@ import msgspec
 
 from faultbed.harness.experiment.run_plan import Plan, ScheduledFault
 from faultbed.harness.quantities import format_bytes, format_duration
-from faultbed.harness.record.measurements import Connection, Environment, Measurements
+from faultbed.harness.record.evidence.environment import Environment
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import Connection
 
 __all__ = ["NOTHING", "Difference", "of_environments", "of_labs", "of_plans", "words"]
 
@@ -57,12 +59,12 @@ def of_plans(plan_a: Plan, plan_b: Plan) -> tuple[Difference, ...]:
     return tuple(differences)
 
 
-def of_labs(run_a: Measurements, run_b: Measurements) -> tuple[Difference, ...]:
+def of_labs(run_a: RunEvidence, run_b: RunEvidence) -> tuple[Difference, ...]:
     """Compare the lab, its topology, and the paths of the workload's queue pairs."""
     plain: Mapping[str, tuple[Any, Any]] = {
-        "lab": (run_a.lab, run_b.lab),
-        "kind of lab": (run_a.lab_kind, run_b.lab_kind),
-        "accelerator": (run_a.accelerator or "none", run_b.accelerator or "none"),
+        "lab": (run_a.lab.name, run_b.lab.name),
+        "kind of lab": (run_a.lab.kind, run_b.lab.kind),
+        "accelerator": (run_a.lab.accelerator or "none", run_b.lab.accelerator or "none"),
         "ranks": (_ranks(run_a), _ranks(run_b)),
     }
     differences = [
@@ -70,9 +72,9 @@ def of_labs(run_a: Measurements, run_b: Measurements) -> tuple[Difference, ...]:
         for name, (value_a, value_b) in plain.items()
         if value_a != value_b
     ]
-    if run_a.topology != run_b.topology:
+    if run_a.lab.topology != run_b.lab.topology:
         differences.append(Difference(part="lab", what="topology", a=_nodes(run_a), b=_nodes(run_b)))
-    differences += _of_paths(run_a.connections, run_b.connections)
+    differences += _of_paths(run_a.workload.connections, run_b.workload.connections)
     return tuple(differences)
 
 
@@ -184,12 +186,12 @@ def _scheme(plan: Plan) -> str:
     return ", ".join([plan.fabric.routing, *(f"{name} {value}" for name, value in plan.fabric.parameters.items())])
 
 
-def _ranks(run: Measurements) -> str:
-    return ", ".join(f"{rank.host}:{rank.rnic}" for rank in run.ranks)
+def _ranks(run: RunEvidence) -> str:
+    return ", ".join(f"{rank.host}:{rank.rnic}" for rank in run.workload.ranks)
 
 
-def _nodes(run: Measurements) -> str:
-    topology = run.topology
+def _nodes(run: RunEvidence) -> str:
+    topology = run.lab.topology
     return f"{len(topology.hosts)} hosts, {len(topology.switches)} switches, {len(topology.links)} links"
 
 

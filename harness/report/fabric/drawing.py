@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from faultbed.harness.record.measurements import Connection
+from faultbed.harness.record.evidence.workload_evidence import Connection
 from faultbed.harness.report.fabric.drawing_layout import (
     HOST_H,
     HOST_W,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from faultbed.harness.record.measurements import Connection
+from faultbed.harness.record.evidence.workload_evidence import Connection
 from faultbed.harness.report.fabric.drawing import Mark, badges, fabric_parts
 from faultbed.harness.report.fabric.drawing_layout import Box, Layout, box, ends_of, lay_out
 from faultbed.harness.report.fabric.fabric_states import Moment, State

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,9 +123,9 @@ def bare(axes: Axes) -> None:
     axes.patch.set_visible(False)
 
 
-def time_axis(stack: Sequence[Axes], run: Measurements) -> None:
+def time_axis(stack: Sequence[Axes], run: RunEvidence) -> None:
     """Use one time axis for stacked rows: the whole run, labelled below the last row."""
-    stack[-1].set_xlim(0, (run.end_ns - run.t0_ns) / 1e9)
+    stack[-1].set_xlim(0, (run.workload.end_ns - run.workload.t0_ns) / 1e9)
     for axes in stack[:-1]:
         axes.tick_params(axis="x", labelbottom=False, length=0)
     stack[-1].set_xlabel("seconds since the workload's start")

@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.report.plots.charts import (
     FAIL,
     GOODPUT,
@@ -52,7 +52,7 @@ _LETTER_IN, _BESIDE_IN = 0.058, 0.08
 
 @mpl.rc_context(STYLE)
 def counters_chart(
-    run: Measurements, series: Sequence[Series], marks: Sequence[EventMark], bands: Sequence[Band]
+    run: RunEvidence, series: Sequence[Series], marks: Sequence[EventMark], bands: Sequence[Band]
 ) -> Chart | None:
     """Draw the growth of the first `MOST` series, and marks for events. None if there is neither."""
     shown = sorted(series[:MOST], key=lambda drawn: (drawn.words, drawn.place))
@@ -66,7 +66,7 @@ def counters_chart(
         rows = figure.subplots(
             len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights, "hspace": 0.95}
         )[:, 0]
-        seconds = (run.end_ns - run.t0_ns) / 1e9
+        seconds = (run.workload.end_ns - run.workload.t0_ns) / 1e9
         for axes, drawn in zip(rows, shown, strict=False):
             steps = thinned(drawn.steps, seconds / _MOST_STEPS)
             peak = max(step.per_s for step in steps)

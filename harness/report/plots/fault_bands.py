@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from faultbed.harness.record.measurements import FaultRun, Measurements
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.report.plots.charts import Band
 
 __all__ = ["band", "colour"]
@@ -20,7 +21,7 @@ def colour(fault: FaultRun, index: int) -> str:
     return _PALETTE[index % len(_PALETTE)]
 
 
-def band(run: Measurements, fault: FaultRun, index: int) -> Band | None:
+def band(run: RunEvidence, fault: FaultRun, index: int) -> Band | None:
     """Return the shaded window: from the first firing (else arming) to the removal, by the receipt.
 
     A fault whose removal is not proven may have lasted until the end of the run.
@@ -31,10 +32,10 @@ def band(run: Measurements, fault: FaultRun, index: int) -> Band | None:
     start = receipt.fired.first_ns or receipt.armed.at_ns
     if not isinstance(start, int):
         return None
-    end = receipt.cleared.at_ns if receipt.cleared.ok and receipt.cleared.at_ns is not None else run.end_ns
+    end = receipt.cleared.at_ns if receipt.cleared.ok and receipt.cleared.at_ns is not None else run.workload.end_ns
     return Band(
-        start_s=(start - run.t0_ns) / 1e9,
-        end_s=(max(start, end) - run.t0_ns) / 1e9,
+        start_s=(start - run.workload.t0_ns) / 1e9,
+        end_s=(max(start, end) - run.workload.t0_ns) / 1e9,
         number=index + 1,
         colour=colour(fault, index),
     )

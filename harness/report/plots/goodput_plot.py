@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from faultbed.harness.analysis import timeline
 from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.quantities import format_duration
-from faultbed.harness.record.measurements import Measurements, RankSeries
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import RankSeries
 from faultbed.harness.report.plots.charts import (
     COMM,
     COMPUTE,
@@ -55,14 +56,14 @@ _MAX_ROWS = 16
 
 
 @mpl.rc_context(STYLE)
-def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) -> Chart | None:
+def goodput_chart(run: RunEvidence, observed: Observed, bands: Sequence[Band]) -> Chart | None:
     """Draw total goodput (bins, rolling mean, healthy level), and a row for each rank and each other flow.
 
     None without samples.
     """
     if observed.goodput is None or not len(observed.goodput.bytes):
         return None
-    names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+    names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.workload.ranks}
     ranks = list(observed.per_rank.items())[:_MAX_ROWS]
     highest = max((float(rolled(rank_goodput, observed).max(initial=0)) for _, rank_goodput in ranks), default=0) or 1.0
     rows = [(names.get(rank, f"rank {rank}"), rank_goodput, highest) for rank, rank_goodput in ranks]
@@ -93,13 +94,13 @@ def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) 
 
 
 @mpl.rc_context(STYLE)
-def iterations_chart(run: Measurements, bands: Sequence[Band]) -> Chart | None:
+def iterations_chart(run: RunEvidence, bands: Sequence[Band]) -> Chart | None:
     """Draw each iteration's length by rank: compute, wait, communication. None without iterations."""
-    rows = [series for series in run.series if series.iterations][:_MAX_ROWS]
+    rows = [series for series in run.workload.series if series.iterations][:_MAX_ROWS]
     if not rows:
         return None
-    names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
-    top_ms = iteration_cut_ms(run.series)
+    names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.workload.ranks}
+    top_ms = iteration_cut_ms(run.workload.series)
 
     def draw(width: float, *, narrow: bool) -> str:
         figure = Figure(figsize=(width, (0.66 if narrow else 0.78) * len(rows) + 0.6))
@@ -181,12 +182,12 @@ def iteration_cut_ms(ranks: Sequence[RankSeries]) -> float:
     return float(min(max(lengths), _CUT * np.median(lengths))) if lengths else 0.0
 
 
-def _stack(axes: Axes, series: RankSeries, run: Measurements, top_ms: float, most: int) -> None:
+def _stack(axes: Axes, series: RankSeries, run: RunEvidence, top_ms: float, most: int) -> None:
     steps = sorted(series.iterations, key=lambda step: step.start_ns)
-    starts = np.array([(step.start_ns - run.t0_ns) / 1e9 for step in steps])
+    starts = np.array([(step.start_ns - run.workload.t0_ns) / 1e9 for step in steps])
     lengths = np.array([sum(getattr(step, field) for field, _ in _PARTS) / 1e6 for step in steps])
-    drawn = longest(starts, lengths, (run.end_ns - run.t0_ns) / 1e9 / most)
-    edges = np.append(starts[drawn], (steps[-1].end_ns - run.t0_ns) / 1e9)
+    drawn = longest(starts, lengths, (run.workload.end_ns - run.workload.t0_ns) / 1e9 / most)
+    edges = np.append(starts[drawn], (steps[-1].end_ns - run.workload.t0_ns) / 1e9)
     lower = np.zeros(len(drawn))
     for field, colour in _PARTS:
         part = np.array([getattr(steps[index], field) for index in drawn]) / 1e6

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from faultbed.harness.analysis.probe_lines import ProbedLink
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.report.plots.charts import COMM, FAIL, STYLE, Band, Chart, both_widths, named_row, svg, time_axis
 
 __all__ = ["MOST", "probes_chart", "worst"]
@@ -27,7 +27,7 @@ def worst(lines: Sequence[ProbedLink]) -> tuple[ProbedLink, ...]:
 
 
 @mpl.rc_context(STYLE)
-def probes_chart(run: Measurements, lines: Sequence[ProbedLink], bands: Sequence[Band]) -> Chart | None:
+def probes_chart(run: RunEvidence, lines: Sequence[ProbedLink], bands: Sequence[Band]) -> Chart | None:
     """Draw the share of lost (filled) and slow (line) probes in each window. None if none was lost or slow."""
     shown = worst(lines)
     if not shown:
@@ -39,7 +39,7 @@ def probes_chart(run: Measurements, lines: Sequence[ProbedLink], bands: Sequence
         rows = figure.subplots(len(shown), 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.95})[:, 0]
         for axes, line in zip(rows, shown, strict=True):
             for window in line.windows:
-                edges = (np.array([window.start_ns, window.end_ns]) - run.t0_ns) / 1e9
+                edges = (np.array([window.start_ns, window.end_ns]) - run.workload.t0_ns) / 1e9
                 axes.stairs([window.lost / window.sent], edges, fill=True, color=FAIL, linewidth=0)
                 if window.answered:
                     axes.plot(

@@ -19,7 +19,8 @@ from faultbed.harness.attribution.packet_stalls import Wait
 from faultbed.harness.attribution.stalls import Stall
 from faultbed.harness.findings import Attribution
 from faultbed.harness.quantities import format_duration
-from faultbed.harness.record.measurements import Iteration, Measurements, connection_between
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.record.evidence.workload_evidence import Iteration, connection_between
 from faultbed.harness.report.fabric.fabric_states import Window
 from faultbed.traffic.engine.flight_recorder import Flight
 
@@ -111,7 +112,7 @@ class _KnownStalls(NamedTuple):
 
 
 def gantts(
-    run: Measurements,
+    run: RunEvidence,
     windows: Sequence[Window],
     *,
     recovered_ns: Mapping[int, int],
@@ -137,7 +138,8 @@ def gantts(
     medians = _medians(bars)
     usual_s = (
         statistics.median(
-            [iteration.end_ns - iteration.start_ns for series in run.series for iteration in series.iterations] or [1e8]
+            [iteration.end_ns - iteration.start_ns for series in run.workload.series for iteration in series.iterations]
+            or [1e8]
         )
         / 1e9
     )
@@ -145,7 +147,7 @@ def gantts(
     charts = []
     for window in sorted(windows, key=lambda candidate: candidate.start_ns)[:MOST]:
         until_ns = max(window.end_ns, recovered_ns.get(window.number, 0)) + round(usual_s * 1e9)
-        span_s = (window.start_ns - run.t0_ns) / 1e9, (until_ns - run.t0_ns) / 1e9
+        span_s = (window.start_ns - run.workload.t0_ns) / 1e9, (until_ns - run.workload.t0_ns) / 1e9
         worst = _worst(bars, medians, span_s)
         if worst is not None:
             charts.append(
@@ -154,17 +156,17 @@ def gantts(
     return tuple(charts)
 
 
-def _bars(run: Measurements, flights: Sequence[Flight]) -> dict[int, tuple[Bar, ...]]:
+def _bars(run: RunEvidence, flights: Sequence[Flight]) -> dict[int, tuple[Bar, ...]]:
     """Return bars by rank, in order of time."""
-    now_ns = max((entry.at_ns for flight in flights for entry in flight.entries), default=run.end_ns)
-    now_ns = max(now_ns, run.end_ns) if flights else now_ns
+    now_ns = max((entry.at_ns for flight in flights for entry in flight.entries), default=run.workload.end_ns)
+    now_ns = max(now_ns, run.workload.end_ns) if flights else now_ns
     by_rank: dict[int, tuple[Bar, ...]] = {}
     recorders = {flight.rank: flight for flight in flights}
-    for series in run.series:
-        known = [bar for iteration in series.iterations for bar in _parts(iteration, run.t0_ns)]
-        last_ns = max((iteration.end_ns for iteration in series.iterations), default=run.t0_ns)
+    for series in run.workload.series:
+        known = [bar for iteration in series.iterations for bar in _parts(iteration, run.workload.t0_ns)]
+        last_ns = max((iteration.end_ns for iteration in series.iterations), default=run.workload.t0_ns)
         if series.rank in recorders:
-            known += _bars_of_recorder(recorders[series.rank], last_ns, t0_ns=run.t0_ns, now_ns=now_ns)
+            known += _bars_of_recorder(recorders[series.rank], last_ns, t0_ns=run.workload.t0_ns, now_ns=now_ns)
         by_rank[series.rank] = tuple(sorted(known, key=lambda bar: bar.start_s))
     return by_rank
 
@@ -199,11 +201,14 @@ def _bars_of_recorder(flight: Flight, last_ns: int, *, t0_ns: int, now_ns: int) 
     ]
 
 
-def _silent(run: Measurements, flights: Sequence[Flight]) -> dict[int, float]:
+def _silent(run: RunEvidence, flights: Sequence[Flight]) -> dict[int, float]:
     reported = {flight.rank for flight in flights}
     return {
-        rank.rank: (max((iteration.end_ns for iteration in rank.iterations), default=run.t0_ns) - run.t0_ns) / 1e9
-        for rank in run.series
+        rank.rank: (
+            max((iteration.end_ns for iteration in rank.iterations), default=run.workload.t0_ns) - run.workload.t0_ns
+        )
+        / 1e9
+        for rank in run.workload.series
         if reported and rank.rank not in reported
     }
 
@@ -238,7 +243,7 @@ def _worst(
 
 
 def _gantt(
-    run: Measurements,
+    run: RunEvidence,
     window: Window,
     bars: Mapping[int, Sequence[Bar]],
     worst: _Worst,
@@ -246,12 +251,12 @@ def _gantt(
     *,
     known_stalls: _KnownStalls,
 ) -> Gantt:
-    fired_s = (window.start_ns - run.t0_ns) / 1e9
+    fired_s = (window.start_ns - run.workload.t0_ns) / 1e9
     near = abs(worst.bar.start_s - fired_s) <= _FAR * usual_s
     start_s = max(0.0, (min(worst.bar.start_s, fired_s) if near else worst.bar.start_s) - _BEFORE * usual_s)
     last_s = max(bar.end_s for rank_bars in bars.values() for bar in rank_bars)
     end_s = min(worst.bar.end_s + _AFTER * usual_s, last_s + usual_s / 2)
-    names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+    names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.workload.ranks}
     stall = _mark(run, worst, names, known_stalls=known_stalls)
     rows = [
         Row(
@@ -268,7 +273,7 @@ def _gantt(
     return Gantt(fault=window.number, start_s=start_s, end_s=end_s, rows=tuple(rows), stall=stall)
 
 
-def _mark(run: Measurements, worst: _Worst, names: Mapping[int, str], *, known_stalls: _KnownStalls) -> StallMark:
+def _mark(run: RunEvidence, worst: _Worst, names: Mapping[int, str], *, known_stalls: _KnownStalls) -> StallMark:
     """Describe the stall from the most detailed source."""
     of_recorders = None
     if worst.kind == "open":
@@ -305,12 +310,12 @@ def _silent_rank(worst: _Worst, names: Mapping[int, str], silent: Mapping[int, f
     )
 
 
-def _captured_wait(run: Measurements, worst: _Worst, waits: Sequence[Wait]) -> StallMark | None:
+def _captured_wait(run: RunEvidence, worst: _Worst, waits: Sequence[Wait]) -> StallMark | None:
     """Return the first wait of the capture in the iteration of the worst bar; None if the capture shows none."""
     wait = next((wait for wait in waits if wait.receiver is not None and wait.iteration == worst.bar.iteration), None)
     if wait is None or wait.receiver is None:
         return None
-    until_s = (wait.until_ns - run.t0_ns) / 1e9
+    until_s = (wait.until_ns - run.workload.t0_ns) / 1e9
     return StallMark(
         rank=wait.receiver,
         start_s=until_s - wait.waited_ns / 1e9,
@@ -320,7 +325,7 @@ def _captured_wait(run: Measurements, worst: _Worst, waits: Sequence[Wait]) -> S
     )
 
 
-def _long_bar(run: Measurements, worst: _Worst, names: Mapping[int, str], known_stalls: _KnownStalls) -> StallMark:
+def _long_bar(run: RunEvidence, worst: _Worst, names: Mapping[int, str], known_stalls: _KnownStalls) -> StallMark:
     """Return the worst bar itself, with a queue pair of its rank that failed meanwhile."""
     length_s = worst.bar.end_s - worst.bar.start_s
     name = names.get(worst.rank, "?")
@@ -342,17 +347,17 @@ def _long_bar(run: Measurements, worst: _Worst, names: Mapping[int, str], known_
     )
 
 
-def _failed_queue_pair(run: Measurements, worst: _Worst, name: str, findings: Sequence[Attribution]) -> str:
+def _failed_queue_pair(run: RunEvidence, worst: _Worst, name: str, findings: Sequence[Attribution]) -> str:
     """Describe a failed queue pair of the rank, with its path, or the link on it that the attribution names."""
-    for lost_qp in run.qps_lost:
-        at_s = (lost_qp.time_ns - run.t0_ns) / 1e9
+    for lost_qp in run.workload.qps_lost:
+        at_s = (lost_qp.time_ns - run.workload.t0_ns) / 1e9
         if name not in {lost_qp.endpoint, lost_qp.peer} or not worst.bar.start_s <= at_s <= worst.bar.end_s:
             continue
         connection = connection_between(
-            run, (lost_qp.endpoint, lost_qp.peer), index=lost_qp.connection, qpn=lost_qp.qpn
+            run.workload, (lost_qp.endpoint, lost_qp.peer), index=lost_qp.connection, qpn=lost_qp.qpn
         )
         path = connection.path if connection else ()
-        links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
+        links = {link.name: {link.a.node, link.b.node} for link in run.lab.topology.links}
         lossy_link = next((finding.name for finding in findings if links.get(finding.name, {""}) <= set(path)), None)
         location = f", stalled at {lossy_link}" if lossy_link else f" over {' → '.join(path)}" if path else ""
         return f"; its queue pair {lost_qp.endpoint} → {lost_qp.peer} failed meanwhile ({lost_qp.status}){location}"

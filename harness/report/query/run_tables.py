@@ -1,8 +1,8 @@
 """Run directories as SQL tables in memory: `runs`, `checks`, `faults` and `points`.
 
 A run that is damaged, unfinished, mixed from two runs, or a copy of another one is left out, with the reason. So is a
-sweep that names a run which was left out. `measurements.json` is some hundred times as long as a verdict. Only its two
-ends are read, which show whether it is complete and which lab it was measured on.
+sweep that names a run which was left out. The evidence of a workload is some hundred times as long as
+a verdict. Only its end is read, which shows whether it is complete.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import gc
 import math
 import os
-import re
 import sqlite3
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ import msgspec
 
 from faultbed.harness.record import sweep_file
 from faultbed.harness.record.copies import copies_among
-from faultbed.harness.record.measurements import Environment
+from faultbed.harness.record.evidence.environment import Environment
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.record.sweep_file import SweepFile, SweptPoint
 from faultbed.harness.verdict import VerdictFile
@@ -47,8 +46,7 @@ _RUN_FILES = frozenset({"experiment.toml", "plan.json", "verdict.json"})
 _NO_VERDICT = "it has no verdict: it still runs, or it was killed"
 _MOST_BYTES = 64 << 20
 """Maximum size of a `verdict.json` or `sweep.json` that is read, a hundred times the longest one seen so far."""
-_END_BYTES = 4096
-_LAB = re.compile(rb'\{"schema":1,"lab":("(?:[^"\\]|\\.)*"),')
+_LAB, _WORKLOAD = "evidence/measured/lab.json", "evidence/measured/workload.json"
 _LARGEST = 2**63
 """SQLite's integers have 64 bits with a sign; a seed has 64 without."""
 _S = 1e-9
@@ -77,6 +75,10 @@ class _PlanHead(msgspec.Struct, frozen=True):
 
 
 _decode_plan = msgspec.json.Decoder(_PlanHead).decode
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +118,11 @@ def load(folders: Sequence[Path]) -> RunTables:
         except (UsageError, OSError) as error:
             left_out[str(path)] = str(error)
     try:
-        copies = copies_among([run.path / "measurements.json" for run in runs])
+        copies = copies_among([run.path / _WORKLOAD for run in runs])
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}; repeat the query when nothing moves the runs") from error
-    left_out |= {str(copy.parent): f"it is a copy of {original.parent}" for copy, original in copies.items()}
-    runs = [run for run in runs if run.path / "measurements.json" not in copies]
+    left_out |= {str(copy.parents[2]): f"it is a copy of {original.parents[2]}" for copy, original in copies.items()}
+    runs = [run for run in runs if run.path / _WORKLOAD not in copies]
     if not runs:
         why = "".join(f"; {path}: {reason}" for path, reason in list(left_out.items())[:1])
         raise UsageError(f"{', '.join(map(str, folders))}: no run to query{why}; name the folder of run directories")
@@ -173,7 +175,7 @@ def _read_run(path: Path) -> _Run:
     pairs = (
         ("experiment", verdict.experiment, "plan.json", plan.experiment),
         ("seed", verdict.seed, "plan.json", plan.seed),
-        ("lab", verdict.lab, "measurements.json", _lab_of(f"{path}/measurements.json")),
+        ("lab", verdict.lab, _LAB, _lab_of(path)),
         *(
             (f"fault {one.id}", one.kind, "plan.json", planned.get(one.id, "none of that name"))
             for one in verdict.faults
@@ -188,24 +190,28 @@ def _read_run(path: Path) -> _Run:
     return _Run(path=path, verdict=verdict, environment=environment)
 
 
-def _lab_of(path: str) -> str:
-    """Return the lab that a run was measured on, from the two ends of its `measurements.json`.
+def _lab_of(path: Path) -> str:
+    """Return the lab that a run was measured on, from its evidence. Of the workload's, only the end is looked at.
 
     Raises:
-        RecordError: the file does not begin or end as this version writes it: it is damaged or cut off.
+        RecordError: a file does not begin or end as this version writes it: it is damaged or cut off.
         OSError: it cannot be read.
     """
-    size = _refuse_long(path, "it has no measurements: it was killed, or it is an incomplete copy")
-    descriptor = os.open(path, os.O_RDONLY)
+    for name in (_LAB, _WORKLOAD):
+        size = _refuse_long(f"{path}/{name}", "it has no evidence: it was killed, or it is an incomplete copy")
+        descriptor = os.open(f"{path}/{name}", os.O_RDONLY)
+        try:
+            end = os.pread(descriptor, 2, max(0, size - 2))
+        finally:
+            os.close(descriptor)
+        if end != b"}\n":
+            raise RecordError(f"{path / name}: not whole; copy the run directory again")
     try:
-        start, end = os.pread(descriptor, _END_BYTES, 0), os.pread(descriptor, 2, max(0, size - 2))
-    finally:
-        os.close(descriptor)
-    match = _LAB.match(start)
-    if match is None or end != b"}\n":
-        raise RecordError(f"{path}: not whole, or not as this version writes it; copy the run directory again")
-    lab: str = msgspec.json.decode(match[1], type=str)
-    return lab
+        return msgspec.json.decode(RunDir(path).read_bytes(_LAB), type=_Named).name
+    except msgspec.MsgspecError as error:
+        raise RecordError(
+            f"{path / _LAB}: not as this version writes it: {error}; copy the run directory again"
+        ) from error
 
 
 def _refuse_long(path: str, missing: str) -> int:

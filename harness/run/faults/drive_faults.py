@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from faultbed.harness.run import ends
-from faultbed.harness.run.collect_measurements import RunData
 from faultbed.harness.run.faults.live_guard import StopWatcher
+from faultbed.harness.run.run_record import RunRecord
 from faultbed.inject.evidence.receipt import FaultReceipt
 from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.injector import Injector
@@ -54,7 +54,7 @@ def prepare_all(injector: Injector, faults: Sequence[PlannedFault]) -> list[Prep
 
 
 def end_early(
-    watching: StopWatcher, running: Running[Any], journal: Journal, data: RunData, progress: Progress
+    watching: StopWatcher, running: Running[Any], journal: Journal, record: RunRecord, progress: Progress
 ) -> None:
     """Stop the workload if the live guard has stopped the run, and report why; does nothing otherwise.
 
@@ -62,7 +62,7 @@ def end_early(
     """
     if not watching.stopped.is_set():
         return
-    stops = data.stops
+    stops = record.stops
     if stops.held is not None:
         condition = stops.held.condition
         reason = f"stopped: {condition.metric.name} was {stops.held.value:g}, bound {condition.bound:g}"
@@ -72,7 +72,7 @@ def end_early(
         reason = f"no fault was armed: {stops.refused}"
     else:
         reason = f"stopped: {watching.error}"
-        data.errors.append(str(watching.error))
+        record.errors.append(str(watching.error))
     journal.note("stop", said=reason)
     progress(reason)
     running.stop()
@@ -82,7 +82,7 @@ def drive_all(
     lab: Lab,
     ready: Sequence[PreparedFault],
     running: Running[Any],
-    data: RunData,
+    record: RunRecord,
     watching: StopWatcher,
     progress: Progress,
 ) -> None:
@@ -98,23 +98,23 @@ def drive_all(
         try:
             with contextlib.suppress(FaultbedError):
                 # If a fault cannot be armed, its receipt says so, and the judge decides: not an error of the harness.
-                _drive(lab, prepared, ready, data.t0_ns, running, watching.stopped, progress)
+                _drive(lab, prepared, ready, record.measured.workload.t0_ns, running, watching.stopped, progress)
         except Exception as error:  # noqa: BLE001 (the fault must not stay until the workload ends)
-            data.errors.append(f"{name}: {ends.describe(error)}")
+            record.errors.append(f"{name}: {ends.describe(error)}")
         try:
-            data.receipts[name] = prepared.clear(keep_holder=True)
+            record.faults.receipts[name] = prepared.clear(keep_holder=True)
         except Exception as error:  # noqa: BLE001 (a thread's exception would be lost: the run would miss a receipt)
-            data.errors.append(f"{name}: not known to be cleared: {ends.describe(error)}")
+            record.errors.append(f"{name}: not known to be cleared: {ends.describe(error)}")
             return
-        receipt = data.receipts[name]
+        receipt = record.faults.receipts[name]
         if prepared is first and receipt.armed.ok and (why := watching.why_gate_missed):
-            data.receipts[name] = msgspec.structs.replace(receipt, doubts=(*receipt.doubts, why))
-        data.reads += prepared.reads
-        progress(f"{planned.kind} on {planned.target.text}: {_brief(data.receipts[name])}")
+            record.faults.receipts[name] = msgspec.structs.replace(receipt, doubts=(*receipt.doubts, why))
+        record.telemetry.reads += prepared.reads
+        progress(f"{planned.kind} on {planned.target.text}: {_brief(record.faults.receipts[name])}")
 
     first = min(ready, key=lambda prepared: prepared.planned.at_s)
     _all_threads([threading.Thread(target=drive_to_end, args=(prepared,)) for prepared in ready])
-    data.planned = tuple(prepared.planned for prepared in ready)
+    record.faults.planned = tuple(prepared.planned for prepared in ready)
 
 
 def _drive(

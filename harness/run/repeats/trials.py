@@ -18,6 +18,6 @@ __all__ = ["trial_of"]
 def trial_of(run: RunDir, verdict: VerdictFile, expectations: Sequence[Expectation]) -> Trial:
     """Return a run with its observations, whose intervals share the risk of all bounds of the experiment."""
     observed = judge.observed_of(
-        run.read_measurements(), run.read_evidence(judge.KINDS), level=level_for(sampled_bounds(expectations))
+        run.read_run(), run.read_evidence(judge.KINDS), level=level_for(sampled_bounds(expectations))
     )
     return Trial(run_dir=str(run.path), verdict=verdict, metrics=observed.metrics)

@@ -52,7 +52,7 @@ def swept_point(point: Point, runs: Sequence[RunDir], metrics: Sequence[Metric],
     if len(trials) > 1:
         pool = pooled.pool(trials, point.experiment.expectations)
         checks, verdict = pool.checks, pool.verdict
-    predicted = goodput_under_loss(runs[0].read_measurements())
+    predicted = goodput_under_loss(runs[0].read_run())
     why = _why(verdict, checks)
     if verdict is Verdict.PASS and (unknown := _first_unknown(metrics, trials, level)):
         verdict, why = Verdict.INCONCLUSIVE, unknown

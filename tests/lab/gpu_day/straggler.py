@@ -19,7 +19,7 @@ import gpu_rank
 
 from faultbed.harness.analysis.ranks import straggler
 from faultbed.harness.analysis.ranks.fail_slow import Detector
-from faultbed.harness.record.measurements import Iteration, RankSeries
+from faultbed.harness.record.evidence.workload_evidence import Iteration, RankSeries
 from faultbed.inject.node.actuator import make
 from faultbed.inject.node.machine.hog import busy_processes
 

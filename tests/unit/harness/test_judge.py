@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from judged_runs import plan_of, served
-from synthetic_run import synthetic_run
+from synthetic_run import changed, reread, synthetic_run
 
 from faultbed.harness.analysis.observations import Observation, straggler
 from faultbed.harness.analysis.observe import observe
@@ -23,8 +23,6 @@ from faultbed.harness.ledger.statistics.contrasts import Member
 from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
 from faultbed.harness.parts.part import Planned
 from faultbed.harness.proof import unproven
-from faultbed.harness.record.measurements import decode as decode_measurements
-from faultbed.harness.record.measurements import encode as encode_measurements
 from faultbed.harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
 from faultbed.inject.evidence.receipt import Armed, Cleared
 from faultbed.testbed.observe.telemetry import CHANGES_LOST, Change, Machine
@@ -141,8 +139,8 @@ def test_judge_share_of_requests_is_about_the_setting_unless_all_are_required(le
 def test_judge_time_to_first_token_is_known_to_the_clocks_of_two_hosts(metric, bound, error_ms, of, expected):
     """Prefill begins on one host and the token arrives on another, so 0.6 s of 1 s may be the error of their clocks."""
     run = served(*([1.0] * 60), kept=1.0)
-    workload = {**run.workload, "slo_ttft_ms": 1500.0}
-    run = msgspec.structs.replace(run, workload=workload, clock_error_ns=error_ms * 1_000_000)
+    workload = {**run.workload.planned, "slo_ttft_ms": 1500.0}
+    run = changed(run, workload=workload, clock_error_ns=error_ms * 1_000_000)
     checks = verdict_of(run, Expectation(metric=lookup(metric, []), of=of, **bound)).checks
     (check,) = (check for check in checks if check.name == metric)
     assert check.verdict is expected, check.detail
@@ -164,8 +162,8 @@ def test_judge_full_share_is_inconclusive_if_the_clocks_leave_one_request_open(l
     """15 of 16 requests keep an objective of 1 s; one is 50 ms from it, as a clock of either host may be."""
     missed = late_ms > 0 or bool(tpot_ms)
     run = served(*([0.5] * 15), 1 + late_ms / 1e3, kept=15 / 16 if missed else 1.0)
-    workload = {**run.workload, "slo_ttft_ms": 1000.0, "slo_tpot_ms": float(tpot_ms)}
-    run = msgspec.structs.replace(run, workload=workload, clock_error_ns=error_ms * 1_000_000)
+    workload = {**run.workload.planned, "slo_ttft_ms": 1000.0, "slo_tpot_ms": float(tpot_ms)}
+    run = changed(run, workload=workload, clock_error_ns=error_ms * 1_000_000)
     checks = verdict_of(run, Expectation(metric=lookup("slo_attainment", []), minimum=1.0)).checks
     (check,) = (check for check in checks if check.name == "slo_attainment")
     assert check.verdict is expected, check.detail
@@ -175,7 +173,7 @@ def test_judge_full_share_is_inconclusive_if_the_clocks_leave_one_request_open(l
 
 def test_judge_full_share_fails_if_one_request_missed_and_another_is_left_open():
     run = served(*([0.5] * 14), 0.99, 3.0, kept=15 / 16)
-    run = msgspec.structs.replace(run, workload={**run.workload, "slo_ttft_ms": 1000.0}, clock_error_ns=30_000_000)
+    run = changed(run, workload={**run.workload.planned, "slo_ttft_ms": 1000.0}, clock_error_ns=30_000_000)
     checks = verdict_of(run, Expectation(metric=lookup("slo_attainment", []), minimum=1.0)).checks
     assert next(check for check in checks if check.name == "slo_attainment").verdict is FAIL
 
@@ -269,12 +267,12 @@ def broken(receipt, **changes):
 )
 def test_judge_each_missing_proof_is_inconclusive(changes, message):
     run = synthetic_run()
-    first = run.faults[0]
+    first = run.injected.faults[0]
     receipt = broken(first.receipt, **changes)
-    faults = (msgspec.structs.replace(first, receipt=receipt), *run.faults[1:])
+    faults = (msgspec.structs.replace(first, receipt=receipt), *run.injected.faults[1:])
 
     problems = unproven(receipt)
-    verdict = verdict_of(msgspec.structs.replace(run, faults=faults), at_most("wrong_elements", 0))
+    verdict = verdict_of(changed(run, faults=faults), at_most("wrong_elements", 0))
 
     assert len(problems) == 1
     assert message in problems[0]
@@ -283,10 +281,10 @@ def test_judge_each_missing_proof_is_inconclusive(changes, message):
 
 def test_judge_late_fault_reports_how_late():
     run = synthetic_run()
-    first = run.faults[0]
-    armed = msgspec.structs.replace(first.receipt.armed, at_ns=run.t0_ns + first.plan.at_ns + 11_000_000_000)
+    first = run.injected.faults[0]
+    armed = msgspec.structs.replace(first.receipt.armed, at_ns=run.workload.t0_ns + first.plan.at_ns + 11_000_000_000)
     late = msgspec.structs.replace(first, receipt=msgspec.structs.replace(first.receipt, armed=armed))
-    verdict = verdict_of(msgspec.structs.replace(run, faults=(late, *run.faults[1:])))
+    verdict = verdict_of(changed(run, faults=(late, *run.injected.faults[1:])))
     details = [check.detail for check in verdict.checks if check.name.startswith("fired.")]
     assert "11.0 s later than planned" in details[0]
     assert not any("later" in detail for detail in details[1:])
@@ -295,7 +293,7 @@ def test_judge_late_fault_reports_how_late():
 def test_judge_state_seen_while_active_is_a_proof():
     """A stopped process moves no counter, but a second reading shows it stopped."""
     key = "host4/processes.stopped"
-    receipt = broken(synthetic_run().faults[0].receipt, must_move={}, witness=key)
+    receipt = broken(synthetic_run().injected.faults[0].receipt, must_move={}, witness=key)
     armed = msgspec.structs.replace(receipt.armed, while_on={key: 1})
     assert unproven(msgspec.structs.replace(receipt, armed=armed)) == ()
 
@@ -318,9 +316,9 @@ def test_judge_proven_run_within_its_bounds_passes():
 
 def test_judge_doubt_of_the_injector_is_inconclusive():
     run = synthetic_run()
-    doubted = msgspec.structs.replace(run.faults[0], doubts=("no independent witness",))
+    doubted = msgspec.structs.replace(run.injected.faults[0], doubts=("no independent witness",))
 
-    verdict = verdict_of(msgspec.structs.replace(run, faults=(doubted, *run.faults[1:])))
+    verdict = verdict_of(changed(run, faults=(doubted, *run.injected.faults[1:])))
 
     assert verdict.verdict is INCONCLUSIVE
     assert next(check for check in verdict.checks if check.name == "fired.uplink").detail == "no independent witness"
@@ -337,18 +335,20 @@ def test_judge_run_without_fired_faults_is_inconclusive():
 
 def test_judge_wrong_data_fails_even_if_a_fault_did_not_fire():
     run = synthetic_run(fired=False)
-    step = msgspec.structs.replace(run.series[0].iterations[0], wrong=3)
-    series = msgspec.structs.replace(run.series[0], iterations=(step, *run.series[0].iterations[1:]))
+    step = msgspec.structs.replace(run.workload.series[0].iterations[0], wrong=3)
+    series = msgspec.structs.replace(run.workload.series[0], iterations=(step, *run.workload.series[0].iterations[1:]))
 
-    verdict = verdict_of(msgspec.structs.replace(run, series=(series, *run.series[1:])), at_most("wrong_elements", 0))
+    verdict = verdict_of(changed(run, series=(series, *run.workload.series[1:])), at_most("wrong_elements", 0))
 
     assert verdict.verdict is FAIL
 
 
 def test_judge_unproven_fault_taints_only_its_own_recovery():
     run = synthetic_run()
-    loss = msgspec.structs.replace(run.faults[1], receipt=broken(run.faults[1].receipt, must_move={"x": 0}))
-    run = msgspec.structs.replace(run, faults=(run.faults[0], loss, run.faults[2]))
+    loss = msgspec.structs.replace(
+        run.injected.faults[1], receipt=broken(run.injected.faults[1].receipt, must_move={"x": 0})
+    )
+    run = changed(run, faults=(run.injected.faults[0], loss, run.injected.faults[2]))
 
     verdict = verdict_of(run, at_most("recovery.uplink", 9.0), at_most("recovery.loss", 9.0))
 
@@ -359,7 +359,7 @@ def test_judge_unproven_fault_taints_only_its_own_recovery():
 
 def test_judge_dead_job_is_a_fail_with_its_place_and_not_an_error():
     verdict = verdict_of(
-        msgspec.structs.replace(synthetic_run(), failure="host3: the traffic engine is gone"),
+        changed(synthetic_run(), failure="host3: the traffic engine is gone"),
         at_most("wrong_elements", 0),
     )
 
@@ -376,14 +376,14 @@ def test_judge_dirty_lab_is_inconclusive_with_the_differences():
 
 
 def test_judge_harness_error_outranks_everything():
-    run = msgspec.structs.replace(synthetic_run(), errors=("the controller ran out of memory",))
+    run = changed(synthetic_run(), errors=("the controller ran out of memory",))
 
     assert verdict_of(run, at_most("wrong_elements", 0)).verdict is ERROR
 
 
 def test_judge_fault_never_tried_has_an_empty_receipt():
     run = synthetic_run()
-    run = msgspec.structs.replace(run, faults=(msgspec.structs.replace(run.faults[0], receipt=None),))
+    run = changed(run, faults=(msgspec.structs.replace(run.injected.faults[0], receipt=None),))
 
     verdict = verdict_of(run)
 
@@ -478,16 +478,16 @@ def test_judge_non_finite_value_is_inconclusive(value, bound):
 
 def until(run, end_s):
     """Return the run cut off at this time."""
-    end_ns = run.t0_ns + int(end_s * 1e9)
+    end_ns = run.workload.t0_ns + int(end_s * 1e9)
     series = [
         msgspec.structs.replace(
             one,
             samples=tuple(sample for sample in one.samples if sample.t_ns < end_ns),
             iterations=tuple(step for step in one.iterations if step.end_ns < end_ns),
         )
-        for one in run.series
+        for one in run.workload.series
     ]
-    return msgspec.structs.replace(run, end_ns=end_ns, series=tuple(series))
+    return changed(run, end_ns=end_ns, series=tuple(series))
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ def test_worst_recovery_is_unknown_if_one_fault_has_too_little_data(metric):
 
 
 def watched(run, *machines):
-    return msgspec.structs.replace(
+    return changed(
         run,
         watched=tuple(Machine(name=name, samples=1, busy_ns=1, clock_error_ns=1, lost=lost) for name, lost in machines),
     )
@@ -521,8 +521,8 @@ def test_kernel_errors_of_unfollowed_logs_are_unknown(machines, expected):
 def test_kernel_errors_of_a_log_that_could_not_be_opened_are_unknown():
     """The machine's /dev/kmsg could not be read, so its 0 errors prove nothing."""
     run = watched(synthetic_run(), ("host1", None), ("host2", None))
-    first, second = run.watched
-    run = msgspec.structs.replace(run, watched=(first, replace(second, no_log="Permission denied")))
+    first, second = run.telemetry.watched
+    run = changed(run, watched=(first, replace(second, no_log="Permission denied")))
     check = verdict_of(run, at_most("kernel.errors", 0)).checks[-2]
     assert check.verdict is INCONCLUSIVE
     assert "host2: its log was not followed: Permission denied" in check.detail
@@ -531,8 +531,8 @@ def test_kernel_errors_of_a_log_that_could_not_be_opened_are_unknown():
 
 def test_kernel_errors_count_even_if_a_machine_is_lost():
     run = watched(synthetic_run(), ("host1", None), ("host2", "gone"))
-    output = Change(node="host1", subject="kernel", at_ns=run.t0_ns, text="3 mlx5: it broke")
-    run = msgspec.structs.replace(run, kernel=(output,))
+    output = Change(node="host1", subject="kernel", at_ns=run.workload.t0_ns, text="3 mlx5: it broke")
+    run = changed(run, kernel=(output,))
     assert verdict_of(run, at_most("kernel.errors", 0)).checks[-2].verdict is FAIL
 
 
@@ -540,17 +540,20 @@ def test_routing_times_are_unknown_if_the_switches_were_lost():
     run = synthetic_run()
     changes = tuple(
         Change(
-            node="rtsw1", subject="route 10.77.2.0/24", at_ns=run.faults[0].receipt.fired.first_ns + after, text=text
+            node="rtsw1",
+            subject="route 10.77.2.0/24",
+            at_ns=run.injected.faults[0].receipt.fired.first_ns + after,
+            text=text,
         )
         for after, text in ((10_000_000, "dev ctsw2"), (700_000_000, "dev ctsw1"))
     )
-    run = msgspec.structs.replace(run, changes=changes)
+    run = changed(run, changes=changes)
     assert observe(watched(run, ("host1", "gone"))).metrics["routing.converged"].value is not None
     kernel_line = Change(node="rtsw1", subject="kernel", at_ns=changes[1].at_ns + 10**9, text="3 mlxsw: a port is hot")
-    talks = observe(watched(msgspec.structs.replace(run, changes=(*changes, kernel_line)), ("host1", None)))
+    talks = observe(watched(changed(run, changes=(*changes, kernel_line)), ("host1", None)))
     assert talks.metrics["routing.converged"] == observe(watched(run, ("host1", None))).metrics["routing.converged"]
     dropped = Change(node="rtsw1", subject=CHANGES_LOST, at_ns=changes[1].at_ns + 1, text="lost: No buffer space")
-    many = observe(watched(msgspec.structs.replace(run, changes=(*changes, dropped)), ("host1", None)))
+    many = observe(watched(changed(run, changes=(*changes, dropped)), ("host1", None)))
     assert many.metrics["routing.converged"].value is None
     assert "changes on rtsw1 were lost" in many.metrics["routing.converged"].detail
     lost = observe(watched(run, ("fabric", "it does not answer"))).metrics["routing.converged"]
@@ -560,11 +563,9 @@ def test_routing_times_are_unknown_if_the_switches_were_lost():
 
 def test_wrong_elements_are_unknown_if_a_rank_checked_no_iteration():
     run = synthetic_run()
-    first, *others = run.series
-    part = msgspec.structs.replace(
-        run, series=(first, *(msgspec.structs.replace(one, iterations=()) for one in others))
-    )
-    for less in (part, msgspec.structs.replace(run, series=(first,))):
+    first, *others = run.workload.series
+    part = changed(run, series=(first, *(msgspec.structs.replace(one, iterations=()) for one in others)))
+    for less in (part, changed(run, series=(first,))):
         check = verdict_of(less, at_most("wrong_elements", 0)).checks[-2]
         assert check.verdict is INCONCLUSIVE
         assert "nothing was checked on rank 1" in check.detail
@@ -577,9 +578,9 @@ def test_counter_that_was_reset_or_removed_is_a_lower_bound(after, expected):
     run = synthetic_run()
     name = "rxe0.out_of_seq_request"
     left = {"host1": {} if after is None else {name: after}, "host2": {name: 0}}
-    run = msgspec.structs.replace(
+    run = changed(
         run,
-        ranks=run.ranks[:2],
+        ranks=run.workload.ranks[:2],
         counters_before={"host1": {name: 5}, "host2": {name: 0}},
         counters_after=left,
     )
@@ -588,7 +589,10 @@ def test_counter_that_was_reset_or_removed_is_a_lower_bound(after, expected):
 
 def test_straggler_is_unknown_with_too_few_iterations_under_a_fault():
     run = synthetic_run()
-    fired = {"uplink": (run.t0_ns, run.t0_ns + 10), "loss": (run.t0_ns + 20_000_000_000, run.t0_ns + 24_000_000_000)}
+    fired = {
+        "uplink": (run.workload.t0_ns, run.workload.t0_ns + 10),
+        "loss": (run.workload.t0_ns + 20_000_000_000, run.workload.t0_ns + 24_000_000_000),
+    }
     result = straggler(run, fired)
     assert result.value is None
     assert "uplink" in result.detail
@@ -598,8 +602,8 @@ def test_straggler_is_unknown_with_too_few_iterations_under_a_fault():
 def test_job_time_of_iterations_before_the_faults_is_inconclusive(of):
     """The twin finished only a fifth of the iterations, and the first fault came later than that."""
     run = synthetic_run()
-    short = tuple(msgspec.structs.replace(one, iterations=one.iterations[:20]) for one in run.series)
-    run = msgspec.structs.replace(run, **({"series": short} if of == "run" else {"twin": short}))
+    short = tuple(msgspec.structs.replace(one, iterations=one.iterations[:20]) for one in run.workload.series)
+    run = changed(run, **({"series": short} if of == "run" else {"twin": short}))
     check = verdict_of(run, at_most("jct_ratio", 1.6)).checks[-2]
     assert (check.name, check.verdict, check.observed) == ("jct_ratio", INCONCLUSIVE, None)
     assert "both runs finished 20 iterations, which ended before uplink was over" in check.detail
@@ -607,10 +611,10 @@ def test_job_time_of_iterations_before_the_faults_is_inconclusive(of):
 
 def test_judge_workload_that_moved_nothing_is_inconclusive_although_its_faults_are_proved():
     """Queue pairs of a silent job do not fail, so a bound on errors would hold."""
-    run = msgspec.structs.replace(synthetic_run(), qp_errors=0)
+    run = changed(synthetic_run(), qp_errors=0)
     assert verdict_of(run, at_most("qp_errors", 0)).verdict is PASS
-    silent = tuple(msgspec.structs.replace(series, samples=(), iterations=()) for series in run.series)
-    result = verdict_of(msgspec.structs.replace(run, series=silent), at_most("qp_errors", 0))
+    silent = tuple(msgspec.structs.replace(series, samples=(), iterations=()) for series in run.workload.series)
+    result = verdict_of(changed(run, series=silent), at_most("qp_errors", 0))
     assert result.verdict is INCONCLUSIVE
     assert [check.detail for check in result.checks if check.name == "workload"] == [
         "no data arrived and no iteration finished, so the effect of the faults is unknown"
@@ -629,21 +633,21 @@ def test_judge_workload_that_moved_nothing_is_inconclusive_although_its_faults_a
 )
 def test_judge_wrong_bytes_of_flows_are_a_check_of_their_own(checked, wrong, failure, expected):
     """Wrong bytes used to be only a reason why the workload failed, and a lost host's reason hid them."""
-    run = msgspec.structs.replace(synthetic_run(), checked_bytes=checked, wrong_bytes=wrong, failure=failure)
+    run = changed(synthetic_run(), checked_bytes=checked, wrong_bytes=wrong, failure=failure)
     result = verdict_of(run)
     assert [check.verdict for check in result.checks if check.name == "wrong_bytes"] == ([expected] if expected else [])
-    assert decode_measurements(encode_measurements(run)) == run
+    assert reread(run) == run
     with pytest.raises(ValueError, match="wrong_bytes"):
-        decode_measurements(encode_measurements(msgspec.structs.replace(run, wrong_bytes=9999)))
+        reread(changed(run, wrong_bytes=9999))
 
 
 def test_judge_wrong_elements_fail_although_no_expectation_names_them():
     """An experiment that bounds only times passed with wrong results, and said that the job survived."""
     run = synthetic_run()
-    first, *others = run.series
+    first, *others = run.workload.series
     step, *later = first.iterations
     broken_series = msgspec.structs.replace(first, iterations=(msgspec.structs.replace(step, wrong=4), *later))
-    run = msgspec.structs.replace(run, series=(broken_series, *others))
+    run = changed(run, series=(broken_series, *others))
     for expectations, verdict in (((), FAIL), ((at_most("qp_errors", 100),), FAIL), ((at_most(ELEMENTS, 9),), PASS)):
         result = verdict_of(run, *expectations)
         assert [check.verdict for check in result.checks if check.name == ELEMENTS] == [verdict]
@@ -654,10 +658,10 @@ def test_judge_wrong_elements_fail_although_no_expectation_names_them():
 def test_judge_wrong_elements_of_the_fault_free_twin_fail():
     """A lab that computes wrong results without any fault passed: only the run with the faults was looked at."""
     run = synthetic_run()
-    first, *others = run.twin
+    first, *others = run.fault_free
     step, *later = first.iterations
     broken_series = msgspec.structs.replace(first, iterations=(msgspec.structs.replace(step, wrong=4), *later))
-    run = msgspec.structs.replace(run, twin=(broken_series, *others))
+    run = changed(run, twin=(broken_series, *others))
     for expectations in ((), (at_most(ELEMENTS, 9),)):
         result = verdict_of(run, *expectations)
         assert result.verdict is FAIL
@@ -669,7 +673,7 @@ def test_judge_wrong_elements_of_the_fault_free_twin_fail():
 
 def test_judge_flows_without_a_record_of_silent_ones_are_inconclusive():
     """Bytes are counted by RNIC: a flow that never carried one is hidden by another flow of its RNIC."""
-    flows = msgspec.structs.replace(
+    flows = changed(
         synthetic_run(), workload={"flow": "send", "transport": "rc", "size_bytes": 4096, "qps": 1}, silent_flows=None
     )
     check = next(check for check in verdict_of(flows).checks if check.name == "workload")
@@ -680,39 +684,39 @@ def test_judge_flows_without_a_record_of_silent_ones_are_inconclusive():
 def test_judge_flow_that_moved_nothing_is_not_hidden_by_another_one_at_its_rnic(transport):
     """Samples are of RNICs: the bytes of the other flows of an incast hid one of which nothing ever arrived."""
     run = synthetic_run()
-    flows = msgspec.structs.replace(
+    flows = changed(
         run,
         workload={"flow": "write", "transport": transport, "size_bytes": 4096, "qps": 1, "pattern": "incast"},
-        series=tuple(msgspec.structs.replace(series, iterations=()) for series in run.series),
+        series=tuple(msgspec.structs.replace(series, iterations=()) for series in run.workload.series),
         silent_flows=("host2:rxe0 > host4:rxe0",),
     )
     result = verdict_of(flows, at_most("qp_errors", 100))
     assert result.verdict is INCONCLUSIVE
     (check,) = [check for check in result.checks if check.name == "workload"]
     assert check.detail.startswith("nothing arrived on host2:rxe0 > host4:rxe0 from beginning to end")
-    whole = msgspec.structs.replace(flows, silent_flows=())
+    whole = changed(flows, silent_flows=())
     assert next(check for check in verdict_of(whole).checks if check.name == "workload").verdict is PASS
 
 
 def test_judge_flow_of_which_no_byte_was_compared_is_not_hidden_by_another_one():
     """Bytes of the other flows were compared and right, so that the check passed for all of them."""
-    run = msgspec.structs.replace(synthetic_run(), checked_bytes=4096, unchecked_flows=("host2:rxe0 > host4:rxe0",))
+    run = changed(synthetic_run(), checked_bytes=4096, unchecked_flows=("host2:rxe0 > host4:rxe0",))
     (check,) = [check for check in verdict_of(run).checks if check.name == "wrong_bytes"]
     assert check.verdict is INCONCLUSIVE
     assert check.detail == "4,096 bytes compared, but none of host2:rxe0 > host4:rxe0"
-    wrong = msgspec.structs.replace(run, wrong_bytes=3)
+    wrong = changed(run, wrong_bytes=3)
     (check,) = [check for check in verdict_of(wrong).checks if check.name == "wrong_bytes"]
     assert check.verdict is FAIL
-    assert decode_measurements(encode_measurements(run)) == run
+    assert reread(run) == run
 
 
 @pytest.mark.parametrize("which", ["counters_before", "counters_after"])
 def test_retransmissions_of_an_rnic_whose_counters_were_never_read_are_unknown(which):
     """The other hosts' counters did not move, but this host's are unknown, so 0 must not pass."""
     run = synthetic_run()
-    run = msgspec.structs.replace(run, counters_after=run.counters_before)
+    run = changed(run, counters_after=run.telemetry.counters_before)
     assert verdict_of(run, at_most("nak_episodes", 0)).checks[-2].verdict is PASS
-    run = msgspec.structs.replace(run, **{which: {**getattr(run, which), "host3": {"be0.rx_packets": 1}}})
+    run = changed(run, **{which: {**getattr(run.telemetry, which), "host3": {"be0.rx_packets": 1}}})
     check = verdict_of(run, at_most("nak_episodes", 0)).checks[-2]
     assert check.verdict is INCONCLUSIVE
     assert "host3:rxe0 gave no such counter" in check.detail

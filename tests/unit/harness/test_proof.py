@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged_runs import plan_of
 from planned_faults import SAMPLES, soft
-from synthetic_run import FLAP, LOSS, MS, T0, S, synthetic_run
+from synthetic_run import FLAP, LOSS, MS, T0, S, changed, synthetic_run
 
 from faultbed.harness import proof
 from faultbed.harness.analysis.observe import observe
@@ -224,12 +224,12 @@ def checks_of(verdict):
 
 def with_uplink(run, *, plan=None, fired=None, **receipt):
     """Return the run with another first fault."""
-    first = run.faults[0]
+    first = run.injected.faults[0]
     replaced = msgspec.structs.replace(first.receipt, **receipt)
     if fired:
         replaced = msgspec.structs.replace(replaced, fired=msgspec.structs.replace(replaced.fired, **fired))
     first = msgspec.structs.replace(first, receipt=replaced, plan=msgspec.structs.replace(first.plan, **(plan or {})))
-    return msgspec.structs.replace(run, faults=(first, *run.faults[1:]))
+    return changed(run, faults=(first, *run.injected.faults[1:]))
 
 
 WORKLOADS = {
@@ -245,8 +245,8 @@ WORKLOADS = {
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_judge_fault_outside_workload_is_inconclusive(workload):
     """A fault that fired 8 s after the end of the workload proves nothing, and neither do checks that depend on it."""
-    run = msgspec.structs.replace(synthetic_run(), workload=WORKLOADS[workload])
-    at_ns = run.end_ns + 8 * S
+    run = changed(synthetic_run(), workload=WORKLOADS[workload])
+    at_ns = run.workload.end_ns + 8 * S
     armed, cleared = Armed(ok=True, at_ns=at_ns), Cleared(ok=True, at_ns=at_ns + S)
     late = with_uplink(run, armed=armed, cleared=cleared, fired={"first_ns": at_ns, "last_ns": at_ns})
     verdict = judged(late, "recovery.uplink", "recovery.loss", "wrong_elements")
@@ -265,7 +265,7 @@ def test_judge_fault_outside_workload_is_inconclusive(workload):
 @pytest.mark.parametrize("recorded", [True, False])
 def test_judge_fault_on_for_a_part_of_its_window_is_inconclusive(workload, recorded):
     """The active time comes from the holder. Older runs use the longest time that their receipt allows."""
-    run = msgspec.structs.replace(synthetic_run(), workload=WORKLOADS[workload])
+    run = changed(synthetic_run(), workload=WORKLOADS[workload])
     begin = FLAP.start + T0 / S
     on_time = on((begin, begin + 1.08), planned=[(0, 60)]) if recorded else None
     short = with_uplink(run, plan={"duration_ns": 60 * S}, on_time=on_time)
@@ -278,9 +278,11 @@ def test_judge_workload_that_ends_under_the_fault_is_inconclusive():
     """The holder kept the fault for its whole window, but the job had ended before."""
     run = synthetic_run(seconds=21.0)
     start = T0 / S + LOSS.start
-    begun = msgspec.structs.replace(run.faults[1].receipt, on_time=on((start, start + 3.0)))
-    run = msgspec.structs.replace(
-        run, faults=(run.faults[0], msgspec.structs.replace(run.faults[1], receipt=begun)), end_ns=T0 + 21 * S
+    begun = msgspec.structs.replace(run.injected.faults[1].receipt, on_time=on((start, start + 3.0)))
+    run = changed(
+        run,
+        faults=(run.injected.faults[0], msgspec.structs.replace(run.injected.faults[1], receipt=begun)),
+        end_ns=T0 + 21 * S,
     )
     check = checks_of(judged(run))["fired.loss"]
     assert check.verdict is Verdict.INCONCLUSIVE
@@ -310,15 +312,15 @@ def test_judge_never_accepts_a_fault_that_does_not_fit_workload_and_plan(seed):
         plan={"duration_ns": int(planned * S)},
         fired={"first_ns": at_ns, "last_ns": at_ns, "between_ns": (at_ns, at_ns + MS)},
         on_time=on((begin, begin + length), planned=[(0, planned)]),
-    ).faults[0]
+    ).injected.faults[0]
     if not proof.why_unproven_in(run, fault):
-        assert run.t0_ns <= at_ns <= run.end_ns
-        within_s = min(begin + length, run.end_ns / S) - begin
+        assert run.workload.t0_ns <= at_ns <= run.workload.end_ns
+        within_s = min(begin + length, run.workload.end_ns / S) - begin
         assert abs(within_s - planned) <= tolerance_ns(int(planned * S)) / S + 0.001
 
 
 def test_fault_within_one_of_several_workloads_is_proven():
-    receipt = synthetic_run().faults[0].receipt
+    receipt = synthetic_run().injected.faults[0].receipt
     first_ns = receipt.fired.first_ns
     before, during = (first_ns - 9 * S, first_ns - 5 * S), (first_ns - S, first_ns + 30 * S)
     assert proof.why_unproven(receipt, workloads=[before, during]) == ()
@@ -329,19 +331,19 @@ def test_fault_within_one_of_several_workloads_is_proven():
 def test_fault_complete_by_hits_needs_all_hits_while_the_workload_runs():
     """The last of three forged packets came after the job's end, so the fault was not complete while the job ran."""
     run = synthetic_run()
-    first_ns, beyond_ns = run.end_ns - S, run.end_ns + 2 * S
+    first_ns, beyond_ns = run.workload.end_ns - S, run.workload.end_ns + 2 * S
     complete = on((first_ns / S, first_ns / S + 3), complete=True)
     fired = {"count": 3, "first_ns": first_ns, "last_ns": beyond_ns}
     check = checks_of(judged(with_uplink(run, on_time=complete, fired=fired)))["fired.uplink"]
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "its last hits came up to 2.00 s after the workload ended" in check.detail
-    within = with_uplink(run, on_time=complete, fired={**fired, "last_ns": run.end_ns - 1})
+    within = with_uplink(run, on_time=complete, fired={**fired, "last_ns": run.workload.end_ns - 1})
     assert checks_of(judged(within))["fired.uplink"].verdict is Verdict.PASS
 
 
 def test_train_that_was_off_while_the_workload_ran_is_not_proven():
     """Hits before and after a workload do not prove that the fault acted in between."""
-    receipt = synthetic_run().faults[0].receipt
+    receipt = synthetic_run().injected.faults[0].receipt
     fired = msgspec.structs.replace(receipt.fired, count=2, first_ns=10 * S, last_ns=100 * S, between_ns=None)
     train = on((10, 11), (99, 100), planned=[(0, 1), (89, 90)])
     receipt = msgspec.structs.replace(receipt, fired=fired, on_time=train)

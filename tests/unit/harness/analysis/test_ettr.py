@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_run import MS, T0, S, synthetic_run
+from synthetic_run import MS, T0, S, changed, synthetic_run
 
 from faultbed.harness.analysis.ettr import ettr
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.analysis.prediction import predictions
 from faultbed.harness.analysis.timeline import Baseline, Impact
-from faultbed.harness.record.measurements import Iteration, RankSeries
+from faultbed.harness.record.evidence.workload_evidence import Iteration, RankSeries
 
 BASE = Baseline(start_ns=T0, end_ns=T0 + S, mean=1e6, floor=9e5, window_ns=S)
 
@@ -44,7 +43,7 @@ def job(count, *, stall_ns=0, at=50, ingest_ns=0):
         steps.append(step)
         now = step.end_ns
     series = tuple(RankSeries(rank=rank, iterations=tuple(steps)) for rank in (0, 1))
-    return msgspec.structs.replace(synthetic_run(), series=series, end_ns=now)
+    return changed(synthetic_run(), series=series, end_ns=now)
 
 
 @given(count=st.integers(20, 200), stall_ms=st.integers(0, 20_000), ingest_ms=st.integers(0, 50))
@@ -64,7 +63,7 @@ def test_ettr_without_faults_is_one():
 
 def test_ettr_without_healthy_iterations_is_none():
     assert ettr(job(30), BASE, (), first_fault_ns=T0 + 250 * MS) is None
-    flow = msgspec.structs.replace(job(30), series=(RankSeries(rank=0),))
+    flow = changed(job(30), series=(RankSeries(rank=0),))
     assert ettr(flow, BASE, (), first_fault_ns=T0 + 100 * S) is None
     one = observe(flow).metrics["ettr"]
     assert (one.value, one.detail.partition(",")[0]) == (None, "not a job with iterations")
@@ -98,13 +97,13 @@ def test_ettr_with_one_control_only_has_no_interval(first_ms, settled_ms):
 )
 def test_ettr_of_a_run_that_ends_in_an_outage_counts_the_outage(changes):
     """30 iterations in 3 s, and then nothing for 27 s until the run ended: the ratio used to be 1."""
-    run = msgspec.structs.replace(job(30), end_ns=T0 + 30 * S, **changes)
+    run = changed(job(30), end_ns=T0 + 30 * S, **changes)
     for first_fault_ns in (T0 + 3 * S, T0 + 100 * S):
         one = ettr(run, None, (), first_fault_ns=first_fault_ns)
         assert one.healthy_ns == pytest.approx(100 * MS)
         assert one.ratio == pytest.approx(0.1)
         assert one.interval() is None, "no fault-free time is known after the outage"
-    whole = msgspec.structs.replace(run, failure=None, workload={"iterations": 30})
+    whole = changed(run, failure=None, workload={"iterations": 30})
     assert ettr(whole, None, (), first_fault_ns=T0 + 100 * S).ratio == 1, "the time after the last iteration is no loss"
 
 

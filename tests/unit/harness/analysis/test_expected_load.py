@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from finished_run import finished
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis.links.expected_load import expected_loads, with_expected, worst_difference
 from faultbed.harness.analysis.links.link_load import link_loads
@@ -23,14 +23,14 @@ def ring(**changes):
         msgspec.structs.replace(
             connection, ack_path=BACK.get(connection.src.partition(":")[0], tuple(reversed(connection.path)))
         )
-        for connection in run.connections
+        for connection in run.workload.connections
     )
-    return msgspec.structs.replace(run, **({"connections": connections, "qp_errors": 0, "rebuilds": 0} | changes))
+    return changed(run, **({"connections": connections, "qp_errors": 0, "rebuilds": 0} | changes))
 
 
 def by_hand(run):
     """Each host sends six messages of 256 KiB per operation to the next one: 64 packets each, and one ACK."""
-    operations = finished_iterations(run.series)
+    operations = finished_iterations(run.workload.series)
     data, ack = 6 * (262144 + 64 * 58 + 20), 6 * 62
     return {
         ("rtsw1", "ctsw1"): operations * (data + ack),
@@ -46,7 +46,7 @@ def measured(run, sizes):
     for (src, dst), size in sizes.items():
         before.setdefault(src, {})[f"{dst}.tx_bytes"] = 7
         after.setdefault(src, {})[f"{dst}.tx_bytes"] = 7 + round(size)
-    return msgspec.structs.replace(run, counters_before=before, counters_after=after)
+    return changed(run, counters_before=before, counters_after=after)
 
 
 def test_expected_bytes_per_direction_follow_from_schedule_and_paths():
@@ -60,17 +60,17 @@ def test_expected_bytes_per_direction_follow_from_schedule_and_paths():
 def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spread, writes):
     """Four queue pairs share each message, and one of host2's takes another spine than the rest."""
     run = ring()
-    workload = dict(run.workload) | {"qps_per_peer": 4, "spread": spread}
+    workload = dict(run.workload.planned) | {"qps_per_peer": 4, "spread": spread}
     other = {"host2:rxe0": ("host2", "rtsw1", "ctsw2", "rtsw2", "host3")}
     connections = tuple(
         msgspec.structs.replace(
             connection, path=other.get(connection.src, connection.path) if number == 3 else connection.path
         )
-        for connection in run.connections
+        for connection in run.workload.connections
         for number in range(4)
     )
     result = expected_loads(ring(workload=workload, connections=connections))
-    operations = finished_iterations(run.series)
+    operations = finished_iterations(run.workload.series)
     quarter, ack = operations * (6 * (65536 + 16 * 58) + writes * 20), operations * writes * 62
     assert result.bytes_by_direction["rtsw1", "ctsw2"] == pytest.approx(quarter)
     assert result.bytes_by_direction["rtsw1", "ctsw1"] == pytest.approx(3 * quarter + 4 * ack)
@@ -80,12 +80,14 @@ def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spre
 def test_expected_bytes_of_an_rnic_sum_over_its_ranks():
     """With two ranks per RNIC, the ring passes every RNIC twice, and each message has an eighth of the data."""
     run = ring()
-    ranks = tuple(msgspec.structs.replace(rank, rank=rank.rank + 4 * turn) for turn in (0, 1) for rank in run.ranks)
-    connections = tuple(connection for connection in run.connections for _ in (0, 1))
-    result = expected_loads(
-        ring(workload=dict(run.workload) | {"ranks_per_rnic": 2}, ranks=ranks, connections=connections)
+    ranks = tuple(
+        msgspec.structs.replace(rank, rank=rank.rank + 4 * turn) for turn in (0, 1) for rank in run.workload.ranks
     )
-    operations = finished_iterations(run.series)
+    connections = tuple(connection for connection in run.workload.connections for _ in (0, 1))
+    result = expected_loads(
+        ring(workload=dict(run.workload.planned) | {"ranks_per_rnic": 2}, ranks=ranks, connections=connections)
+    )
+    operations = finished_iterations(run.workload.series)
     data, ack = 2 * 14 * (131072 + 32 * 58 + 20), 2 * 14 * 62
     assert result.bytes_by_direction["rtsw1", "ctsw1"] == pytest.approx(operations * (data + ack))
 

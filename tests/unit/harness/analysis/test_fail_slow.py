@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples, some_of
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from bench.fail_slow import Noise, healthy_times
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.analysis.ranks.fail_slow import MEAN_ITERATIONS, Detector, _against_others, detect
 from faultbed.harness.analysis.ranks.slow_ranks import slow_ranks
 from faultbed.harness.confidence import share_interval
-from faultbed.harness.record.measurements import Iteration, Rank, RankSeries
+from faultbed.harness.record.evidence.workload_evidence import Iteration, Rank, RankSeries
 
 QUIET = Noise(deviation=0.02, correlation=0.0, long=0.01, ranks=8)
 RACKED = [(4, 2, 0.02), (8, 4, 0.01), (8, 2, 0.02), (4, 4, 0.02)]
@@ -51,7 +51,7 @@ def test_fail_slow_detects_a_slow_gpu_with_any_number_of_ranks(ranks_per_rnic, h
         )
 
     result = slow_ranks(
-        msgspec.structs.replace(
+        changed(
             run,
             ranks=tuple(Rank(rank=rank, host=host, rnic="rxe0") for rank, host in enumerate(names)),
             series=tuple(series(rank) for rank in range(len(names))),
@@ -81,7 +81,7 @@ def test_slow_rank_is_found_beyond_an_iteration_without_a_record(lost):
         return RankSeries(rank=rank, iterations=iterations)
 
     ranks = tuple(Rank(rank=rank, host=host, rnic="rxe0") for rank, host in enumerate(hosts))
-    result = slow_ranks(msgspec.structs.replace(run, ranks=ranks, series=tuple(map(series, range(4)))))
+    result = slow_ranks(changed(run, ranks=ranks, series=tuple(map(series, range(4)))))
     (alarm,) = result.slow
     assert (alarm.host, alarm.since) == ("host1", 150)
     assert 150 <= alarm.iteration < 160
@@ -92,8 +92,8 @@ def test_slow_rank_is_found_beyond_an_iteration_without_a_record(lost):
 
 def test_slow_ranks_of_one_gpu_are_unknown():
     run = synthetic_run()
-    here = tuple(msgspec.structs.replace(rank, host="host1", rnic="rxe0") for rank in run.ranks)
-    assert slow_ranks(msgspec.structs.replace(run, ranks=here)).words == "no two GPUs with a compute phase to compare"
+    here = tuple(msgspec.structs.replace(rank, host="host1", rnic="rxe0") for rank in run.workload.ranks)
+    assert slow_ranks(changed(run, ranks=here)).words == "no two GPUs with a compute phase to compare"
 
 
 def test_fail_slow_two_percent_are_detected_within_sixty_iterations():
@@ -242,21 +242,21 @@ def test_slow_ranks_name_the_slow_host_blind_to_faults():
     run = synthetic_run()
     result = slow_ranks(run)
     assert {one.host for one in result.slow} == {"host2"}
-    assert result == slow_ranks(msgspec.structs.replace(run, faults=()))
+    assert result == slow_ranks(changed(run, faults=()))
     observed = observe(run)
     assert observed.metrics["slow_rank"].value == "host2"
 
 
 def test_slow_rank_iterations_count_from_the_first_firing():
     run = synthetic_run()
-    run = msgspec.structs.replace(run, faults=run.faults[2:])
+    run = changed(run, faults=run.injected.faults[2:])
     observed = observe(run)
     assert 1 <= observed.metrics["slow_rank.iterations"].value <= 6
 
 
 def test_slow_ranks_of_a_healthy_run_are_none():
     run = synthetic_run()
-    run = msgspec.structs.replace(run, series=run.twin)
+    run = changed(run, series=run.fault_free)
     assert observe(run).metrics["slow_rank"].value == "none"
     assert observe(run).metrics["slow_rank.iterations"].value is None
 
@@ -267,7 +267,7 @@ def test_slow_ranks_without_compute_are_unknown():
         msgspec.structs.replace(
             rank, iterations=tuple(msgspec.structs.replace(iteration, compute_ns=0) for iteration in rank.iterations)
         )
-        for rank in run.series
+        for rank in run.workload.series
     )
-    one = observe(msgspec.structs.replace(run, series=idle)).metrics["slow_rank"]
+    one = observe(changed(run, series=idle)).metrics["slow_rank"]
     assert (one.value, one.detail) == (None, "no two GPUs with a compute phase to compare")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
-from synthetic_run import MS, T0, S, Window, _fault, synthetic_run
+from synthetic_run import MS, T0, S, Window, _fault, changed, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.bounds import check_expectation
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
-from faultbed.harness.record.measurements import Rank, RankSeries, Sample
+from faultbed.harness.record.evidence.workload_evidence import Rank, RankSeries, Sample
 from faultbed.harness.verdict import Verdict
 
 SECONDS, FLOWS = 40, 64
@@ -32,7 +31,7 @@ def flows(*faults, silent=(), paced=False):
         )
         for number in range(FLOWS)
     )
-    return replace(
+    return changed(
         synthetic_run(),
         workload={"flow": "write"},
         series=series,

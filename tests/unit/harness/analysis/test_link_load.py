@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from finished_run import finished
-from synthetic_run import soft_topology, synthetic_run
+from synthetic_run import changed, soft_topology, synthetic_run
 
 from faultbed.harness.analysis.links.link_load import Fan, Layer, fans, jain, layers, link_loads
 from faultbed.harness.report import run_page as report
@@ -18,7 +17,7 @@ def counted(sizes, *, before=1000):
     for (node, name), size in sizes.items():
         start.setdefault(node, {})[name] = before
         end.setdefault(node, {})[name] = before + size
-    return msgspec.structs.replace(synthetic_run(), counters_before=start, counters_after=end)
+    return changed(synthetic_run(), counters_before=start, counters_after=end)
 
 
 UPLINKS = {
@@ -69,11 +68,11 @@ def test_link_load_layers_and_fans():
     run = counted(UPLINKS)
     loads = link_loads(run)
 
-    assert layers(loads, run.topology) == (
+    assert layers(loads, run.lab.topology) == (
         Layer(src="rtsw", dst="ctsw", count=4, mmr=1.5),
         Layer(src="ctsw", dst="rtsw", count=4, mmr=500 / 375),
     )
-    assert fans(loads, run.topology) == (
+    assert fans(loads, run.lab.topology) == (
         Fan(switch="rtsw1", count=2, mmr=1.5, jfi=0.8),
         Fan(switch="rtsw2", count=2, mmr=1.0, jfi=1.0),
     )
@@ -106,13 +105,13 @@ def test_link_load_of_an_unread_port_is_none():
     loads = link_loads(run)
 
     assert all(way.size_bytes is None and way.share is None for load in loads for way in (load.up, load.down))
-    assert layers(loads, run.topology) == () == fans(loads, run.topology)
+    assert layers(loads, run.lab.topology) == () == fans(loads, run.lab.topology)
 
 
 def test_link_load_after_a_counter_reset_is_a_lower_bound():
     run = counted(UPLINKS)
-    after = {**run.counters_after, "rtsw1": {**run.counters_after["rtsw1"], "ctsw1.tx_bytes": 40}}
-    loads = {load.name: load for load in link_loads(msgspec.structs.replace(run, counters_after=after))}
+    after = {**run.telemetry.counters_after, "rtsw1": {**run.telemetry.counters_after["rtsw1"], "ctsw1.tx_bytes": 40}}
+    loads = {load.name: load for load in link_loads(changed(run, counters_after=after))}
 
     assert loads["rtsw1:ctsw1"].up.size_bytes == 40
     assert loads["rtsw1:ctsw1"].up.at_least
@@ -124,21 +123,27 @@ def test_link_shares_and_evenness_need_all_links(now):
     """If one uplink is unread, the other one would look like all that rtsw1 sent, and the fabric like an even one."""
     run = counted(UPLINKS)
     port = {} if now is None else {"ctsw1.tx_bytes": now}
-    left = {name: value for name, value in run.counters_after["rtsw1"].items() if name != "ctsw1.tx_bytes"}
-    run = msgspec.structs.replace(run, counters_after={**run.counters_after, "rtsw1": left | port})
+    left = {name: value for name, value in run.telemetry.counters_after["rtsw1"].items() if name != "ctsw1.tx_bytes"}
+    run = changed(run, counters_after={**run.telemetry.counters_after, "rtsw1": left | port})
     loads = {one.name: one for one in link_loads(run)}
     assert loads["rtsw1:ctsw2"].up.share is None
     assert loads["rtsw2:ctsw1"].up.share == 0.5
-    assert [(one.src, one.dst) for one in layers(loads.values(), run.topology)] == [("ctsw", "rtsw")]
-    assert [one.switch for one in fans(loads.values(), run.topology)] == ["rtsw2"]
+    assert [(one.src, one.dst) for one in layers(loads.values(), run.lab.topology)] == [("ctsw", "rtsw")]
+    assert [one.switch for one in fans(loads.values(), run.lab.topology)] == ["rtsw2"]
 
 
 def test_link_load_of_a_switch_that_booted_is_a_lower_bound():
     """The ports count more than before by now, so only counters that nothing but a boot resets reveal the boot."""
     run = counted(UPLINKS)
-    start = {**run.counters_before, "rtsw1": run.counters_before["rtsw1"] | {"ip.InReceives": 9, "tcp.InSegs": 9}}
-    end = {**run.counters_after, "rtsw1": run.counters_after["rtsw1"] | {"ip.InReceives": 1, "tcp.InSegs": 1}}
-    run = msgspec.structs.replace(run, counters_before=start, counters_after=end)
+    start = {
+        **run.telemetry.counters_before,
+        "rtsw1": run.telemetry.counters_before["rtsw1"] | {"ip.InReceives": 9, "tcp.InSegs": 9},
+    }
+    end = {
+        **run.telemetry.counters_after,
+        "rtsw1": run.telemetry.counters_after["rtsw1"] | {"ip.InReceives": 1, "tcp.InSegs": 1},
+    }
+    run = changed(run, counters_before=start, counters_after=end)
     loads = {load.name: load for load in link_loads(run)}
     assert loads["rtsw1:ctsw1"].up.at_least
     assert not loads["rtsw2:ctsw1"].up.at_least

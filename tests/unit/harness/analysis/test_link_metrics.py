@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from experiment_text import COLLECTIVE, read
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis.links.link_metrics import capacity_bytes, link_metrics, names
 from faultbed.harness.analysis.observe import observe
@@ -29,11 +29,11 @@ def counted(sizes, *, scale=ZONES.rate_scale, before=1000):
         start.setdefault(node, {})[f"{peer}.tx_bytes"] = before
         end.setdefault(node, {})[f"{peer}.tx_bytes"] = before + size
     run = synthetic_run()
-    return msgspec.structs.replace(
+    return changed(
         run,
         topology=ZONES.topology,
         rate_scale=scale,
-        end_ns=run.t0_ns + SECONDS * 10**9,
+        end_ns=run.workload.t0_ns + SECONDS * 10**9,
         counters_before=start,
         counters_after=end,
     )
@@ -78,7 +78,7 @@ def test_link_utilisation_is_over_the_time_of_the_warm_up_too():
     link = next(one for one in ZONES.topology.uplinks if one.name == "ctsw1:atsw1")
     half = round(link.a.speed_gbps * 1e9 / ZONES.rate_scale / 8 * (2 + SECONDS) / 2)
     run = counted(every_uplink(0, ctsw1_atsw1=half))
-    run = msgspec.structs.replace(run, began_ns=run.t0_ns - 2 * 10**9)
+    run = changed(run, began_ns=run.workload.t0_ns - 2 * 10**9)
     assert link_metrics(run)["link_utilisation.max"].value == pytest.approx(0.5, rel=1e-3)
 
 
@@ -93,12 +93,12 @@ def test_link_metrics_without_rates_have_no_utilisation_but_a_reason():
 
 def test_link_without_a_known_speed_leaves_no_maximum_and_no_mean():
     """The fullest link was left out without a word, so that the fullest of the others was the maximum."""
-    run = msgspec.structs.replace(counted(every_uplink(5, ctsw1_atsw1=10**12), scale=None), lab_kind="rack")
+    run = changed(counted(every_uplink(5, ctsw1_atsw1=10**12), scale=None), lab_kind="rack")
     links = tuple(
         replace(link, a=replace(link.a, speed_gbps=None)) if link.name == "ctsw1:atsw1" else link
         for link in ZONES.topology.links
     )
-    metrics = link_metrics(msgspec.structs.replace(run, topology=replace(ZONES.topology, links=links)))
+    metrics = link_metrics(changed(run, topology=replace(ZONES.topology, links=links)))
     for name in ("link_utilisation.max", "link_utilisation.mean", "bisection"):
         assert metrics[name].value is None
         assert "the speed of ctsw1:atsw1 is not known" in metrics[name].detail
@@ -107,8 +107,8 @@ def test_link_without_a_known_speed_leaves_no_maximum_and_no_mean():
 
 def test_link_metrics_after_a_counter_reset_have_no_ratio():
     run = counted(every_uplink(100))
-    after = {**run.counters_after, "rtsw1": {**run.counters_after["rtsw1"], "ctsw1.tx_bytes": 1}}
-    metrics = link_metrics(msgspec.structs.replace(run, counters_after=after))
+    after = {**run.telemetry.counters_after, "rtsw1": {**run.telemetry.counters_after["rtsw1"], "ctsw1.tx_bytes": 1}}
+    metrics = link_metrics(changed(run, counters_after=after))
     assert (metrics["mmr.rtsw"].value, metrics["mmr.rtsw1"].value) == (None, None)
     assert "rtsw1:ctsw1 was reset" in metrics["mmr.rtsw"].detail
     assert metrics["mmr.rtsw2"].value == 1
@@ -134,7 +134,7 @@ def test_link_metric_of_something_the_lab_lacks_is_rejected(metric, near):
 
 
 def test_link_capacity_on_a_rack_is_the_ports_speed():
-    run = msgspec.structs.replace(counted(every_uplink(0), scale=None), lab_kind="rack")
+    run = changed(counted(every_uplink(0), scale=None), lab_kind="rack")
     link = ZONES.topology.uplinks[0]
     assert capacity_bytes(run)[link.name] == pytest.approx(link.a.speed_gbps * 1e9 / 8 * SECONDS)
 
@@ -172,7 +172,7 @@ def test_bisection_with_one_uplink_unread_gives_no_value():
 def test_link_utilisation_after_a_counter_reset_gives_no_value():
     """Bytes that the busiest link carried before its switch restarted were not counted."""
     run = counted(every_uplink(100), before=1000)
-    run.counters_after["rtsw1"]["ctsw1.tx_bytes"] = 5
+    run.telemetry.counters_after["rtsw1"]["ctsw1.tx_bytes"] = 5
     assert link_metrics(run)["link_utilisation.max"].value is None
 
 

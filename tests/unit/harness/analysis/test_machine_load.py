@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
-from synthetic_run import synthetic_run
+from synthetic_run import changed, reread, synthetic_run
 
 from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.analysis.observe import observe
@@ -13,7 +12,6 @@ from faultbed.harness.confidence import Interval
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
-from faultbed.harness.record import measurements
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.observe.machine_load import MachineLoad, differences
 
@@ -62,11 +60,11 @@ def test_machine_load_differences_name_large_ones_only():
     assert differences(run, None) == ""
 
 
-def test_measurements_keep_the_load_of_run_and_twin():
+def test_evidence_keeps_the_load_of_run_and_twin():
     load = MachineLoad(wall_ns=5, cpu=0.5, missing=("/proc/pressure/io",))
-    run = msgspec.structs.replace(synthetic_run(), load=load, twin_load=load)
+    run = changed(synthetic_run(), load=load, twin_load=load)
 
-    assert measurements.decode(measurements.encode(run)).twin_load == load
+    assert reread(run).twin.load == load
     assert "/proc/pressure/io not available" in observe(run).metrics["jct_ratio"].detail
 
 

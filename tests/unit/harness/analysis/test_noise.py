@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from finished_run import finished
 from judged_runs import PLAN
 from repeated_runs import without_faults
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis import noise
 from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment.run_plan import PlannedBystander, PlannedFabric, PlannedProbes
-from faultbed.harness.record.measurements import ResilienceRun
+from faultbed.harness.record.evidence.workload_evidence import ResilienceRun
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from faultbed.testbed.errors import UsageError
@@ -59,7 +59,7 @@ def test_noise_floor_recovers_the_deviation_between_runs():
 
 def ended(run, later_ns):
     """Return the synthetic run with another end time, because a copy would not count."""
-    return msgspec.structs.replace(run, end_ns=run.end_ns + later_ns)
+    return changed(run, end_ns=run.workload.end_ns + later_ns)
 
 
 def test_noise_floor_of_one_run_under_several_names_is_rejected(tmp_path):
@@ -135,12 +135,12 @@ def test_noise_floor_needs_three_series_that_ran_as_planned():
     unproven = msgspec.structs.replace(RECEIPT, unproven=("no packet was marked",))
     routed = msgspec.structs.replace(CONDITIONS, routing=("pinned", {}))
     for receipt in (None, unproven):
-        several = {name: msgspec.structs.replace(run, routing=receipt) for name, run in runs.items()}
+        several = {name: changed(run, routing=receipt) for name, run in runs.items()}
         with pytest.raises(UsageError, match=r"0 fault-free series .* scheme is not proven"):
             noise.measure(alike(several, routed))
-    proven = {name: msgspec.structs.replace(run, routing=RECEIPT) for name, run in runs.items()}
+    proven = {name: changed(run, routing=RECEIPT) for name, run in runs.items()}
     assert len(noise.measure(alike(proven, routed)).sources) == 3
-    crowded = {name: msgspec.structs.replace(run, offered_bps=9e9, carried_bps=1e9) for name, run in runs.items()}
+    crowded = {name: changed(run, offered_bps=9e9, carried_bps=1e9) for name, run in runs.items()}
     with pytest.raises(UsageError, match="0 fault-free series"):
         noise.measure(alike(crowded))
     restart = Restart(
@@ -150,7 +150,7 @@ def test_noise_floor_needs_three_series_that_ran_as_planned():
     lost = ResilienceRun(restarts=(restart,), states=(), repeated_iterations=0, initialised_ns=1, connections=2)
     calm = msgspec.structs.replace(lost, restarts=())
     restarted, resilient = (
-        {name: msgspec.structs.replace(run, faults=(), twin=None, resilience=resilience) for name, run in runs.items()}
+        {name: changed(run, faults=(), twin=None, resilience=resilience) for name, run in runs.items()}
         for resilience in (lost, calm)
     )
     with pytest.raises(UsageError, match=r"0 fault-free series .* that was restarted"):

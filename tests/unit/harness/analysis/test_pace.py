@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_run import T0, synthetic_run
+from synthetic_run import T0, changed, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.analysis.pace import AROUND, pace, steadied
 from faultbed.harness.analysis.timeline import HOLD_NS, Goodput, baseline, impact
-from faultbed.harness.record.measurements import Iteration, RankSeries
+from faultbed.harness.record.evidence.workload_evidence import Iteration, RankSeries
 
 S = 1_000_000_000
 COUNT = 60
@@ -34,7 +34,7 @@ def run_of(phases_ms, **changes):
         )
         for rank in range(4)
     )
-    return msgspec.structs.replace(run, series=series, **changes)
+    return changed(run, series=series, **changes)
 
 
 def pace_of(run, fired=None):
@@ -103,7 +103,7 @@ def slowed_from(run, slow_ns):
             ),
         )
 
-    return msgspec.structs.replace(run, series=tuple(half(one) for one in run.series))
+    return changed(run, series=tuple(half(one) for one in run.workload.series))
 
 
 def test_pace_of_a_slower_machine_does_not_censor_a_recovered_fault():
@@ -111,7 +111,7 @@ def test_pace_of_a_slower_machine_does_not_censor_a_recovered_fault():
     run = synthetic_run()
     before, slow_ns = observe(run), T0 + 15 * S
     slowed = slowed_from(run, slow_ns)
-    with_pace, without = observe(slowed), observe(msgspec.structs.replace(slowed, lab_kind="rack"))
+    with_pace, without = observe(slowed), observe(changed(slowed, lab_kind="rack"))
 
     late = [fault for fault, one in before.impacts.items() if one.fired_ns > slow_ns and not one.censored]
     assert late
@@ -143,7 +143,7 @@ def test_observe_slow_down_with_a_fault_that_ends_bounds_the_recovery_from_both_
     one = observe(run).impacts["loss"]
     begin_ns, end_ns = one.fired_ns, one.cleared_ns + 6 * S
     half = slowed_from(run, begin_ns)
-    mixed = msgspec.structs.replace(
+    mixed = changed(
         run,
         series=tuple(
             msgspec.structs.replace(
@@ -153,7 +153,7 @@ def test_observe_slow_down_with_a_fault_that_ends_bounds_the_recovery_from_both_
                     b if b.start_ns >= end_ns else a for a, b in zip(slow.iterations, plain.iterations, strict=True)
                 ),
             )
-            for slow, plain in zip(half.series, run.series, strict=True)
+            for slow, plain in zip(half.workload.series, run.workload.series, strict=True)
         ),
     )
     observation = observe(mixed)

@@ -1,14 +1,14 @@
 """Phases of recovery, from the events that a run recorded."""
 
-import msgspec
 import pytest
-from synthetic_run import fired_between, lost_at, synthetic_run
+from synthetic_run import changed, fired_between, lost_at, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.analysis.phases import NAMES
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.experiment.metrics import METRICS
-from faultbed.harness.record.measurements import PacketSummary, RebuildMark
+from faultbed.harness.record.evidence.packet_summary import PacketSummary
+from faultbed.harness.record.evidence.workload_evidence import RebuildMark
 from faultbed.testbed.errors import ConfigError
 
 MS = 1_000_000
@@ -47,7 +47,7 @@ def test_phases_of_a_dead_queue_pair_are_complete(run, fired):
     at = fired["uplink"]
     impact = observe(run).impacts["uplink"]
     mark = RebuildMark(error_ns=at + 100 * MS, rebuilt_ns=at + 300 * MS, recovered_ns=at + 320 * MS)
-    hurt = msgspec.structs.replace(run, qps_lost=(lost_at(at + 100 * MS),), rebuild_marks=(mark,))
+    hurt = changed(run, qps_lost=(lost_at(at + 100 * MS),), rebuild_marks=(mark,))
     phases = lengths(hurt, "uplink")
     assert phases["detect"] == phases["qp_error"] == 100 * MS
     assert (phases["rebuild"], phases["first_data"]) == (200 * MS, 20 * MS)
@@ -74,13 +74,13 @@ def test_phases_rebuild_without_end_has_no_length(run, fired):
     """The length is missing, not 0."""
     at = fired["uplink"]
     mark = RebuildMark(error_ns=at + MS, rebuilt_ns=None, recovered_ns=None)
-    phases = lengths(msgspec.structs.replace(run, qps_lost=(lost_at(at + MS),), rebuild_marks=(mark,)), "uplink")
+    phases = lengths(changed(run, qps_lost=(lost_at(at + MS),), rebuild_marks=(mark,)), "uplink")
     assert not {"rebuild", "first_data"} & set(phases)
 
 
 def test_phases_assign_each_mark_to_one_fault(run, fired):
     """An error that occurs during the second fault belongs to the second fault only."""
-    hurt = msgspec.structs.replace(run, qps_lost=(lost_at(fired["loss"] + MS),))
+    hurt = changed(run, qps_lost=(lost_at(fired["loss"] + MS),))
     assert lengths(hurt, "uplink")["qp_error"] == 0
     assert lengths(hurt, "loss")["qp_error"] == MS
 
@@ -98,7 +98,7 @@ def test_phases_assign_a_nak_before_the_observed_firing_to_its_fault(run, fired)
 
     one = bounded.metrics["recovery.detect"]
     assert (one.value, one.interval.low) == (0, 0)
-    assert one.interval.high == pytest.approx((20 * MS + run.clock_error_ns) / 1e9)
+    assert one.interval.high == pytest.approx((20 * MS + run.workload.clock_error_ns) / 1e9)
     assert {one.name: one.length_ns for one in bounded.phases["loss"]}["retransmit"] == 7 * MS
     assert bounded.metrics["recovery.retransmit"].interval is None
 
@@ -109,9 +109,9 @@ def test_phases_interval_is_as_wide_as_the_uncertainty_of_the_firing(run, fired)
     """
     at = fired["uplink"]
     mark = RebuildMark(error_ns=at + 100 * MS, rebuilt_ns=at + 300 * MS, recovered_ns=at + 320 * MS)
-    hurt = msgspec.structs.replace(run, qps_lost=(lost_at(at + 100 * MS),), rebuild_marks=(mark,))
+    hurt = changed(run, qps_lost=(lost_at(at + 100 * MS),), rebuild_marks=(mark,))
     result = observe(fired_between(hurt, "uplink", 20 * MS, 5 * MS)).metrics
-    clock = run.clock_error_ns / 1e9
+    clock = run.workload.clock_error_ns / 1e9
 
     def span(name):
         one = result[name]
@@ -136,7 +136,7 @@ def test_phases_zero_length_is_exact(run):
 def test_phases_without_end_for_one_fault_have_no_worst_value(run, fired):
     """Otherwise the worst of the other faults would be reported as the worst of all."""
     good = RebuildMark(error_ns=fired["loss"] + MS, rebuilt_ns=fired["loss"] + 2 * MS, recovered_ns=None)
-    lost = msgspec.structs.replace(run, qps_lost=(lost_at(fired["loss"] + MS),), rebuild_marks=(good,))
+    lost = changed(run, qps_lost=(lost_at(fired["loss"] + MS),), rebuild_marks=(good,))
     metrics = observe(lost).metrics
     assert metrics["recovery.rebuild"].value == pytest.approx(0.001)
     assert (metrics["recovery.first_data"].value, metrics["recovery.first_data"].detail) == (

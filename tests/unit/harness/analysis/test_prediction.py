@@ -8,7 +8,7 @@ from finished_run import finished
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled_run import connections
-from synthetic_run import MS, fired_between, lost_at, synthetic_run
+from synthetic_run import MS, changed, fired_between, lost_at, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.analysis.prediction import losses, max_over_mean, predictions, qp_error_ns
@@ -49,17 +49,17 @@ def test_prediction_of_a_collective_has_its_model():
 
 def test_prediction_of_an_automatic_algorithm_uses_the_chosen_one():
     run = synthetic_run()
-    auto = msgspec.structs.replace(run, workload={**run.workload, "algorithm": "auto"})
+    auto = changed(run, workload={**run.workload.planned, "algorithm": "auto"})
     assert any("all-reduce over 4 ranks" in prediction.what for prediction in predictions(auto, observe(auto)))
 
 
 def test_prediction_of_a_flow_has_no_collective_model():
-    run = msgspec.structs.replace(synthetic_run(), workload={"flow": "write", "size_bytes": 65536})
+    run = changed(synthetic_run(), workload={"flow": "write", "size_bytes": 65536})
     assert "ring" not in of(run)
 
 
 def test_prediction_counts_uplinks_by_the_paths():
-    run = msgspec.structs.replace(synthetic_run(), connections=connections())
+    run = changed(synthetic_run(), connections=connections())
     actual = [prediction for prediction in predictions(run, observe(run)) if "uplinks of rtsw1" in prediction.what]
     assert actual[0].measured == "1.33 (ctsw1 2, ctsw2 1)"
     assert actual[0].holds
@@ -67,9 +67,9 @@ def test_prediction_counts_uplinks_by_the_paths():
 
 def test_prediction_queue_pair_that_dies_too_early_is_outside():
     run = synthetic_run()
-    fired_ns = run.faults[0].receipt.fired.first_ns
-    late = msgspec.structs.replace(run, qps_lost=(lost_at(fired_ns + 520 * MS),))
-    early = msgspec.structs.replace(run, qps_lost=(lost_at(fired_ns + 100 * MS),))
+    fired_ns = run.injected.faults[0].receipt.fired.first_ns
+    late = changed(run, qps_lost=(lost_at(fired_ns + 520 * MS),))
+    early = changed(run, qps_lost=(lost_at(fired_ns + 100 * MS),))
     assert of(late)["first"].holds is True
     assert of(early)["first"].holds is False
     assert of(late)["first"].measured == "520 ms"
@@ -80,7 +80,7 @@ def test_prediction_early_death_within_the_firings_uncertainty_is_not_outside():
     """The QP died 460 ms after the observed firing. The minimum is 470 ms, but the fault may have fired 20 ms
     earlier."""
     run = synthetic_run()
-    died = msgspec.structs.replace(run, qps_lost=(lost_at(run.faults[0].receipt.fired.first_ns + 460 * MS),))
+    died = changed(run, qps_lost=(lost_at(run.injected.faults[0].receipt.fired.first_ns + 460 * MS),))
     assert of(died)["first"].holds is False
     assert of(fired_between(died, "uplink", 20 * MS, 0))["first"].holds is True
     assert of(fired_between(died, "uplink", 5 * MS, 0))["first"].holds is False
@@ -89,26 +89,26 @@ def test_prediction_early_death_within_the_firings_uncertainty_is_not_outside():
 def test_prediction_uses_the_queue_pairs_own_parameters():
     """Timeout 8 and one retry give 2 x 1.05 ms. With the defaults (470 ms), the error would look too early."""
     run = synthetic_run()
-    died = (lost_at(run.faults[0].receipt.fired.first_ns + 4 * MS),)
+    died = (lost_at(run.injected.faults[0].receipt.fired.first_ns + 4 * MS),)
     quick = {**QpParams().to_dict(), "timeout": 8, "retry_cnt": 1}
-    request = msgspec.structs.replace(run, qps_lost=died, workload={**run.workload, "qp": quick}, clock_error_ns=0)
+    request = changed(run, qps_lost=died, workload={**run.workload.planned, "qp": quick}, clock_error_ns=0)
     assert of(request)["first"].holds is True
     assert of(request)["first"].model == "2 transmissions, timeout 8"
-    of_before = msgspec.structs.replace(run, qps_lost=died, clock_error_ns=0)
+    of_before = changed(run, qps_lost=died, clock_error_ns=0)
     assert of(of_before)["first"].holds is False
 
 
 def lossy(run, *, passed, share=0.02, **more):
     """Return the run with a fault that hit 61 packets, a `share` of those that passed."""
-    fault = run.faults[1]
+    fault = run.injected.faults[1]
     plan = msgspec.structs.replace(fault.plan, parameters={"share": share, **more})
-    return msgspec.structs.replace(run, faults=(msgspec.structs.replace(fault, plan=plan, passed=passed),))
+    return changed(run, faults=(msgspec.structs.replace(fault, plan=plan, passed=passed),))
 
 
 def test_prediction_of_packets_hit_follows_share_and_seed():
     """At 2 %, 61 hits of some 3,200 packets are as expected. Of 10,000 they are too few, of 900 too many."""
     run = synthetic_run()
-    chosen = by_share(0.02, run.faults[1].plan.seed)
+    chosen = by_share(0.02, run.injected.faults[1].plan.seed)
     one = of(lossy(run, passed=(2_900, 3_400)))["packets"]
     expected = f"{chosen.selected_among(2_900) - 1} to {chosen.selected_among(3_400) + 1}"
     assert (one.predicted, one.measured, one.holds) == (expected, "61", True)
@@ -135,7 +135,7 @@ def test_prediction_of_goodput_under_go_back_n():
     assert goodput_share(0, 32) == 1
     assert goodput_share(0.01, 32) == pytest.approx(0.99 / 1.31)
     flow = {"flow": "write", "size_bytes": 65536, "depth": 2, "qps": 4}
-    run = msgspec.structs.replace(lossy(synthetic_run(), passed=None), workload=flow)
+    run = changed(lossy(synthetic_run(), passed=None), workload=flow)
     one = of(run)["goodput"]
     assert "32 packets resent for each lost one" in one.model
     assert one.predicted == "0.60 at most"
@@ -150,12 +150,12 @@ def test_prediction_bounds_the_packets_that_passed():
     """Ten packets pass every 0.1 s. The minimum is between first and last hit, the maximum from arming to removal plus
     drops."""
     run = synthetic_run()
-    start = run.faults[1].receipt.fired.first_ns / 1e9
+    start = run.injected.faults[1].receipt.fired.first_ns / 1e9
     receipt = msgspec.structs.replace(
-        run.faults[1].receipt,
+        run.injected.faults[1].receipt,
         armed=Armed(ok=True, at_ns=int(start * 1e9), readback={"device": "host3-rxe0", "hook": "egress"}),
         cleared=Cleared(ok=True, at_ns=int((start + 3) * 1e9)),
-        fired=msgspec.structs.replace(run.faults[1].receipt.fired, last_ns=int((start + 3) * 1e9)),
+        fired=msgspec.structs.replace(run.injected.faults[1].receipt.fired, last_ns=int((start + 3) * 1e9)),
     )
     samples = [sampled(start - 1.05 + 0.1 * place, 10 * place) for place in range(60)]
     assert passed(samples, receipt, node="rtsw2") == (290, 350 + 61)
@@ -166,7 +166,7 @@ def test_prediction_bounds_the_packets_that_passed():
 
 def test_prediction_is_in_the_report(tmp_path):
     run = synthetic_run()
-    early = msgspec.structs.replace(run, qps_lost=(lost_at(run.faults[0].receipt.fired.first_ns + 100 * MS),))
+    early = changed(run, qps_lost=(lost_at(run.injected.faults[0].receipt.fired.first_ns + 100 * MS),))
     page = render(finished(tmp_path, early).path).read_text(encoding="utf-8")
     assert "Prediction beside measurement" in page
     assert "100 ms <b>(outside)</b>" in page

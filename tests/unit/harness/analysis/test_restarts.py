@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from finished_run import finished, parsed
 from samples import some_of
-from synthetic_run import MS, T0, S, synthetic_run
+from synthetic_run import MS, T0, S, changed, reread, synthetic_run
 
 from faultbed.harness import judge
 from faultbed.harness.analysis.ettr import ettr
@@ -21,7 +21,7 @@ from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.parts.part import Planned
-from faultbed.harness.record.measurements import Iteration, RankSeries, ResilienceRun, decode, encode
+from faultbed.harness.record.evidence.workload_evidence import Iteration, RankSeries, ResilienceRun
 from faultbed.harness.report import run_page
 from faultbed.harness.report.comparison.compare import compare
 from faultbed.harness.report.plots.restart_bars import restart_bars
@@ -75,8 +75,8 @@ def job(*restarts, count=100, wrong=0, lengths_ns=lambda: ITERATION_NS):
         "storage": {"host": "host4", "every": EVERY},
     }
     plain = synthetic_run(fired=False)
-    return msgspec.structs.replace(
-        plain, ranks=plain.ranks[:2], series=series, end_ns=now, workload=workload, faults=(),
+    return changed(
+        plain, ranks=plain.workload.ranks[:2], series=series, end_ns=now, workload=workload, faults=(),
         resilience=resilience(*restarts, wrong=wrong),
     )  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_restart_metrics_equal_its_phases():
 
 
 def test_restart_times_from_the_firing_and_by_the_ranks_clocks_have_intervals():
-    run = msgspec.structs.replace(job(PLAIN), clock_error_ns=200 * MS)
+    run = changed(job(PLAIN), clock_error_ns=200 * MS)
     metrics = observe(run).metrics
     for name in ("detect", "restore", "catch_up", "total"):
         one = metrics[f"restart.{name}"]
@@ -157,7 +157,7 @@ def test_restart_that_the_end_of_the_run_cuts_short_passes_no_maximum_of_the_tot
                      restored_iterations=None)  # fmt: skip
     run = job(PLAIN, second)
     one = observe(run).metrics["restart.total"]
-    open_s = (run.end_ns - T0) / 1e9 - 40
+    open_s = (run.workload.end_ns - T0) / 1e9 - 40
     assert (one.value, one.censored) == (pytest.approx(max(8.5, open_s)), True)
     for bound, expected in ((1000.0, Verdict.INCONCLUSIVE), (1.0, Verdict.FAIL)):
         verdict = verdict_of(run, Expectation(metric=METRICS["restart.total"], maximum=bound))
@@ -181,7 +181,7 @@ def hung_restart(*done):
 def test_judge_unfinished_restart_fails_a_maximum_that_it_has_exceeded_already(metric, maximum, expected):
     """The first restart was short and has an interval. It hid the second one, which lasted until the run ended."""
     hung = hung_restart(*_REACHED)
-    run = msgspec.structs.replace(job(PLAIN, hung), end_ns=T0 + 100 * S, clock_error_ns=200 * MS)
+    run = changed(job(PLAIN, hung), end_ns=T0 + 100 * S, clock_error_ns=200 * MS)
     verdict = verdict_of(run, Expectation(metric=METRICS[metric], maximum=maximum))
     (check,) = [check for check in verdict.checks if check.name == metric]
     length = {"restart.total": 60, "restart.restore": 56}[metric]
@@ -193,7 +193,7 @@ def test_judge_unfinished_restart_fails_a_maximum_that_it_has_exceeded_already(m
 def test_judge_phase_that_was_not_over_when_the_run_ended_passes_no_maximum():
     """The first restart initialised within 1 s. The second one had initialised for less when the run ended."""
     hung = hung_restart("noticed_ns", "diagnosed_ns", "rescheduled_ns")
-    run = msgspec.structs.replace(job(PLAIN, hung), end_ns=T0 + 43 * S + S // 2)
+    run = changed(job(PLAIN, hung), end_ns=T0 + 43 * S + S // 2)
     one = observe(run).metrics["restart.initialise"]
     assert (one.value, one.censored) == (1.0, True)
     assert "more than 500 ms: restart 2" in one.detail
@@ -207,10 +207,10 @@ def test_judge_phase_that_was_not_over_when_the_run_ended_passes_no_maximum():
 def test_checkpoint_wait_counts_the_wait_for_the_last_checkpoint_at_the_end_of_the_job(failure, expected):
     """A rank that stores in the background waited only there, and the metric had no value."""
     run = job()
-    last_ns = run.series[0].iterations[-1].end_ns
+    last_ns = run.workload.series[0].iterations[-1].end_ns
     stored = ((T0, T0 + 50 * MS), (last_ns - 100 * MS, last_ns + 2 * S))
-    series = tuple(msgspec.structs.replace(rank, stored_ns=stored) for rank in run.series)
-    one = observe(msgspec.structs.replace(run, series=series, failure=failure)).metrics["checkpoint.wait"]
+    series = tuple(msgspec.structs.replace(rank, stored_ns=stored) for rank in run.workload.series)
+    one = observe(changed(run, series=series, failure=failure)).metrics["checkpoint.wait"]
     assert one.value == (expected and pytest.approx(expected))
     assert ("at the end of the job" in one.detail) is (expected is not None)
 
@@ -225,7 +225,7 @@ def test_restart_metrics_of_a_job_without_restarts_are_none():
 def test_ettr_is_shown_with_the_published_formula_and_its_inputs():
     run = job(PLAIN)
     one = ettr(run, None, (), first_fault_ns=T0 + 4 * S)
-    assert one.ratio == pytest.approx(100 * 0.1 / ((run.end_ns - T0) / S))
+    assert one.ratio == pytest.approx(100 * 0.1 / ((run.workload.end_ns - T0) / S))
     formula = one.formula
     assert (formula.interruptions, formula.recovery_ns, formula.interval_ns) == (1, 8 * S, EVERY * ITERATION_NS)
     assert formula.checkpoint_share == 0
@@ -248,7 +248,7 @@ def test_ettr_formula_covers_a_loss_with_staggered_checkpoints(lost):
     """The second of two ranks stores the state after 40 iterations after the 45th: a loss before repeats from 30."""
     at = 45 + lost
     run = job(loss(at, restored_iterations=40))
-    staggered = msgspec.structs.replace(run, workload=run.workload | {"storage": {"every": EVERY, "mode": "staggered"}})
+    staggered = changed(run, workload=run.workload.planned | {"storage": {"every": EVERY, "mode": "staggered"}})
     one = ettr(staggered, None, (), first_fault_ns=T0 + 4 * S)
     assert one.formula.holds(one.ratio)
     assert one.formula.predicted < ettr(run, None, (), first_fault_ns=T0 + 4 * S).formula.predicted
@@ -286,7 +286,7 @@ def test_ettr_of_random_schedules_is_in_the_formulas_interval(losses, deviation,
     inside, known = 0, 0
     for _ in range(100):
         run = schedule(chance, losses, deviation, memory)
-        one = ettr(run, None, (), first_fault_ns=run.end_ns)
+        one = ettr(run, None, (), first_fault_ns=run.workload.end_ns)
         assert one.formula.interruptions == losses
         holds = one.formula.holds(one.ratio)
         known += holds is not None
@@ -306,7 +306,7 @@ def test_ettr_formula_counts_an_outage_once_if_the_next_loss_comes_before_progre
     """No iteration finished between the losses, so the second loss has the progress from before the first outage."""
     first = loss(100, restored_ns=T0 + 40 * S, restored_iterations=100)
     second = replace(first, number=2, noticed_ns=T0 + 41 * S, restored_ns=T0 + 70 * S)
-    run = msgspec.structs.replace(job(count=400), resilience=resilience(first, second), end_ns=T0 + 100 * S)
+    run = changed(job(count=400), resilience=resilience(first, second), end_ns=T0 + 100 * S)
     formula = ettr(run, None, (), first_fault_ns=T0 + 10 * S).formula
     assert (formula.interruptions, formula.interruptions * formula.recovery_ns) == (2, 60 * S)
 
@@ -326,7 +326,7 @@ def verdict_of(run, *expectations):
 
 
 def _plan_of(run):
-    return Plan(faultbed="0", experiment="job", seed=1, inventory="x", workload=run.workload, faults=())
+    return Plan(faultbed="0", experiment="job", seed=1, inventory="x", workload=run.workload.planned, faults=())
 
 
 def test_judge_restarts_and_state_are_checks_of_the_verdict():
@@ -352,8 +352,8 @@ def test_judge_wrong_state_fails_without_any_expectation():
 ])  # fmt: skip
 def test_judge_rank_without_final_state_is_no_pass(reporting, wrong, expected):
     run = job(PLAIN, wrong=wrong)
-    states = tuple(state for state in run.resilience.states if state.rank in reporting)
-    run = msgspec.structs.replace(run, resilience=msgspec.structs.replace(run.resilience, states=states))
+    states = tuple(state for state in run.workload.resilience.states if state.rank in reporting)
+    run = changed(run, resilience=msgspec.structs.replace(run.workload.resilience, states=states))
     checks = {
         check.name: check for check in verdict_of(run, Expectation(metric=METRICS["state_errors"], equals=0)).checks
     }
@@ -369,8 +369,8 @@ def test_judge_rank_without_final_state_is_no_pass(reporting, wrong, expected):
 def test_judge_missing_or_premature_final_state_is_no_pass(changes, reason):
     """Such a state has no wrong element, but only because nothing was compared or the job was not over."""
     run = job(PLAIN)
-    states = tuple(replace(state, **changes) for state in run.resilience.states)
-    run = msgspec.structs.replace(run, resilience=msgspec.structs.replace(run.resilience, states=states))
+    states = tuple(replace(state, **changes) for state in run.workload.resilience.states)
+    run = changed(run, resilience=msgspec.structs.replace(run.workload.resilience, states=states))
     checks = {
         check.name: check for check in verdict_of(run, Expectation(metric=METRICS["state_errors"], equals=0)).checks
     }
@@ -380,8 +380,8 @@ def test_judge_missing_or_premature_final_state_is_no_pass(changes, reason):
 
 def test_judge_unfinished_restart_fails():
     run = job(replace(PLAIN, restored_ns=None, caught_up_ns=None, restored_iterations=None))
-    run = msgspec.structs.replace(
-        run, failure="no spare is left", resilience=msgspec.structs.replace(run.resilience, states=())
+    run = changed(
+        run, failure="no spare is left", resilience=msgspec.structs.replace(run.workload.resilience, states=())
     )
     verdict = verdict_of(run, Expectation(metric=METRICS["state_errors"], equals=0))
     by_name = {check.name: check.verdict for check in verdict.checks}
@@ -411,19 +411,19 @@ def test_judge_names_rejected_checkpoints():
 
 def test_measurements_with_restarts_round_trip():
     run = job(PLAIN)
-    assert decode(encode(run)).resilience == run.resilience
+    assert reread(run).resilience == run.workload.resilience
 
 
 def test_measurements_with_restarts_twice_or_out_of_order_are_refused():
     """A restart's phases end at the next restart's loss, so with this order they would belong to another restart."""
     run = job(PLAIN, replace(PLAIN, number=2))
-    assert decode(encode(run)) == run
-    for restarts in ((PLAIN, PLAIN), run.resilience.restarts[::-1], (replace(PLAIN, number=2),)):
+    assert reread(run) == run
+    for restarts in ((PLAIN, PLAIN), run.workload.resilience.restarts[::-1], (replace(PLAIN, number=2),)):
         with pytest.raises(ValueError, match=r"resilience\.restarts: numbered"):
-            decode(encode(msgspec.structs.replace(run, resilience=resilience(*restarts))))
-    again = msgspec.structs.replace(run.resilience, states=run.resilience.states[:1] * 2)
+            reread(changed(run, resilience=resilience(*restarts)))
+    again = msgspec.structs.replace(run.workload.resilience, states=run.workload.resilience.states[:1] * 2)
     with pytest.raises(ValueError, match=r"resilience\.states: rank 0 appears twice"):
-        decode(encode(msgspec.structs.replace(run, resilience=again)))
+        reread(changed(run, resilience=again))
 
 
 def test_report_shows_each_restart_with_its_phases(tmp_path):
@@ -442,7 +442,7 @@ def test_report_phase_that_was_cut_short_has_an_open_bar_and_a_label(tmp_path, i
     """The phase in which a restart hung used to have no bar: the figure ended with the phase before it."""
     hung = hung_restart(*_REACHED)
     later = [replace(PLAIN, number=3, progress_ns=T0 + 90 * S, noticed_ns=T0 + 100 * S)] if is_interrupted else []
-    run = msgspec.structs.replace(job(PLAIN, hung, *later), end_ns=T0 + 100 * S)
+    run = changed(job(PLAIN, hung, *later), end_ns=T0 + 100 * S)
     bars = restart_bars(observe(run).restarts, ())
     names = [bar.phase.name for bar in bars[1].phases]
     assert names == ["detect", "diagnose", "reschedule", "initialise", "restore"]
@@ -477,7 +477,7 @@ def test_restart_total_of_an_outage_with_two_losses_counts_both():
     first = loss(45, initialised_ns=None, restored_ns=None, caught_up_ns=None)
     second = loss(45, number=2, noticed_ns=T0 + 20 * S, diagnosed_ns=T0 + 21 * S, rescheduled_ns=T0 + 22 * S,
                   initialised_ns=T0 + 23 * S, restored_ns=T0 + 24 * S, caught_up_ns=T0 + 25 * S)  # fmt: skip
-    run = msgspec.structs.replace(job(PLAIN), resilience=resilience(first, second))
+    run = changed(job(PLAIN), resilience=resilience(first, second))
     assert restart_metrics(run, {"f": (T0 + 5 * S, T0 + 6 * S)})["restart.total"].value == pytest.approx(20)
 
 
@@ -491,9 +491,9 @@ def test_job_time_of_a_job_that_restarted_from_nothing_begins_with_its_workload(
     """Series hold only the last execution of each iteration. If job time began with them, the worst restart would have
     the best job time."""
     run = job(loss(45, restored_iterations=0))
-    twin = job().series
-    metrics = observe(msgspec.structs.replace(run, twin=twin)).metrics
-    lost_s = (run.end_ns - T0) / 1e9
+    twin = job().workload.series
+    metrics = observe(changed(run, twin=twin)).metrics
+    lost_s = (run.workload.end_ns - T0) / 1e9
     assert metrics["jct_ratio"].value == pytest.approx(lost_s / 10, rel=0.01)
     assert metrics["jct_ratio"].value > 2
 
@@ -502,15 +502,15 @@ def test_iterations_of_a_job_that_shrank_count_in_proportion_to_its_ranks():
     """40 iterations of two ranks and 60 of one are the work of 70: they were counted as 100, and a job that had lost
     half of its hosts had nearly the job time of its twin."""
     run = job(loss(45, after=("host1:rxe0",)))
-    run = msgspec.structs.replace(run, twin=job().series)
-    metrics, wall_s = observe(run).metrics, (run.end_ns - T0) / S
+    run = changed(run, twin=job().workload.series)
+    metrics, wall_s = observe(run).metrics, (run.workload.end_ns - T0) / S
     assert metrics["ettr"].value == pytest.approx(70 * 0.1 / wall_s)
     assert "of 70% of the work, because the job went on with fewer ranks" in metrics["ettr"].detail
     assert metrics["ettr"].interval is None or metrics["ettr"].interval.high < 90 * 0.1 / wall_s
     assert metrics["jct_ratio"].value is None
     assert metrics["jct_ratio"].interval is None
     assert "70% of the work of the twin's" in metrics["jct_ratio"].detail
-    row = compare(msgspec.structs.replace(run, twin=None), job())[0]
+    row = compare(changed(run, twin=None), job())[0]
     assert (row.metric, row.says) == ("job time", "not comparable")
 
 
@@ -518,14 +518,12 @@ def test_iterations_of_a_job_that_shrank_count_in_proportion_to_its_ranks():
 def test_job_time_compares_equal_iterations_if_the_record_of_one_is_lost(lost):
     """A killed engine takes its last record along: the run's n-th iteration was compared with an earlier one of the
     twin, and a job that had finished all iterations had one too few."""
-    run, twin = job(PLAIN), job().series
+    run, twin = job(PLAIN), job().workload.series
     series = tuple(
         msgspec.structs.replace(rank, iterations=tuple(step for step in rank.iterations if step.index != lost))
-        for rank in run.series
+        for rank in run.workload.series
     )
-    whole, holed = (
-        observe(msgspec.structs.replace(run, twin=twin, series=of_run)).metrics for of_run in (run.series, series)
-    )
+    whole, holed = (observe(changed(run, twin=twin, series=of_run)).metrics for of_run in (run.workload.series, series))
     assert holed["jct_ratio"].value == pytest.approx(whole["jct_ratio"].value)
     assert holed["jct_ratio"].value > 1
     assert holed["iterations"].value == whole["iterations"].value
@@ -534,9 +532,9 @@ def test_job_time_compares_equal_iterations_if_the_record_of_one_is_lost(lost):
 
 def test_wrong_elements_of_a_repeated_iteration_count():
     run = job(PLAIN)
-    repeated = msgspec.structs.replace(run.resilience, wrong_elements=1024)
+    repeated = msgspec.structs.replace(run.workload.resilience, wrong_elements=1024)
     assert observe(run).metrics["wrong_elements"].value == 0
-    assert observe(msgspec.structs.replace(run, resilience=repeated)).metrics["wrong_elements"].value == 1024
+    assert observe(changed(run, resilience=repeated)).metrics["wrong_elements"].value == 1024
 
 
 def test_iteration_without_one_ranks_record_is_excluded_for_all_ranks():
@@ -592,11 +590,11 @@ def test_longest_wait_for_storage_counts_executions_that_a_restart_repeated(metr
         msgspec.structs.replace(
             rank, iterations=tuple(msgspec.structs.replace(step, **{field: 5 * MS}) for step in rank.iterations)
         )
-        for rank in run.series
+        for rank in run.workload.series
     )
-    waited = msgspec.structs.replace(run.resilience, **{f"longest_{field}": 4 * S})
-    run = msgspec.structs.replace(run, series=series)
+    waited = msgspec.structs.replace(run.workload.resilience, **{f"longest_{field}": 4 * S})
+    run = changed(run, series=series)
     assert observe(run).metrics[metric].value == pytest.approx(0.005)
-    seen = observe(msgspec.structs.replace(run, resilience=waited)).metrics[metric]
+    seen = observe(changed(run, resilience=waited)).metrics[metric]
     assert seen.value == pytest.approx(4.0)
     assert seen.detail == "in an iteration that a restart repeated: the longest of all executions on all ranks"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from faultbed.harness.analysis.routing import routing
-from faultbed.harness.record.measurements import NetworkChange
+from faultbed.testbed.observe.telemetry import Change as NetworkChange
 
 S = 1_000_000_000
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
-from synthetic_run import synthetic_run
+from synthetic_run import changed, reread, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.analysis.ranks.storage_reads import reads_of
-from faultbed.harness.record.measurements import Iteration, RankSeries, ReaderRun, decode, encode
+from faultbed.harness.record.evidence.workload_evidence import Iteration, RankSeries, ReaderRun
 
 MS = 1_000_000
 
@@ -98,7 +97,7 @@ def test_few_reads_bound_the_ratio_on_one_side_at_most():
     ],
 )
 def test_metric_says_why_it_has_no_value(series, words):
-    run = msgspec.structs.replace(synthetic_run(fired=False), series=tuple(series))
+    run = changed(synthetic_run(fired=False), series=tuple(series))
     observed = observe(run).metrics["ingest.p99_ratio"]
     assert observed.value is None
     assert words in observed.detail
@@ -107,9 +106,7 @@ def test_metric_says_why_it_has_no_value(series, words):
 def readers_run(*readers, stored_ms=((100, 200),)):
     """Return a run whose ranks' own reads would give no ratio, with readers beside it."""
     storing = rank([0] * 5, stored_ms=stored_ms)
-    return msgspec.structs.replace(
-        synthetic_run(fired=False), ranks=(), series=(storing,), readers=readers, t0_ns=0, end_ns=1000 * MS
-    )
+    return changed(synthetic_run(fired=False), ranks=(), series=(storing,), readers=readers, t0_ns=0, end_ns=1000 * MS)
 
 
 def reader(*reads_ms, host="host4", failure=None):
@@ -138,8 +135,8 @@ def test_ratio_to_the_backlog_after_a_checkpoint_is_no_value(others, ratio):
 
 def test_recorded_reads_give_the_same_ratio_again():
     run = readers_run(reader((0, 5, 10), (190, 210, 220)))
-    again = decode(encode(msgspec.structs.replace(run, ranks=synthetic_run(fired=False).ranks[:1])))
-    assert again.readers == run.readers
+    again = reread(changed(run, ranks=synthetic_run(fired=False).workload.ranks[:1]))
+    assert again.readers == run.workload.readers
     assert observe(again).metrics["ingest.p99_ratio"].value == pytest.approx(3.0)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faultbed.harness.analysis.ranks.straggler import LEVEL, chance, slowdowns, slowest
-from faultbed.harness.record.measurements import Iteration, RankSeries
+from faultbed.harness.record.evidence.workload_evidence import Iteration, RankSeries
 
 STEP_NS = 3_000_000_000
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faultbed.harness.analysis import timeline
-from faultbed.harness.record.measurements import Iteration, RankSeries, Sample
+from faultbed.harness.record.evidence.workload_evidence import Iteration, RankSeries, Sample
 
 S = 1_000_000_000
 MS = 1_000_000

@@ -8,7 +8,7 @@ import msgspec
 from click.testing import CliRunner
 from finished_run import finished
 from labelled_run import Network
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.attribution.attribute import attribute
 from faultbed.harness.attribution.confusion import score
@@ -34,7 +34,7 @@ def test_attribution_fault_free_run_has_no_culprit():
 
 def test_attribution_ignores_the_fault_plan(labelled):
     for _, _, run in labelled[::15]:
-        assert attribute(run) == attribute(msgspec.structs.replace(run, faults=synthetic_run().faults))
+        assert attribute(run) == attribute(changed(run, faults=synthetic_run().injected.faults))
 
 
 def test_attribution_findings_use_documented_causes_and_places(labelled):
@@ -48,14 +48,14 @@ def test_attribution_findings_use_documented_causes_and_places(labelled):
 
 def test_score_skips_runs_whose_fault_is_in_doubt(labelled):
     _, _, run = labelled[0]
-    doubted = msgspec.structs.replace(run, faults=(msgspec.structs.replace(run.faults[0], doubts=("no witness",)),))
+    doubted = changed(run, faults=(msgspec.structs.replace(run.injected.faults[0], doubts=("no witness",)),))
     assert score([(doubted, ())]).runs == 0
 
 
 def test_score_skips_runs_with_an_error_of_the_harness(tmp_path):
     """A fault-free run that broke off showed nothing, which counted as rightly found."""
     run = Network(3).run().measured(None, "")
-    broken = msgspec.structs.replace(run, errors=("host1: its kernel broke",))
+    broken = changed(run, errors=("host1: its kernel broke",))
     assert (score([(run, ())]).right, score([(broken, ())]).runs) == (1, 0)
     kept = finished(tmp_path, broken).path
     text = CliRunner().invoke(cli, ["attribute", str(kept)], standalone_mode=False).output
@@ -85,10 +85,10 @@ def test_attribute_command_scores_runs_against_their_faults(tmp_path, labelled):
 def test_precision_counts_findings_and_not_the_faults_that_one_of_them_names(labelled):
     """Two faults at one place are named by one finding, which counted as two right ones."""
     run = next(run for _, _, run in labelled if score([(run, ())]).found == 1)
-    first = run.faults[0]
+    first = run.injected.faults[0]
     again = msgspec.structs.replace(first, plan=msgspec.structs.replace(first.plan, id="again"))
     again = msgspec.structs.replace(again, receipt=msgspec.structs.replace(first.receipt, id="again"))
-    once, twice = score([(run, ())]), score([(msgspec.structs.replace(run, faults=(first, again)), ())])
+    once, twice = score([(run, ())]), score([(changed(run, faults=(first, again)), ())])
     assert (once.found, once.correct, twice.found) == (1, 1, 2)
     assert (twice.correct, twice.false) == (once.correct, once.false)
     assert twice.precision == once.precision

@@ -74,7 +74,7 @@ def test_probes_long_round_trips_without_loss_name_the_place(place, cause, kind,
 def test_probes_round_trips_add_evidence_to_an_existing_finding(labelled):
     truth, run = next((truth, run) for truth, kind, run in labelled if attribute(run)[0].cause == "loss")
     before = attribute(run)
-    link = next(link for link in run.topology.links if link.name == before[0].name)
+    link = next(link for link in run.lab.topology.links if link.name == before[0].name)
     near, far = link.a.node, link.b.node if link.rnic is None else f"{link.b.node}:{link.rnic}"
     after = attribute(run, (), probed((near, far)))
     assert (after[0].cause, after[0].name, after[0].confidence) == (

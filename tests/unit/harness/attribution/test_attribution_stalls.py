@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-import msgspec
 from finished_run import finished
 from labelled_run import Network, connections
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.attribution import stalls
 from faultbed.harness.attribution.attribute import attribute
@@ -47,7 +46,7 @@ def test_stall_root_is_the_rank_without_a_recording():
     assert result.rank == 1
     assert "left no recording" in result.words[0]
     assert result.words[1] == "rank 0 waits for rank 3 waits for rank 2 waits for rank 1"
-    best = attribute(msgspec.structs.replace(run, faults=()), flights)[0]
+    best = attribute(changed(run, faults=()), flights)[0]
     assert (best.cause, best.place, best.name) == ("lost-rank", "rank", "host2")
 
 
@@ -103,7 +102,9 @@ def test_stall_cycle_over_broken_queue_pairs_ends_at_the_root():
 def test_stall_root_without_recording_is_found_before_any_rank_waits():
     """A rank is killed while all ranks compute. If two ranks are silent, the root is ambiguous."""
     run = synthetic_run()
-    flights = [Flight(rank=rank.rank, endpoint="", standing="iteration 3, compute", entries=()) for rank in run.ranks]
+    flights = [
+        Flight(rank=rank.rank, endpoint="", standing="iteration 3, compute", entries=()) for rank in run.workload.ranks
+    ]
     assert stalls.culprit(flights[:2] + flights[3:], run).rank == 2
     assert stalls.culprit(flights[2:], run) is None
     assert stalls.culprit(flights, run) is None

@@ -9,12 +9,12 @@ from ipaddress import ip_interface
 import msgspec
 import pytest
 from labelled_run import HOSTS, Network, connections
-from synthetic_run import MS
+from synthetic_run import MS, changed
 
 from faultbed.harness.attribution.attribute import attribute
 from faultbed.harness.attribution.signatures import Signs
 from faultbed.harness.findings import NOTHING
-from faultbed.harness.record.measurements import counter_deltas
+from faultbed.harness.record.evidence.telemetry_evidence import counter_deltas
 from faultbed.testbed.observe.telemetry import Change
 from faultbed.traffic.engine.run_results import QpError, Standstill
 
@@ -44,21 +44,23 @@ def test_attribution_effects_of_a_link_down_are_no_second_finding():
 def without_routes(run, *lost):
     """Return a run in which switches lost routes, as (switch, prefix)."""
     changes = [
-        Change(at_ns=run.t0_ns + 10**9, node=node, subject=f"route main unicast {prefix} metric 20 bgp", text=None)
+        Change(
+            at_ns=run.workload.t0_ns + 10**9, node=node, subject=f"route main unicast {prefix} metric 20 bgp", text=None
+        )
         for node, prefix in lost
     ]
-    return msgspec.structs.replace(run, changes=tuple(changes))
+    return changed(run, changes=tuple(changes))
 
 
 def test_attribution_withdrawn_prefixes_name_their_switch():
     quiet = Network(3).run().measured(None, "")
-    link = quiet.topology.rnic_link("host3", "rxe0")
-    prefixes = [str(ip_interface(rnic.address).network) for rnic in quiet.topology.host_by_name["host3"].rnics]
-    others = [switch.name for switch in quiet.topology.switches if switch.name != link.a.node][:3]
+    link = quiet.lab.topology.rnic_link("host3", "rxe0")
+    prefixes = [str(ip_interface(rnic.address).network) for rnic in quiet.lab.topology.host_by_name["host3"].rnics]
+    others = [switch.name for switch in quiet.lab.topology.switches if switch.name != link.a.node][:3]
     (finding,) = attribute(without_routes(quiet, *[(node, prefix) for node in others for prefix in prefixes]))
     assert (finding.cause, finding.name, finding.is_network) == ("control-plane", link.a.node, True)
     assert attribute(without_routes(quiet, (others[0], prefixes[0]))) == (NOTHING,), "one alone may have forgotten"
-    elsewhere = str(ip_interface(quiet.topology.host_by_name["host1"].rnics[0].address).network)
+    elsewhere = str(ip_interface(quiet.lab.topology.host_by_name["host1"].rnics[0].address).network)
     both = [(node, prefix) for node in others for prefix in (*prefixes, elsewhere)]
     assert attribute(without_routes(quiet, *both)) == (NOTHING,), "of several switches: no single one withdrew"
 
@@ -67,12 +69,13 @@ def with_dead(run, pairs):
     """Return a run in which queue pairs ran out of retries, as (source, destination)."""
     lost = tuple(
         QpError(
-            time_ns=run.t0_ns + 10**9, connection=number, endpoint=f"{src}:rxe0", peer=f"{dst}:rxe0", qpn=17 + number,
+            time_ns=run.workload.t0_ns + 10**9, connection=number, endpoint=f"{src}:rxe0", peer=f"{dst}:rxe0",
+            qpn=17 + number,
             status="RETRY_EXC_ERR", generation=0,
         )
         for number, (src, dst) in enumerate(pairs)
     )  # fmt: skip
-    return msgspec.structs.replace(run, qps_lost=lost)
+    return changed(run, qps_lost=lost)
 
 
 TO_HOST1 = [(connection.src[:5], connection.dst[:5]) for connection in connections() if connection.dst == "host1:rxe0"]
@@ -129,9 +132,9 @@ def test_attribution_retries_exhausted_while_routes_are_gone_are_no_second_findi
 def test_attribution_host_standstill_explains_its_dead_queue_pairs():
     run = Network(8).run().measured(None, "")
     still = Standstill(host="host1", start_ns=0, end_ns=1100 * MS)
-    findings = attribute(msgspec.structs.replace(with_dead(run, TO_HOST1[:1]), standstills=(still,)))
+    findings = attribute(changed(with_dead(run, TO_HOST1[:1]), standstills=(still,)))
     assert [(finding.cause, finding.name) for finding in findings] == [("hung-rank", "host1")]
-    elsewhere = attribute(msgspec.structs.replace(with_dead(run, [("host3", "host4")]), standstills=(still,)))
+    elsewhere = attribute(changed(with_dead(run, [("host3", "host4")]), standstills=(still,)))
     assert len(elsewhere) == 2, "what died far from it has another reason"
 
 
@@ -139,11 +142,11 @@ def test_attribution_switch_control_traffic_is_no_loss():
     """BGP packets enter a switch and never leave it. Thirty of them once led to a link next to the switch."""
     network = Network(4).run()
     network.counts["rtsw1", "host2-rxe0.rx_packets"] += 2000
-    lossy = Signs.of(network.measured(None, ""), counter_deltas(network.measured(None, ""))).lost_in
+    lossy = Signs.of(network.measured(None, ""), counter_deltas(network.measured(None, "").telemetry)).lost_in
     assert lossy == {"rtsw1": 2000}
     network.counts["rtsw1", "ip.InDelivers"] += 2040
     network.counts["rtsw1", "ip.OutRequests"] += 40
-    assert Signs.of(network.measured(None, ""), counter_deltas(network.measured(None, ""))).lost_in == {}
+    assert Signs.of(network.measured(None, ""), counter_deltas(network.measured(None, "").telemetry)).lost_in == {}
 
 
 def test_attribution_queue_pairs_dead_on_a_downed_link_are_no_second_finding():
@@ -164,12 +167,12 @@ def test_attribution_queue_pairs_dying_at_once_between_all_hosts_name_no_place()
     everywhere = list(itertools.permutations(HOSTS, 2))
     run = with_dead(Network(7).run().measured(None, ""), everywhere)
     assert attribute(run) == (NOTHING,)
-    later = with_dead(run, TO_HOST1).qps_lost
-    both = (*run.qps_lost, *(replace(one, time_ns=one.time_ns + 6 * 10**9) for one in later))
-    assert attribute(msgspec.structs.replace(run, qps_lost=both)) == attribute(with_dead(run, TO_HOST1))
-    stray = replace(with_dead(run, [("host3", "host4")]).qps_lost[0], time_ns=run.end_ns)
+    later = with_dead(run, TO_HOST1).workload.qps_lost
+    both = (*run.workload.qps_lost, *(replace(one, time_ns=one.time_ns + 6 * 10**9) for one in later))
+    assert attribute(changed(run, qps_lost=both)) == attribute(with_dead(run, TO_HOST1))
+    stray = replace(with_dead(run, [("host3", "host4")]).workload.qps_lost[0], time_ns=run.workload.end_ns)
     several = with_dead(run, OF_HOST1)
-    with_stray = msgspec.structs.replace(several, qps_lost=(*several.qps_lost, stray))
+    with_stray = changed(several, qps_lost=(*several.workload.qps_lost, stray))
     assert attribute(with_stray) == attribute(several), "one that died alone, at another time"
 
 
@@ -277,7 +280,7 @@ def test_attribution_pairing_of_gaps_and_naks_distinguishes_spines():
         )
         for src, dst in itertools.permutations(HOSTS, 2)
     )
-    (finding,) = attribute(msgspec.structs.replace(network.measured(None, ""), connections=crossing))
+    (finding,) = attribute(changed(network.measured(None, ""), connections=crossing))
     assert {finding.name, finding.evidence[-1].split()[0]} == {"rtsw1:ctsw2", "rtsw2:ctsw2"}
 
 
@@ -297,7 +300,7 @@ def test_attribution_queue_pair_lost_in_a_flap_is_no_sign_of_loss_elsewhere():
         msgspec.structs.replace(connections()[0], src=f"{path[0]}:rxe0", dst=f"{path[-1]}:rxe0", path=path)
         for path in ring
     )
-    run = msgspec.structs.replace(network.measured(None, ""), connections=around)
+    run = changed(network.measured(None, ""), connections=around)
     findings = attribute(with_dead(run, [("host4", "host1")]))
     assert [(finding.cause, finding.name) for finding in findings] == [
         ("link-down", "rtsw1:ctsw1"),
@@ -336,9 +339,9 @@ def test_loss_of_acks_follows_their_recorded_path():
             path=tuple(other.get(node, node) for node in connection.path),
             ack_path=connection.path[::-1],
         )
-        for connection in run.connections
+        for connection in run.workload.connections
     )
-    result = attribute(msgspec.structs.replace(run, connections=turned))[0]
+    result = attribute(changed(run, connections=turned))[0]
     assert (result.cause, result.name) == ("loss", "rtsw2:ctsw1")
 
 

@@ -12,13 +12,13 @@ from finished_run import finished
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled_run import Network
-from synthetic_run import soft_topology
+from synthetic_run import changed, soft_topology
 
 from faultbed.harness.attribution.gpu_readings import GpuReading, readings_of_preflight, readings_of_run
 from faultbed.harness.attribution.offenders import Strike, Thresholds, offenders, strikes_of_preflight, strikes_of_run
 from faultbed.harness.cli.main import cli
 from faultbed.harness.findings import Attribution
-from faultbed.harness.record.measurements import ResilienceRun
+from faultbed.harness.record.evidence.workload_evidence import ResilienceRun
 from faultbed.harness.verdict import Verdict, VerdictFile
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.node.gpu.health import Health
@@ -50,7 +50,7 @@ def verdict(*findings, lab="soft"):
 
 def measured(kind=None, target=None, *, ranks=("host1", "host2", "host3", "host4")):
     run = Network(seed=1).measured(kind, target)
-    return msgspec.structs.replace(run, ranks=tuple(rank for rank in run.ranks if rank.host in ranks))
+    return changed(run, ranks=tuple(rank for rank in run.workload.ranks if rank.host in ranks))
 
 
 def strikes(*findings, kind=None, target=None, drills=False, ranks=("host1", "host2", "host3", "host4")):
@@ -77,7 +77,7 @@ def test_host_that_a_job_lost_and_replaced_is_blamed():
     resilience = ResilienceRun(restarts=(restart,), states=(), repeated_iterations=0, initialised_ns=1, connections=6)
     blamed = verdict(finding("host2", cause="host-down", place="rank"))
     assert strikes_of_run(run, blamed, origin="run", at=NOW) == ()
-    run = msgspec.structs.replace(run, resilience=resilience)
+    run = changed(run, resilience=resilience)
     assert [one.name for one in strikes_of_run(run, blamed, origin="run", at=NOW)] == ["host2"]
 
 
@@ -407,7 +407,7 @@ HEALTHY = Health("gpu0").counts()
 def gpu_run(*, xids=(), kind=None, synthetic=False, **counters):
     """Return a run with these readings of host2's GPU at its end, and its XID events in the kernel log."""
     after = {
-        host.name: {f"gpu0.{name}": value for name, value in HEALTHY.items()} for host in measured().topology.hosts
+        host.name: {f"gpu0.{name}": value for name, value in HEALTHY.items()} for host in measured().lab.topology.hosts
     }
     after["host2"] |= {f"gpu0.{name}": value for name, value in counters.items()}
     text = SYNTHETIC if synthetic else "pid=7, Contained"
@@ -415,8 +415,8 @@ def gpu_run(*, xids=(), kind=None, synthetic=False, **counters):
         Change(at_ns=1, node="host2", subject="kernel", text=f"3 NVRM: Xid (PCI:gpu0): {xid}, {text}") for xid in xids
     )
     run = measured(kind, "host2:gpu0" if kind else None)
-    watched = tuple(Machine(name=host.name, samples=1, busy_ns=0, clock_error_ns=0) for host in run.topology.hosts)
-    return msgspec.structs.replace(run, counters_after=after, kernel=log, watched=watched)
+    watched = tuple(Machine(name=host.name, samples=1, busy_ns=0, clock_error_ns=0) for host in run.lab.topology.hosts)
+    return changed(run, counters_after=after, kernel=log, watched=watched)
 
 
 def listed(*runs, strikes=(), **options):
@@ -464,7 +464,7 @@ def test_xid_event_is_ended_by_a_newer_run_that_followed_the_kernel_log_and_by_n
 
     before = readings_of_run(bad, origin="bad", at=NOW - timedelta(days=2))
     looked = readings_of_preflight(preflight_of(), TOPOLOGY, origin="p.json", at=NOW - timedelta(days=1))
-    deaf = readings_of_run(msgspec.structs.replace(gpu_run(), watched=()), origin="deaf", at=NOW)
+    deaf = readings_of_run(changed(gpu_run(), watched=()), origin="deaf", at=NOW)
     followed = readings_of_run(gpu_run(), origin="good", at=NOW)
     assert actions(before) == actions(before, looked) == actions(before, looked, deaf) == ["drain"]
     assert actions(before, looked, followed) == []
@@ -491,7 +491,7 @@ def test_gpu_reading_of_a_run_with_its_fault_counts_only_in_a_rehearsal():
 
 
 def test_gpu_run_without_readings_keeps_an_earlier_breach():
-    silent = msgspec.structs.replace(gpu_run(), counters_after={})
+    silent = changed(gpu_run(), counters_after={})
     assert [action for _, action, _ in listed(gpu_run(remap_failed=1), silent)] == ["RMA"]
 
 
@@ -512,7 +512,7 @@ def test_gpu_reading_from_the_future_hides_no_breach():
 def test_gpu_breach_at_the_end_of_a_long_run_is_newer_than_a_preflight_beside_it():
     """The run began before the preflight, and read the GPU hours after it."""
     run = gpu_run(remap_failed=1)
-    run = msgspec.structs.replace(run, end_ns=run.t0_ns + 4 * 3600 * 10**9)
+    run = changed(run, end_ns=run.workload.t0_ns + 4 * 3600 * 10**9)
 
     def named(preflight_hours_ago):
         began, looked = NOW - timedelta(hours=5), NOW - timedelta(hours=preflight_hours_ago)

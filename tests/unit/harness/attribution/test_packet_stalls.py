@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from gbn_model import go_back_n
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.attribution.packet_stalls import sentences, waits
 from faultbed.harness.findings import Attribution
@@ -22,11 +22,15 @@ def captured(tmp_path, run, *, source, target):
         Captured(frames=frames, proofs=(proof,), epoch_offset_ns=0, clock_error_ns=1000), tmp_path, {}
     )
     ips = [
-        next(rnic.ip for rnic in run.topology.host_by_name[run.ranks[rank].host].rnics if rnic.name == "rxe0")
+        next(
+            rnic.ip
+            for rnic in run.lab.topology.host_by_name[run.workload.ranks[rank].host].rnics
+            if rnic.name == "rxe0"
+        )
         for rank in (source, target)
     ]
     (flow,) = result.analysis.flows
-    step = run.series[target].iterations[5]
+    step = run.workload.series[target].iterations[5]
     analysis = msgspec.structs.replace(result.analysis, flows=(msgspec.structs.replace(flow, src=ips[0], dst=ips[1]),))
     offset = flow.episodes[0].resent_ns - step.start_ns - 1000
     return msgspec.structs.replace(result, analysis=analysis, epoch_offset_ns=offset)
@@ -52,17 +56,17 @@ def test_packet_stall_names_the_found_link_on_its_path(tmp_path):
 def test_packet_stall_ignores_flows_of_no_rank(tmp_path):
     run = synthetic_run()
     packets = captured(tmp_path, run, source=1, target=2)
-    assert sentences(msgspec.structs.replace(run, ranks=run.ranks[:1]), packets) == ()
+    assert sentences(changed(run, ranks=run.workload.ranks[:1]), packets) == ()
 
 
 def test_packet_stall_names_the_rnics_where_an_rnic_has_several_ranks(tmp_path):
     """The capture does not show which of the ranks waited, nor in which iteration it was."""
     run = synthetic_run()
     packets = captured(tmp_path, run, source=1, target=2)
-    more = tuple(msgspec.structs.replace(rank, rank=rank.rank + len(run.ranks)) for rank in run.ranks)
-    (wait,) = waits(msgspec.structs.replace(run, ranks=run.ranks + more), packets, [LOST])
+    more = tuple(msgspec.structs.replace(rank, rank=rank.rank + len(run.workload.ranks)) for rank in run.workload.ranks)
+    (wait,) = waits(changed(run, ranks=run.workload.ranks + more), packets, [LOST])
     assert (wait.sender, wait.receiver, wait.iteration) == (None, None, None)
     assert wait.words.startswith("host2:rxe0→host3:rxe0 waited ")
     assert wait.words.endswith("was lost at rtsw1:ctsw1")
-    (alone,) = waits(msgspec.structs.replace(run, ranks=run.ranks + more[1:2]), packets)
+    (alone,) = waits(changed(run, ranks=run.workload.ranks + more[1:2]), packets)
     assert alone.words.startswith("host2:rxe0→host3:rxe0 waited "), "one end is enough"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from rich.text import Text
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.cli.lab.screen import Screen
 from faultbed.harness.cli.lab.watching import _growth
-from faultbed.harness.record.measurements import Rank, counter_deltas
+from faultbed.harness.record.evidence.telemetry_evidence import counter_deltas
+from faultbed.harness.record.evidence.workload_evidence import Rank
 from faultbed.inject.mechanisms.rack.rack_mechanism import COUNTERS
 from faultbed.testbed.observe.telemetry import Sample
 
@@ -18,7 +18,7 @@ S = 1_000_000_000
 
 
 def counted(before, after):
-    return msgspec.structs.replace(synthetic_run(), counters_before=before, counters_after=after)
+    return changed(synthetic_run(), counters_before=before, counters_after=after)
 
 
 def test_counter_deltas_of_a_reset_rnic_are_not_negative():
@@ -28,7 +28,7 @@ def test_counter_deltas_of_a_reset_rnic_are_not_negative():
         {"host1": dict.fromkeys(names, 500), "host2": dict.fromkeys(names, 0)},
         {"host1": dict.fromkeys(names, 3), "host2": dict.fromkeys(names, 10)},
     )
-    assert counter_deltas(run)["host1"]["rxe0.out_of_seq_request"] == 3
+    assert counter_deltas(run.telemetry)["host1"]["rxe0.out_of_seq_request"] == 3
     metrics = observe(run).metrics
     assert (metrics["nak_episodes"].value, metrics["go_back_n"].value) == (13, 13)
 
@@ -40,7 +40,7 @@ def test_counter_metrics_of_a_host_that_booted_are_lower_bounds(now, is_censored
         {"host1": {"ip.InDelivers": 900, "tcp.ActiveOpens": 40, "rxe0.out_of_seq_request": 2}},
         {"host1": {"ip.InDelivers": now, "tcp.ActiveOpens": now // 10, "rxe0.out_of_seq_request": 5}},
     )
-    run = msgspec.structs.replace(run, ranks=(Rank(rank=0, host="host1", rnic="rxe0"),))
+    run = changed(run, ranks=(Rank(rank=0, host="host1", rnic="rxe0"),))
     one = observe(run).metrics["nak_episodes"]
     assert (one.value, one.censored) == (3, is_censored)
 
@@ -50,7 +50,7 @@ def test_counter_metrics_of_a_host_that_booted_are_lower_bounds(now, is_censored
 )
 def test_metrics_use_mlx5_counter_names(metric, name):
     run = counted({"host1": {f"mlx5_0.{name}": 5}}, {"host1": {f"mlx5_0.{name}": 12}})
-    run = msgspec.structs.replace(run, ranks=(Rank(rank=0, host="host1", rnic="mlx5_0"),))
+    run = changed(run, ranks=(Rank(rank=0, host="host1", rnic="mlx5_0"),))
     one = observe(run).metrics[metric]
     assert (one.value, one.detail) == (7, f"host1:mlx5_0.{name} +7")
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from finished_run import finished
 from house import DEMO, HOUSE
-from synthetic_run import soft_topology, synthetic_run
+from synthetic_run import changed, soft_topology, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.analysis.prediction import predictions
@@ -176,7 +176,7 @@ def recorded(size_bytes, factor):
             iterations=tuple(
                 msgspec.structs.replace(
                     step,
-                    start_ns=run.t0_ns + round((step.start_ns - run.t0_ns) * factor),
+                    start_ns=run.workload.t0_ns + round((step.start_ns - run.workload.t0_ns) * factor),
                     compute_ns=round(step.compute_ns * factor),
                     comm_ns=round(step.comm_ns * factor),
                     wait_ns=round(step.wait_ns * factor),
@@ -185,8 +185,8 @@ def recorded(size_bytes, factor):
             ),
         )
 
-    return msgspec.structs.replace(
-        run, workload={**workload, "size_bytes": size_bytes}, twin=tuple(scaled(series) for series in run.twin)
+    return changed(
+        run, workload={**workload, "size_bytes": size_bytes}, twin=tuple(scaled(series) for series in run.fault_free)
     )
 
 

@@ -37,14 +37,14 @@ def fitted(experiment):
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"command": '"ib_write_bw {sever}"'}, 'workload.command: no placeholder {sever}'),
+        ({"command": '"ib_write_bw {sever}"'}, "workload.command: no placeholder {sever}"),
         ({"command": '"a | b"'}, "workload.command: | needs a shell"),
         ({"command": "3"}, "workload.command: expected a command, got 3"),
         ({"command": "[]"}, "workload.command: expected a command, got a list"),
         ({"command": '{ server = "a" }'}, 'roles.client: there is no command for the role "client"'),
-        ({"command": '{ server = "a", client = "b", storage = "c" }'}, 'command.storage: there is no RNIC for the role'),
+        ({"command": '{ server = "a", client = "b", storage = "c" }'}, "command.storage: there is no RNIC for the role"),
         ({"roles": "{}"}, "workload.roles: no role has an RNIC"),
-        ({"roles": '{ server = [] }'}, "workload.roles.server: an empty list"),
+        ({"roles": "{ server = [] }"}, "workload.roles.server: an empty list"),
         ({"roles": '{ rnic = "host1:rxe0" }'}, '"rnic" is a placeholder of its own'),
         ({"progress": '"perftests"'}, 'workload.progress: no reader "perftests"; choose one of'),
         ({"progress": '"lines:("'}, "workload.progress: not a regular expression"),

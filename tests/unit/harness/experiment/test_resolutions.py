@@ -9,14 +9,14 @@ import pytest
 from error_limits import most_errors
 from msgspec.structs import replace
 from samples import some_of
-from synthetic_run import MS, T0, S, Window, _fault, synthetic_run
+from synthetic_run import MS, T0, S, Window, _fault, changed, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.bounds import check_expectation
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
-from faultbed.harness.record.measurements import Iteration, RankSeries, Sample
+from faultbed.harness.record.evidence.workload_evidence import Iteration, RankSeries, Sample
 from faultbed.harness.verdict import Verdict
 
 SECONDS = 40
@@ -38,7 +38,9 @@ def noisy_run(rng, *, sd, phi, start_s, length_s, share=1.0):
     )  # fmt: skip
     base = synthetic_run()
     series = (RankSeries(rank=0, samples=samples, iterations=()),)
-    return replace(base, series=series, twin=None, faults=(fault,), end_ns=T0 + SECONDS * S, ranks=base.ranks[:1])
+    return changed(
+        base, series=series, twin=None, faults=(fault,), end_ns=T0 + SECONDS * S, ranks=base.workload.ranks[:1]
+    )
 
 
 def verdict_of(run, name):
@@ -92,7 +94,7 @@ def test_recovery_of_zero_may_hide_an_outage_that_is_short_against_the_window(bo
         Iteration(index=index, start_ns=T0 + 3 * index * S, compute_ns=S, comm_ns=2 * S, wait_ns=0)
         for index in range(13)
     )
-    run = replace(run, series=(replace(run.series[0], iterations=steps),))
+    run = changed(run, series=(replace(run.workload.series[0], iterations=steps),))
     observed = observe(run).metrics["recovery.total"]
     assert (observed.value, observed.censored) == (0, False)
     expectation = Expectation(metric=METRICS["recovery.total"], maximum=bound)

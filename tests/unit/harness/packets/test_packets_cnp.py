@@ -9,7 +9,7 @@ from faultbed.harness.analysis.observations import notifications
 from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.packets.analysis import analyse
-from faultbed.harness.record.measurements import PacketSummary
+from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.testbed.errors import ConfigError
 from faultbed.testbed.packets.cnp_rule import CnpRule
 from faultbed.testbed.packets.pcapng_writer import write_pcapng

@@ -22,7 +22,7 @@ from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
 from faultbed.harness.packets import evidence
 from faultbed.harness.parts.capture.capture_part import summary_of
-from faultbed.harness.record.measurements import PacketSummary
+from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.harness.run.prepare.bind_to_lab import fit
 from faultbed.testbed.errors import ConfigError, LabError, UsageError
 from faultbed.testbed.node.capture import write_whole

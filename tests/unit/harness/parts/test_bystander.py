@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 from judged_runs import plan_of
-from synthetic_run import MS, T0, S, synthetic_run
+from synthetic_run import MS, T0, S, changed, synthetic_run
 
 from faultbed.harness.analysis.effects.fault_windows import acting_windows
 from faultbed.harness.analysis.links.expected_load import expected_loads
@@ -15,7 +15,7 @@ from faultbed.harness.judge import judge, observed_of
 from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.parts.bystander.bystander_evidence import BystanderEvidence
 from faultbed.harness.parts.part import Planned
-from faultbed.harness.record.measurements import Sample
+from faultbed.harness.record.evidence.workload_evidence import Sample
 from faultbed.harness.report.plots.goodput_plot import goodput_chart
 from faultbed.harness.verdict import Verdict
 
@@ -28,7 +28,8 @@ def with_bystander(rate_at, **words):
     """The made-up run beside a flow that carries `rate_at(ns)` bytes in each 100 ms, with 3 % of noise."""
     draw = random.Random(7)
     samples = tuple(
-        Sample(t_ns=t_ns, bytes=round(rate_at(t_ns) * draw.gauss(1, 0.03))) for t_ns in range(T0, RUN.end_ns, 100 * MS)
+        Sample(t_ns=t_ns, bytes=round(rate_at(t_ns) * draw.gauss(1, 0.03)))
+        for t_ns in range(T0, RUN.workload.end_ns, 100 * MS)
     )
     return BystanderEvidence(src="host2:rxe1", dst="host4:rxe1", samples=samples, **words)
 
@@ -80,7 +81,7 @@ def test_bystander_silent_while_a_fault_is_removed_has_a_gap():
     ("rate_at", "doubt"),
     [
         (lambda t_ns: 50_000 if t_ns < FIRST.start_ns - S else 0, "it carried nothing around"),
-        (lambda t_ns: 50_000 if t_ns < RUN.end_ns - 2 * S else 0, "it carried nothing at the end"),
+        (lambda t_ns: 50_000 if t_ns < RUN.workload.end_ns - 2 * S else 0, "it carried nothing at the end"),
     ],
 )
 def test_bystander_that_fell_silent_without_an_error_has_no_known_number_of_errors(rate_at, doubt):
@@ -103,7 +104,7 @@ def test_bystander_with_a_message_every_second_has_a_known_number_of_errors():
 def test_bystander_gap_that_the_end_of_data_cuts_is_censored_although_an_earlier_one_is_longer():
     last = max(acting_windows(RUN).values(), key=lambda one: one.cleared_ns)
     end_ns = last.cleared_ns + 900 * MS
-    run = msgspec.structs.replace(RUN, end_ns=end_ns)
+    run = changed(RUN, end_ns=end_ns)
     flow = with_bystander(
         lambda t_ns: 0 if last.start_ns <= t_ns < last.start_ns + 600 * MS or t_ns >= end_ns - 400 * MS else 50_000
     )
@@ -113,7 +114,7 @@ def test_bystander_gap_that_the_end_of_data_cuts_is_censored_although_an_earlier
 
 
 def test_bystander_that_failed_or_carried_nothing_decides_nothing():
-    failed = metrics_of(with_bystander(steady, failure="host4:rxe1 is gone", qp_errors=(T0 + S, RUN.end_ns)))
+    failed = metrics_of(with_bystander(steady, failure="host4:rxe1 is gone", qp_errors=(T0 + S, RUN.workload.end_ns)))
     assert failed["bystander.goodput_ratio"].value is None
     assert "host4:rxe1 is gone" in failed["bystander.gap"].detail
     assert failed["bystander.qp_errors"].value == 1
@@ -131,7 +132,7 @@ def test_bystander_without_data_does_not_pass_a_bound_on_errors(words):
     flow = msgspec.structs.replace(with_bystander(steady), **words)
     expected = (Expectation(metric=METRICS["bystander.qp_errors"], maximum=0),)
     assert _verdict_of("bystander.qp_errors", flow, expected) is Verdict.INCONCLUSIVE
-    lost = msgspec.structs.replace(flow, qp_errors=(RUN.end_ns,))
+    lost = msgspec.structs.replace(flow, qp_errors=(RUN.workload.end_ns,))
     assert _verdict_of("bystander.qp_errors", lost, expected) is Verdict.FAIL
 
 
@@ -141,21 +142,21 @@ def test_bystander_gap_that_lasts_beyond_a_faults_removal_counts_whole(until_s, 
     second."""
     last = max(acting_windows(RUN).values(), key=lambda one: one.cleared_ns)
     begin_ns = last.cleared_ns + S // 2
-    end_ns = RUN.end_ns if until_s is None else last.cleared_ns + round(until_s * S)
+    end_ns = RUN.workload.end_ns if until_s is None else last.cleared_ns + round(until_s * S)
     flow = with_bystander(lambda t_ns: 0 if begin_ns <= t_ns < end_ns else 50_000)
     assert _verdict_of("bystander.gap", flow, (Expectation(metric=METRICS["bystander.gap"], maximum=1.0),)) is expected
 
 
 def test_bystander_gap_that_the_end_of_the_data_cuts_short_is_at_least_that_long():
     last = max(acting_windows(RUN).values(), key=lambda one: one.cleared_ns)
-    run = msgspec.structs.replace(RUN, end_ns=last.cleared_ns + S)
+    run = changed(RUN, end_ns=last.cleared_ns + S)
     flow = with_bystander(lambda t_ns: 0 if t_ns >= last.cleared_ns + S // 2 else 50_000)
     gap = metrics_of(flow, run)["bystander.gap"]
     assert (gap.value, gap.censored) == (pytest.approx(0.5, abs=0.11), True)
 
 
 def test_bystander_without_faults_has_no_ratio():
-    metrics = metrics_of(with_bystander(steady), msgspec.structs.replace(RUN, faults=()))
+    metrics = metrics_of(with_bystander(steady), changed(RUN, faults=()))
     assert metrics["bystander.goodput_ratio"].value is None
     assert metrics["bystander.gap"].value is None
 
@@ -201,10 +202,10 @@ def test_qp_error_of_the_bystander_within_the_clocks_error_of_the_arming_decides
     """An error of 20 ms in a clock decides whether this QP error is before or during the fault, so it decides
     nothing."""
     flow = with_bystander(steady, qp_errors=(FIRST.start_ns + apart_ms * MS,))
-    receipts = [fault.receipt for fault in RUN.faults]
+    receipts = [fault.receipt for fault in RUN.injected.faults]
     own_ns = max(receipt.armed.clock_error_ns or 0 for receipt in receipts if receipt is not None)
     assert own_ns < 10 * MS
-    run = msgspec.structs.replace(RUN, clock_error_ns=error_ms * MS)
+    run = changed(RUN, clock_error_ns=error_ms * MS)
     expected = (Expectation(metric=METRICS["bystander.qp_errors"], maximum=0),)
     assert _verdict_of("bystander.qp_errors", flow, expected, run) is verdict
 

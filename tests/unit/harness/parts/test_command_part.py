@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from judged_runs import PLAN
-from synthetic_run import S, T0, synthetic_run
+from synthetic_run import T0, S, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment.run_plan import PlannedProbes
@@ -30,8 +30,8 @@ SERVER, CLIENT = end_of("server", "host3:rxe0", stopped=True, code=-15), end_of(
 
 
 def judged(*ends, plan=PLAN, **changes):
-    run = msgspec.structs.replace(
-        synthetic_run(), workload=WORKLOAD, faults=(), programs=ends if ends else None, **changes
+    run = changed(
+        synthetic_run(), workload=WORKLOAD, faults=(), programs=ends or None, **changes
     )
     before = Planned(plan=msgspec.structs.replace(plan, workload=WORKLOAD), expectations=())
     verdict = judge(before=before, run=run, observed=observe(run)).verdict
@@ -78,7 +78,7 @@ def test_processes_left_behind_are_unknown(change):
 
 
 def test_reader_that_finds_nothing_is_unknown():
-    silent = tuple(msgspec.structs.replace(series, samples=(), iterations=()) for series in synthetic_run().series)
+    silent = tuple(msgspec.structs.replace(series, samples=(), iterations=()) for series in synthetic_run().workload.series)
     checks = judged(SERVER, CLIENT, series=silent)
     assert checks["progress"].verdict is Verdict.INCONCLUSIVE
     assert "counters found no progress" in checks["progress"].detail + str(checks["progress"].why)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from judged_runs import plan_of
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.judge import judge
@@ -14,7 +14,7 @@ from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.selectors import choose
 
 RUN = synthetic_run()
-FAULT = RUN.faults[0]
+FAULT = RUN.injected.faults[0]
 
 
 def at(target, run=RUN, exposed="workload"):
@@ -24,9 +24,10 @@ def at(target, run=RUN, exposed="workload"):
 
 def with_paths(*paths):
     connections = tuple(
-        msgspec.structs.replace(RUN.connections[0], path=path, ack_path=tuple(reversed(path))) for path in paths
+        msgspec.structs.replace(RUN.workload.connections[0], path=path, ack_path=tuple(reversed(path)))
+        for path in paths
     )
-    return msgspec.structs.replace(RUN, connections=connections)
+    return changed(RUN, connections=connections)
 
 
 CROSSING = with_paths(("host1", "rtsw1", "ctsw1", "rtsw2", "host3"))
@@ -53,7 +54,7 @@ def test_exposed_is_unknown_if_the_path_of_a_queue_pair_is():
     (why,) = at("rtsw1:ctsw2", run)
     assert why.startswith("it is unknown whether the workload used rtsw1:ctsw2")
     assert at("rtsw1:ctsw2", run, exposed="none") == (why,)
-    assert at("rtsw1:ctsw2", msgspec.structs.replace(RUN, connections=()))
+    assert at("rtsw1:ctsw2", changed(RUN, connections=()))
 
 
 def test_exposed_none_requires_that_the_workload_used_nothing_there():
@@ -67,7 +68,7 @@ def test_exposed_unknown_target_is_unknown():
 
 def test_run_with_a_fault_beside_the_workload_is_inconclusive():
     faults = (msgspec.structs.replace(FAULT, plan=msgspec.structs.replace(FAULT.plan, target="rtsw1:ctsw2")),)
-    run = msgspec.structs.replace(CROSSING, faults=faults)
+    run = changed(CROSSING, faults=faults)
     verdict = judge(before=Planned(plan=plan_of(run), expectations=()), run=run, observed=observe(run)).verdict
     check = next(check for check in verdict.checks if check.name == f"fired.{FAULT.plan.id}")
     assert (verdict.verdict, check.verdict) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE)
@@ -80,9 +81,11 @@ WAYS = {
 }
 
 
-WITHOUT_PATHS = msgspec.structs.replace(
+WITHOUT_PATHS = changed(
     RUN,
-    connections=tuple(msgspec.structs.replace(RUN.connections[0], index=index, path=(), ack_path=()) for index in WAYS),
+    connections=tuple(
+        msgspec.structs.replace(RUN.workload.connections[0], index=index, path=(), ack_path=()) for index in WAYS
+    ),
 )
 
 

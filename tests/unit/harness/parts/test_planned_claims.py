@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from house import DEMO
 from judged_runs import plan_of
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment import experiment_file, run_plan
@@ -15,7 +15,7 @@ from faultbed.harness.ledger.claims import NOT_SETTLED, Broken, Claim, Holds, Un
 from faultbed.harness.ledger.ledger import fold
 from faultbed.harness.ledger.settle import Finding, settle
 from faultbed.harness.parts.part import Planned
-from faultbed.harness.record.measurements import PacketSummary
+from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.observe.telemetry import Change, Machine
 
@@ -55,7 +55,7 @@ def test_bound_against_the_twin_depends_on_it_and_on_every_fault():
 def test_bound_on_the_worst_fault_needs_a_value_of_each():
     """Counter-examples 1 and 2: no route left the dead port under one of two faults, and the bound was a PASS."""
     run = synthetic_run()
-    fired = {fault.plan.id: fault.receipt.fired.first_ns for fault in run.faults}
+    fired = {fault.plan.id: fault.receipt.fired.first_ns for fault in run.injected.faults}
     at_ns = fired["uplink"]
 
     def backs(*times):
@@ -64,10 +64,10 @@ def test_bound_on_the_worst_fault_needs_a_value_of_each():
     def moved(*times):
         return tuple(Change(at_ns=at_ns, node="rtsw1", subject="route 10.0.0.0/31", text="dev x") for at_ns in times)
 
-    one = msgspec.structs.replace(run, changes=moved(at_ns + LATER), watched=(MACHINE,))
+    one = changed(run, changes=moved(at_ns + LATER), watched=(MACHINE,))
     packets = backs((at_ns + LATER, at_ns + 2 * LATER))
     times = [time_ns + LATER for time_ns in fired.values()]
-    every = msgspec.structs.replace(one, changes=moved(*times))
+    every = changed(one, changes=moved(*times))
     all_packets = backs(*((at, at + LATER) for at in times))
     flaps = plan_with(run, loss="link.flap")
     for name in ("recovery.detect", "recovery.retransmit", "routing.converged"):
@@ -99,7 +99,7 @@ def test_restarts_are_members_of_one_claim():
 
 
 def test_bound_against_a_twin_that_was_wrong_is_unknown_and_the_twin_is_broken():
-    run = msgspec.structs.replace(synthetic_run(), twin=None, twin_failure="rank 1: 4 elements are wrong")
+    run = changed(synthetic_run(), twin=None, twin_failure="rank 1: 4 elements are wrong")
     result = judged(run, plan_of(run), at_most("jct_ratio", 9.0))
     assert result.verdict.verdict is Verdict.FAIL
     assert isinstance(result.ledger.statuses["twin"], Broken)
@@ -114,16 +114,16 @@ def statuses_of(result, name):
 def test_fault_without_any_record_is_unknown():
     """A planned fault that the record had lost was no row at all, and the run a PASS."""
     run = synthetic_run()
-    fewer = msgspec.structs.replace(run, faults=run.faults[1:])
+    fewer = changed(run, faults=run.injected.faults[1:])
     result = judged(fewer, plan_of(run))
     assert result.verdict.verdict is Verdict.INCONCLUSIVE
-    (check,) = [check for check in result.verdict.checks if check.name == f"fired.{run.faults[0].plan.id}"]
+    (check,) = [check for check in result.verdict.checks if check.name == f"fired.{run.injected.faults[0].plan.id}"]
     assert (check.verdict, check.detail) == (Verdict.INCONCLUSIVE, "nothing is known about it")
 
 
 def test_bound_under_an_unproven_routing_scheme_is_unknown():
     """Counter-example 10: `mmr.rtsw1` was FAIL under a scheme that was not proven."""
-    run = msgspec.structs.replace(synthetic_run(), faults=())
+    run = changed(synthetic_run(), faults=())
     fabric = run_plan.PlannedFabric(routing="static-parity", fidelity="real")
     plan = msgspec.structs.replace(plan_of(run), fabric=fabric)
     result = judged(run, plan, at_most("recovery.total", 0.0), at_most("ettr", 0.01), at_most("qp_errors", -1.0))
@@ -139,8 +139,8 @@ def test_losing_a_record_of_a_run_only_loses_knowledge(lost):
     run = synthetic_run()
     expectations = [at_most(name, 1e9) for name in ("recovery.total", "jct_ratio", "wrong_elements", "goodput.mean")]
     whole = judged(run, plan_of(run), *expectations).ledger.statuses
-    empty = None if lost in ("twin", "routing") else type(getattr(run, lost))()
-    fewer = msgspec.structs.replace(run, **{lost: empty})
+    empty = {"twin": None, "routing": None, "counters_after": {}}.get(lost, ())
+    fewer = changed(run, **{lost: empty})
     for name, status in judged(fewer, plan_of(run), *expectations).ledger.statuses.items():
         assert status == whole.get(name) or not isinstance(status, Broken), name
         assert status == whole.get(name) or type(status).__name__ == "Unknown", name

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
-from faultbed.harness.record.measurements import Connection, connection_between
+from faultbed.harness.record.evidence.workload_evidence import Connection, connection_between
 
 ENDS = ("host1:rxe0", "host3:rxe0")
 
@@ -17,30 +16,30 @@ def connection(index, lqpn, rqpn, spine):
 
 
 def run_with(*connections):
-    return msgspec.structs.replace(synthetic_run(), connections=connections)
+    return changed(synthetic_run(), connections=connections)
 
 
 def test_rebuilt_queue_pair_is_found_by_its_index():
     """QP 19 went over ctsw2, died, and has number 25 at the end of the run."""
     run = run_with(connection(0, 17, 40, "ctsw1"), connection(1, 25, 41, "ctsw2"))
-    assert connection_between(run, ENDS, index=1, qpn=19) == run.connections[1]
-    assert connection_between(run, ENDS[::-1], index=1, qpn=19) == run.connections[1]
+    assert connection_between(run.workload, ENDS, index=1, qpn=19) == run.workload.connections[1]
+    assert connection_between(run.workload, ENDS[::-1], index=1, qpn=19) == run.workload.connections[1]
 
 
 def test_index_of_another_pair_of_rnics_is_not_taken():
     """A restart places ranks again and renumbers connections, so an index may belong to another pair of RNICs."""
     run = run_with(connection(0, 17, 40, "ctsw1"))
-    assert connection_between(run, ("host1:rxe0", "host2:rxe0"), index=0, qpn=17) is None
+    assert connection_between(run.workload, ("host1:rxe0", "host2:rxe0"), index=0, qpn=17) is None
 
 
 @pytest.mark.parametrize(("qpn", "position"), [(17, 0), (18, 1), (19, None)])
 def test_without_indices_the_number_at_the_first_end_decides(qpn, position):
     """QP 18 is the far end of the first connection, and the near end of the second one."""
     run = run_with(connection(None, 17, 18, "ctsw1"), connection(None, 18, 20, "ctsw2"))
-    expected = None if position is None else run.connections[position]
-    assert connection_between(run, ENDS, index=-1, qpn=qpn) == expected
+    expected = None if position is None else run.workload.connections[position]
+    assert connection_between(run.workload, ENDS, index=-1, qpn=qpn) == expected
 
 
 def test_without_indices_the_only_connection_is_meant_whatever_its_number_is_now():
     run = run_with(connection(None, 17, 18, "ctsw1"))
-    assert connection_between(run, ENDS, index=3, qpn=99) == run.connections[0]
+    assert connection_between(run.workload, ENDS, index=3, qpn=99) == run.workload.connections[0]

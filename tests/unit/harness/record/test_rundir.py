@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from finished_run import finished
+from finished_run import finished, write_run
 from synthetic_run import T0, synthetic_run
 
 from faultbed.harness.cli.main import cli
@@ -42,24 +43,24 @@ def test_run_directory_name_has_time_experiment_and_seed(tmp_path):
     assert make(tmp_path).path.name == "20261121T093005Z-x-7-2"
 
 
-def test_measurements_round_trip(tmp_path):
+def test_evidence_of_a_run_round_trips(tmp_path):
     run, measured = make(tmp_path), synthetic_run()
 
-    run.write_measurements(measured)
+    write_run(run, measured)
 
-    assert run.read_measurements() == measured
+    assert run.read_run() == measured
     assert not list(run.path.glob(".*"))
 
 
 def test_samples_have_one_row_per_rank_and_bin(tmp_path):
     run, measured = make(tmp_path), synthetic_run()
-    run.write_measurements(measured)
+    write_run(run, measured)
 
     table = pq.read_table(run.path / "samples.parquet")
 
     assert table.schema.names == SAMPLES_SCHEMA.names
-    assert table.num_rows == sum(len(series.samples) for series in measured.series)
-    assert sum(table["bytes"].to_pylist()) == sum(s.bytes for one in measured.series for s in one.samples)
+    assert table.num_rows == sum(len(series.samples) for series in measured.workload.series)
+    assert sum(table["bytes"].to_pylist()) == sum(s.bytes for one in measured.workload.series for s in one.samples)
     assert table.schema.metadata[b"t0_ns"] == str(T0).encode()
     assert table["since_start_ns"][0].as_py() == 0
 
@@ -181,7 +182,7 @@ def whole(whole_once, tmp_path):
     ("name", "reader"),
     [
         ("plan.json", "read_plan"),
-        ("measurements.json", "read_measurements"),
+        ("evidence/measured/workload.json", "read_run"),
         ("verdict.json", "read_verdict"),
         ("environment.json", "read_environment"),
         ("flights.json", "read_flights"),
@@ -226,9 +227,27 @@ def test_probes_file_without_metadata_is_rejected(whole):
         whole.read_probes()
 
 
+FILES = ("measured/lab", "measured/workload", "measured/faults", "measured/telemetry", "twin/workload")
+
+
 def again(samples, *, later_ns=0):
     """Record the samples a second time, as a second writer of the file would."""
     samples += [[t_ns + later_ns, size] for t_ns, size in samples]
+
+
+@contextlib.contextmanager
+def edited(whole):
+    """Yield all evidence of a run as one mapping, `twin` being the series of its twin, and write it back."""
+    files = {name: whole.path / "evidence" / f"{name}.json" for name in FILES}
+    contents = {name: json.loads(file.read_text()) for name, file in files.items()}
+    own = [content for name, content in contents.items() if name != "twin/workload"]
+    together = {key: value for content in own for key, value in content.items()}
+    together["twin"] = contents["twin/workload"]["series"]
+    yield together
+    for content in own:
+        content.update({key: together[key] for key in content})
+    for name, file in files.items():
+        file.write_text(json.dumps(contents[name]))
 
 
 def add_serving(run, tpot_ns, attained):
@@ -263,20 +282,20 @@ def test_probes_recorded_twice_are_refused(whole):
         (lambda run: run.update(t0_ns=-(10**18)), "end_ns: .* a month after t0_ns"),
         (lambda run: run.update(sample_ns=0), "sample_ns: 0 is no length of time"),
         (lambda run: run["series"].append(run["series"][0]), "series: rank 0 appears twice"),
-        (lambda run: run["twin"].append(run["twin"][0]), "twin: rank 0 appears twice"),
+        (lambda run: run["twin"].append(run["twin"][0]), "twin/workload.json: .*series: rank 0 appears twice"),
         (
             lambda run: run["series"][1]["iterations"].append(run["series"][1]["iterations"][4]),
             "series: iteration 4 of",
         ),
         (
             lambda run: run["twin"][1]["iterations"][4].update(start_ns=10**18),
-            "twin: iteration 4 of rank 1 ends more than a month after iteration 0 begins",
+            "twin/workload.json: .*series: iteration 4 of rank 1 ends more than a month after iteration 0 begins",
         ),
         (lambda run: run["series"].pop(), "series: rank 3 is missing"),
         (lambda run: run["faults"].append(run["faults"][0]), "faults: .* appears twice"),
         (lambda run: run["series"][1]["iterations"][4].update(wrong=-1), "series: rank 1 has less than 0 wrong"),
         (lambda run: again(run["series"][1]["samples"]), "series: rank 1: the sample at .* appears twice"),
-        (lambda run: again(run["twin"][1]["samples"]), "twin: rank 1: the sample at .* appears twice"),
+        (lambda run: again(run["twin"][1]["samples"]), "twin/workload.json: .*rank 1: the sample at .* appears twice"),
         (
             lambda run: again(run["series"][1]["samples"], later_ns=1000),
             "series: rank 1: .* covers the time of another",
@@ -313,34 +332,29 @@ def test_probes_recorded_twice_are_refused(whole):
         (lambda run: run["topology"]["hosts"][0].update(front_end_address="::1::"), "front_end_address: '::1::' is no"),
     ],
 )
-def test_measurements_that_contradict_themselves_are_refused(whole, edit, words):
-    content = json.loads((whole.path / "measurements.json").read_text())
-    edit(content)
-    (whole.path / "measurements.json").write_text(json.dumps(content))
+def test_evidence_that_contradicts_itself_is_refused(whole, edit, words):
+    with edited(whole) as content:
+        edit(content)
 
-    with pytest.raises(UsageError, match=rf"measurements\.json: .*{words}"):
-        whole.read_measurements()
+    with pytest.raises(UsageError, match=rf"evidence/.*{words}"):
+        whole.read_run()
 
 
-def test_measurements_with_counters_of_64_bits_are_read(whole):
+def test_counters_of_64_bits_are_read(whole):
     """A driver may give all ones for what it does not count."""
-    content = json.loads((whole.path / "measurements.json").read_text())
-    content["counters_after"].setdefault("host1", {})["rxe0.other"] = 2**64 - 1
-    (whole.path / "measurements.json").write_text(json.dumps(content))
-    assert whole.read_measurements().counters_after["host1"]["rxe0.other"] == 2**64 - 1
+    with edited(whole) as content:
+        content["counters_after"].setdefault("host1", {})["rxe0.other"] = 2**64 - 1
+    assert whole.read_run().telemetry.counters_after["host1"]["rxe0.other"] == 2**64 - 1
 
 
 @pytest.mark.parametrize("command", [["report"], ["noise", "--out", "floor.json"], ["attribute"]])
-def test_command_on_damaged_measurements_is_one_sentence_and_an_error(whole, command):
-    content = json.loads((whole.path / "measurements.json").read_text())
-    content["series"][1]["iterations"][4]["comm_ns"] = 2**63
-    (whole.path / "measurements.json").write_text(json.dumps(content))
+def test_command_on_damaged_evidence_is_one_sentence_and_an_error(whole, command):
+    with edited(whole) as content:
+        content["series"][1]["iterations"][4]["comm_ns"] = 2**63
     done = CliRunner().invoke(cli, [*command, str(whole.path)], standalone_mode=False)
     assert isinstance(done.exception, FaultbedError), done.exception
     assert done.exception.exit_code == ExitCode.ERROR
-    assert "measurements.json: not as this version writes it: series[1].iterations[4].comm_ns: 922" in str(
-        done.exception
-    )
+    assert "workload.json: not as this version writes it: series[1].iterations[4].comm_ns: 922" in str(done.exception)
     assert "\n" not in str(done.exception)
 
 
@@ -349,14 +363,14 @@ def test_command_on_damaged_measurements_is_one_sentence_and_an_error(whole, com
     [
         ({"seed": 8}, "seed 8, but 7 in plan.json"),
         ({"experiment": "other"}, "experiment other, but"),
-        ({"lab": "rack9"}, "lab rack9, but soft in measurements.json"),
+        ({"lab": "rack9"}, "lab rack9, but soft in evidence/measured/lab.json"),
         ({"faults": ()}, r"faults \[\], but"),
     ],
 )
 def test_verdict_of_another_run_is_no_verdict_of_this_one(whole, changes, words):
     """The file was copied from another run directory."""
     verdict = whole.read_verdict()
-    whole.refuse_mixed(verdict, whole.read_plan(), whole.read_measurements())
+    whole.refuse_mixed(verdict, whole.read_plan(), whole.read_run())
     whole.write_verdict(msgspec.structs.replace(verdict, **changes))
     with pytest.raises(UsageError, match=rf"verdict\.json: {words}.*two runs"):
         run_page.render(whole.path)

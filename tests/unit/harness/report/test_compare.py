@@ -17,7 +17,7 @@ from finished_run import finished
 from hypothesis import given
 from hypothesis import strategies as st
 from repeated_runs import without_faults
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis.noise import NoiseFloor, Spread
 from faultbed.harness.analysis.observe import observe
@@ -25,7 +25,7 @@ from faultbed.harness.cli.main import cli
 from faultbed.harness.confidence import Interval
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.experiment.run_plan import Plan, PlannedFabric
-from faultbed.harness.record.measurements import Serving
+from faultbed.harness.record.evidence.workload_evidence import Serving
 from faultbed.harness.report import history
 from faultbed.harness.report.comparison.compare import _outcome, compare, differences
 from faultbed.harness.report.comparison.compared_runs import headline
@@ -93,13 +93,13 @@ def test_compare_one_recovery_each_needs_repeats():
 def test_compare_wrong_data_in_one_of_the_runs_is_worse():
     """The headline was "no difference shown", although every result of B was wrong."""
     run = without_faults(synthetic_run())
-    wrong = msgspec.structs.replace(
+    wrong = changed(
         run,
         series=tuple(
             msgspec.structs.replace(
                 rank, iterations=tuple(msgspec.structs.replace(step, wrong=4) for step in rank.iterations)
             )
-            for rank in run.series
+            for rank in run.workload.series
         ),
     )
     worse, better = ({row.metric: row.says for row in rows} for rows in (compare(run, wrong), compare(wrong, run)))
@@ -110,7 +110,7 @@ def test_compare_wrong_data_in_one_of_the_runs_is_worse():
 
 def test_compare_higher_bandwidth_is_better():
     run = without_faults(synthetic_run())
-    better = msgspec.structs.replace(run, summary=msgspec.structs.replace(run.summary, busbw_gbps=2.0))
+    better = changed(run, summary=msgspec.structs.replace(run.workload.summary, busbw_gbps=2.0))
     rows = {row.metric: row for row in compare(run, better)}
     assert rows["busbw.mean"].says == "better"
 
@@ -126,7 +126,7 @@ def test_bus_bandwidth_is_that_of_the_mean_collective():
         ]
         return msgspec.structs.replace(series, iterations=tuple(steps))
 
-    slow = msgspec.structs.replace(run, series=tuple(map(held_up, run.series)))
+    slow = changed(run, series=tuple(map(held_up, run.workload.series)))
     even, uneven = (observe(one).metrics["busbw.mean"] for one in (run, slow))
     assert uneven.value < 0.6 * even.value
     for one in (even, uneven):
@@ -142,7 +142,7 @@ def test_differences_lists_every_changed_field_of_the_plan():
 def test_compare_failed_run_with_a_good_one_says_that_nothing_is_comparable(tmp_path):
     """Equal counts of both used to make the page say that no difference was shown."""
     good = synthetic_run()
-    bad = msgspec.structs.replace(good, errors=("a switch was gone",))
+    bad = changed(good, errors=("a switch was gone",))
     rows = compare(good, bad)
     assert {row.says for row in rows} == {"not comparable"}
     assert headline(rows) == "A and B cannot be compared: B: a switch was gone"
@@ -264,7 +264,7 @@ def test_regressions_nothing_where_there_was_something_is_reported():
 def test_compare_percentile_without_upper_bound_is_not_compared():
     times = tuple(int(10**9 + one) for one in np.random.default_rng(1).permutation(60))
     serving = Serving(ttft_ns=times, tpot_ns=((10**8, 10**8),) * 60, slo_attainment=None)
-    run = msgspec.structs.replace(synthetic_run(), serving=serving)
+    run = changed(synthetic_run(), serving=serving)
     rows = {row.metric: row for row in compare(run, run)}
     assert rows["ttft.p50"].interval is not None
     assert (rows["ttft.p99"].interval, rows["ttft.p99"].why) == (
@@ -425,18 +425,18 @@ def test_history_leaves_out_the_copy_of_a_run(tmp_path):
 
 def test_history_unreadable_run_is_named_until_it_is_repaired(tmp_path):
     run = finished(tmp_path, synthetic_run())
-    whole = (run.path / "measurements.json").read_bytes()
-    (run.path / "measurements.json").write_bytes(whole[: len(whole) // 2])
+    whole = (run.path / "evidence/measured/workload.json").read_bytes()
+    (run.path / "evidence/measured/workload.json").write_bytes(whole[: len(whole) // 2])
     for _ in range(2):  # the second call does not read the run again
         result = history.read(history.update(tmp_path))
         assert result.past == ()
-        assert "measurements.json" in result.left_out[run.path.name]
+        assert "workload.json" in result.left_out[run.path.name]
     output = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path)], standalone_mode=False).output
     assert f"{run.path.name} is left out: " in output
     output = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path), "--json"], standalone_mode=False).output
     assert list(json.loads(output)["left_out"]) == [run.path.name]
 
-    (run.path / "measurements.json").write_bytes(whole)
+    (run.path / "evidence/measured/workload.json").write_bytes(whole)
     run.write_verdict(run.read_verdict())
 
     result = history.read(history.update(tmp_path))

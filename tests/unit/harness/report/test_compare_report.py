@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from compared_runs import dead, otherwise, with_loads
 from finished_run import EVIL, finished, parsed
 from repeated_runs import without_faults
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis import noise
 from faultbed.harness.cli.main import cli
@@ -23,7 +23,7 @@ from faultbed.testbed.errors import UsageError
 
 
 def page_of(a, b, floor=None):
-    rows = compare(a.read_measurements(), b.read_measurements(), floor=floor)
+    rows = compare(a.read_run(), b.read_run(), floor=floor)
     return compare_report.render_html(a, b, rows)
 
 
@@ -153,8 +153,15 @@ def test_compare_page_of_a_run_with_itself_shows_no_difference(tmp_path):
 
 def test_compare_page_exists_for_a_run_without_faults_or_samples(tmp_path):
     run = synthetic_run()
-    empty = msgspec.structs.replace(
-        run, series=(), twin=None, connections=(), faults=(), counters_before={}, counters_after={}, end_ns=run.t0_ns
+    empty = changed(
+        run,
+        series=(),
+        twin=None,
+        connections=(),
+        faults=(),
+        counters_before={},
+        counters_after={},
+        end_ns=run.workload.t0_ns,
     )
     a, b = finished(tmp_path, empty, name="a"), finished(tmp_path, run, name="b")
     text = text_of(page_of(a, b))
@@ -167,8 +174,8 @@ def test_compare_page_exists_for_a_run_without_faults_or_samples(tmp_path):
 def test_compare_page_has_every_metric_of_both_runs(tmp_path):
     """Metrics that fell to 0 in B are included: the ratio is 0 and has no logarithm."""
     run = synthetic_run()
-    a, b = finished(tmp_path, msgspec.structs.replace(run, qp_errors=5), name="a"), finished(tmp_path, run, name="b")
-    rows = compare(a.read_measurements(), b.read_measurements())
+    a, b = finished(tmp_path, changed(run, qp_errors=5), name="a"), finished(tmp_path, run, name="b")
+    rows = compare(a.read_run(), b.read_run())
     html = compare_report.render_html(a, b, rows)
     assert [row.metric for row in rows if f"<code>{row.metric}</code>" not in html] == []
     assert next(row.ratio for row in rows if row.metric == "qp_errors") == 0
@@ -176,9 +183,11 @@ def test_compare_page_has_every_metric_of_both_runs(tmp_path):
 
 def test_compare_page_escapes_text_of_the_runs(tmp_path):
     run = synthetic_run()
-    plan = msgspec.structs.replace(run.faults[0].plan, target=EVIL, id=EVIL, parameters={EVIL: EVIL})
-    fault = msgspec.structs.replace(run.faults[0], plan=plan, colour='red;background:url("http://evil.example")')
-    evil = msgspec.structs.replace(run, lab=EVIL, accelerator=EVIL, faults=(fault, *run.faults[1:]))
+    plan = msgspec.structs.replace(run.injected.faults[0].plan, target=EVIL, id=EVIL, parameters={EVIL: EVIL})
+    fault = msgspec.structs.replace(
+        run.injected.faults[0], plan=plan, colour='red;background:url("http://evil.example")'
+    )
+    evil = changed(run, lab=EVIL, accelerator=EVIL, faults=(fault, *run.injected.faults[1:]))
     a, b = finished(tmp_path, run, name="a"), finished(tmp_path, evil, name="b")
     b.write_plan(msgspec.structs.replace(b.read_plan(), experiment=EVIL, workload={EVIL: EVIL}))
     (b.path / "experiment.toml").write_text(EVIL)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import msgspec
 import pytest
 from finished_run import finished
 from recorded import DOWN, RECORDED, UP, change, sample
-from synthetic_run import T0, S, synthetic_run
+from synthetic_run import T0, S, changed, synthetic_run
 
 from faultbed.harness.record import telemetry_file
 from faultbed.harness.report import run_page as report
@@ -138,13 +137,13 @@ def test_thinned_merges_short_steps_into_their_mean():
 
 @pytest.mark.usefixtures("drawn_anew")
 def test_report_of_ten_minutes_at_ten_samples_a_second_stays_small():
-    run = msgspec.structs.replace(synthetic_run(), end_ns=T0 + 600 * S)
+    run = changed(synthetic_run(), end_ns=T0 + 600 * S)
     samples = [
         sample(number / 10, node=f"host{n}", rxe0__rcvd_seq_err=number * number, rxe0__send_err=number // 2)
         for number in range(6000)
         for n in (1, 2, 3, 4)
     ]
-    chart = counters_chart(run, series(samples, t0_ns=T0, end_ns=run.end_ns), (), [])
+    chart = counters_chart(run, series(samples, t0_ns=T0, end_ns=run.workload.end_ns), (), [])
 
     assert len(chart.wide) + len(chart.narrow) < 600_000
 
@@ -161,7 +160,7 @@ def test_telemetry_file_that_is_not_parquet_is_named(tmp_path):
 @pytest.mark.usefixtures("drawn_anew")
 def test_counters_chart_names_its_rows_and_marks():
     run = synthetic_run()
-    inside = {"t0_ns": run.t0_ns, "end_ns": run.end_ns}
+    inside = {"t0_ns": run.workload.t0_ns, "end_ns": run.workload.end_ns}
     chart = counters_chart(
         run,
         series(RECORDED.samples, **inside),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.experiment.run_plan import Plan, PlannedFabric
-from faultbed.harness.record.measurements import Environment
+from faultbed.harness.record.evidence.environment import Environment
 from faultbed.harness.report.comparison.differences import of_environments, of_labs, of_plans, words
 
 RUN = synthetic_run()
@@ -16,7 +16,7 @@ PLAN = Plan(
     seed=7,
     inventory="00",
     workload={"size_bytes": 1},
-    faults=tuple(f.plan for f in RUN.faults),
+    faults=tuple(f.plan for f in RUN.injected.faults),
 )
 HERE = Environment(
     faultbed="0",
@@ -53,13 +53,11 @@ def test_captured_ports_are_a_difference():
 
 
 def test_differences_list_flows_on_another_uplink():
-    moved = msgspec.structs.replace(RUN.connections[1], path=("host2", "rtsw1", "ctsw2", "rtsw2", "host3"))
-    other = msgspec.structs.replace(RUN, connections=(RUN.connections[0], moved, *RUN.connections[2:]))
+    moved = msgspec.structs.replace(RUN.workload.connections[1], path=("host2", "rtsw1", "ctsw2", "rtsw2", "host3"))
+    other = changed(RUN, connections=(RUN.workload.connections[0], moved, *RUN.workload.connections[2:]))
     (difference,) = of_labs(RUN, other)
     assert (difference.what, difference.b) == ("paths through the fabric", "1 of them took another")
-    unknown = msgspec.structs.replace(
-        RUN, connections=tuple(msgspec.structs.replace(c, path=()) for c in RUN.connections)
-    )
+    unknown = changed(RUN, connections=tuple(msgspec.structs.replace(c, path=()) for c in RUN.workload.connections))
     assert of_labs(RUN, unknown) == (), "a way that is not known is not another one"
 
 

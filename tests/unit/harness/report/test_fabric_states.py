@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 from finished_run import finished, parsed
 from recorded import DOWN, UP, change
 from state_windows import window
-from synthetic_run import T0, S, soft_topology, synthetic_run
+from synthetic_run import T0, S, changed, soft_topology, synthetic_run
 
 from faultbed.harness.report import run_page as report
 from faultbed.harness.report.fabric.drawing import Mark
@@ -109,7 +108,7 @@ def test_fabric_states_are_drawn_over_the_plain_fabric():
 
 
 def test_report_switches_fabric_states_without_a_script(tmp_path):
-    run = msgspec.structs.replace(synthetic_run(), changes=FLAP)
+    run = changed(synthetic_run(), changes=FLAP)
     page = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
 
     radios = re.findall(r'<input class="sr" type="radio" name="moment" id="(moment-\d+)"', page)
@@ -131,7 +130,7 @@ def test_report_switches_fabric_states_without_a_script(tmp_path):
 
 
 def test_report_without_faults_has_one_fabric_drawing(tmp_path):
-    run = msgspec.structs.replace(synthetic_run(), faults=())
+    run = changed(synthetic_run(), faults=())
     page = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
 
     assert 'type="radio"' not in page

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from finished_run import EVIL, finished, parsed
 from gbn_model import LQPN, A, B, Wire, frame, go_back_n
-from synthetic_run import lost_at, soft_topology, synthetic_run
+from synthetic_run import changed, lost_at, soft_topology, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.analysis.timeline import SlowDown
@@ -143,21 +143,21 @@ def test_report_of_a_run_without_firing_shows_that_it_proves_nothing(tmp_path):
 def test_report_shades_a_fault_that_was_not_cleared_until_the_end_of_the_run():
     """The shade ended when the fault was due to end, although it was still in place and the lab DIRTY."""
     run = synthetic_run()
-    first = run.faults[0]
+    first = run.injected.faults[0]
     stuck = msgspec.structs.replace(first.receipt, cleared=Cleared(ok=False, error="host1 does not answer"))
     until_s = [
         fault_bands.band(run, msgspec.structs.replace(first, receipt=receipt), 0).end_s
         for receipt in (first.receipt, stuck)
     ]
     assert until_s == [
-        pytest.approx((first.receipt.cleared.at_ns - run.t0_ns) / 1e9),
-        pytest.approx((run.end_ns - run.t0_ns) / 1e9),
+        pytest.approx((first.receipt.cleared.at_ns - run.workload.t0_ns) / 1e9),
+        pytest.approx((run.workload.end_ns - run.workload.t0_ns) / 1e9),
     ]
 
 
 def test_report_says_why_a_workload_failed(tmp_path):
     """A check without a number read "workload was —, must be — allowed."."""
-    failed = msgspec.structs.replace(synthetic_run(), failure="host3 was lost after 12 iterations")
+    failed = changed(synthetic_run(), failure="host3 was lost after 12 iterations")
     html = report.render(finished(tmp_path, failed).path).read_text(encoding="utf-8")
 
     assert "workload: it failed: host3 was lost after 12 iterations." in html
@@ -186,7 +186,7 @@ def test_summary_states_the_bound_that_a_failed_check_broke(comparison, observed
 def test_summary_states_no_cost_of_a_fault_with_which_all_ranks_became_slower():
     """Its check said that recovery took 0 to 3 s. The report's first sentence said that it cost no goodput."""
     run = synthetic_run()
-    receipt = run.faults[0].receipt
+    receipt = run.injected.faults[0].receipt
     fired = Check(name="fired.uplink", verdict=Verdict.PASS, observed=1, bound=1, unit="count")
     verdict = VerdictFile(
         experiment="x", seed=1, lab="soft", verdict=Verdict.PASS, checks=(fired,), faults=(receipt,), lab_state="CLEAN"
@@ -201,8 +201,8 @@ def test_summary_states_no_cost_of_a_fault_with_which_all_ranks_became_slower():
 
 def test_report_states_no_recovery_of_a_fault_in_doubt(tmp_path):
     run = synthetic_run()
-    doubted = msgspec.structs.replace(run.faults[0], doubts=("no independent witness",))
-    run = msgspec.structs.replace(run, faults=(doubted, *run.faults[1:]))
+    doubted = msgspec.structs.replace(run.injected.faults[0], doubts=("no independent witness",))
+    run = changed(run, faults=(doubted, *run.injected.faults[1:]))
 
     html = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
 
@@ -214,16 +214,16 @@ def test_report_states_no_recovery_of_a_fault_in_doubt(tmp_path):
 def test_report_of_an_empty_run_exists(tmp_path):
     """The run broke at once: no samples, no iterations, faults never tried, no counters."""
     run = synthetic_run()
-    run = msgspec.structs.replace(
+    run = changed(
         run,
         series=(),
         twin=None,
         connections=(),
         counters_before={},
         counters_after={},
-        faults=tuple(msgspec.structs.replace(fault, receipt=None) for fault in run.faults),
+        faults=tuple(msgspec.structs.replace(fault, receipt=None) for fault in run.injected.faults),
         errors=("host3 did not answer",),
-        end_ns=run.t0_ns,
+        end_ns=run.workload.t0_ns,
     )
 
     html = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
@@ -235,13 +235,11 @@ def test_report_of_an_empty_run_exists(tmp_path):
 
 def test_report_names_lost_queue_pairs(tmp_path):
     run = synthetic_run()
-    lost = tuple(lost_at(run.t0_ns + number * 10**6) for number in range(50))
-    page = report.render(finished(tmp_path, msgspec.structs.replace(run, qps_lost=lost)).path).read_text(
-        encoding="utf-8"
-    )
+    lost = tuple(lost_at(run.workload.t0_ns + number * 10**6) for number in range(50))
+    page = report.render(finished(tmp_path, changed(run, qps_lost=lost)).path).read_text(encoding="utf-8")
     assert "50 queue pairs lost" in page
     assert page.count("RETRY_EXC_ERR") == 40
-    assert "all are in measurements.json" in page
+    assert "all are in evidence/measured/workload.json" in page
 
 
 def test_report_describes_captured_packets_by_flow(tmp_path):
@@ -316,23 +314,23 @@ def test_report_counts_reordered_packets(tmp_path):
 
 def test_report_escapes_text_of_the_lab(tmp_path):
     run = synthetic_run()
-    receipt = run.faults[0].receipt
+    receipt = run.injected.faults[0].receipt
     fired = msgspec.structs.replace(receipt.fired, witness=EVIL, must_move={EVIL: 1})
     receipt = msgspec.structs.replace(receipt, id=EVIL, target=EVIL, fired=fired, armed=Armed(ok=True, readback=EVIL))
     fault = msgspec.structs.replace(
-        run.faults[0],
+        run.injected.faults[0],
         receipt=receipt,
         doubts=(EVIL,),
         colour='red;background:url("http://evil.example")',
-        plan=msgspec.structs.replace(run.faults[0].plan, target=EVIL, id=EVIL, parameters={EVIL: EVIL}),
+        plan=msgspec.structs.replace(run.injected.faults[0].plan, target=EVIL, id=EVIL, parameters={EVIL: EVIL}),
     )
-    ranks = (msgspec.structs.replace(run.ranks[0], host=EVIL), *run.ranks[1:])
-    run = msgspec.structs.replace(
+    ranks = (msgspec.structs.replace(run.workload.ranks[0], host=EVIL), *run.workload.ranks[1:])
+    run = changed(
         run,
         lab=EVIL,
         accelerator=EVIL,
         ranks=ranks,
-        faults=(fault, *run.faults[1:]),
+        faults=(fault, *run.injected.faults[1:]),
         counters_before={EVIL: {EVIL: 1}},
         counters_after={EVIL: {EVIL: 3}},
         lab_diff=(EVIL,),
@@ -407,7 +405,7 @@ def test_report_of_a_directory_that_is_no_run_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="finished run"):
         report.render(tmp_path)
     directory = finished(tmp_path, synthetic_run())
-    (directory.path / "measurements.json").write_text("{}")
+    (directory.path / "evidence/measured/workload.json").write_text("{}")
     with pytest.raises(UsageError, match="not as this version writes it"):
         report.render(directory.path)
 
@@ -439,7 +437,7 @@ def test_report_draws_atsws_above_ctsws_above_racks():
 def test_report_draws_links_of_the_workload_thick():
     run = synthetic_run()
 
-    svg = fabric_svg(run.topology, [], run.connections)
+    svg = fabric_svg(run.lab.topology, [], run.workload.connections)
 
     assert "rtsw1:ctsw1: 1 queue pair of" in svg
     assert "rtsw1:host1:rxe1: 0 queue pairs of" in svg

@@ -43,7 +43,7 @@ def page(tmp_path_factory):
 def comparison(tmp_path_factory):
     root = tmp_path_factory.mktemp("pair")
     a, b = finished(root, with_loads(synthetic_run()), name="a"), finished(root, otherwise(), name="b")
-    rows = compare(a.read_measurements(), b.read_measurements())
+    rows = compare(a.read_run(), b.read_run())
     return compare_report.render(a, b, rows, compare_report.default_path(a, b))
 
 

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from finished_run import finished, parsed
 from state_windows import window
-from synthetic_run import MS, T0, S, lost_at, synthetic_run
+from synthetic_run import MS, T0, S, changed, lost_at, synthetic_run
 
 from faultbed.harness.attribution.packet_stalls import Wait
 from faultbed.harness.attribution.stalls import stalls
 from faultbed.harness.findings import Attribution
-from faultbed.harness.record.measurements import Iteration, Rank, RankSeries
+from faultbed.harness.record.evidence.workload_evidence import Iteration, Rank, RankSeries
 from faultbed.harness.report import run_page as report
 from faultbed.harness.report.plots.charts import Band
 from faultbed.harness.report.plots.gantt_plot import gantt_chart
@@ -37,7 +37,7 @@ def steps(count, *, long=None, compute_ms=100, comm_ms=100):
 
 
 def run_of(*by_rank, **changed):
-    return msgspec.structs.replace(
+    return changed(
         synthetic_run(),
         series=tuple(RankSeries(rank=rank, iterations=each) for rank, each in enumerate(by_rank)),
         ranks=tuple(Rank(rank=rank, host=f"host{rank + 1}", rnic="rxe0") for rank in range(len(by_rank))),
@@ -90,13 +90,13 @@ def test_gantt_chart_surrounds_the_stall():
 
 def test_gantt_stall_names_the_hop_of_a_queue_pair_that_died():
     """`lost_at` is host1 to host3; here rank 1 is host3."""
-    run = msgspec.structs.replace(
+    run = changed(
         STALLED,
         qps_lost=(lost_at(T0 + 1 * S), lost_at(T0 + 3 * S)),
         ranks=(Rank(rank=0, host="host1", rnic="rxe0"), Rank(rank=1, host="host3", rnic="rxe0")),
         connections=(
             msgspec.structs.replace(
-                synthetic_run().connections[0],
+                synthetic_run().workload.connections[0],
                 src="host1:rxe0",
                 dst="host3:rxe0",
                 path=("host1", "rtsw1", "ctsw2", "rtsw2", "host3"),
@@ -148,7 +148,7 @@ def test_gantt_continues_with_flight_recorders_after_the_last_iteration():
         entry("begin", 2.4, 13),
         entry("ack", 3.0, 13),
     )
-    run = msgspec.structs.replace(run_of(steps(10)), end_ns=T0 + 3 * S)
+    run = changed(run_of(steps(10)), end_ns=T0 + 3 * S)
     gantt = one_of(run, flights=[known])
 
     assert [bar for bar in gantt.rows[0].bars if bar.kind in {"whole", "open"}] == [
@@ -165,7 +165,7 @@ def test_gantt_stall_from_flight_recorders_uses_their_description():
         flight(1, "iteration 12, compute", entry("begin", 2.0, 12), entry("ack", 3.5, 12, peer=0)),
     ]
     actual = [(one, one.describe(("host2", "rtsw1", "host1"))) for one in stalls(flights)]
-    run = msgspec.structs.replace(run_of(steps(10), steps(10)), end_ns=T0 + round(3.5 * S))
+    run = changed(run_of(steps(10), steps(10)), end_ns=T0 + round(3.5 * S))
     stall = one_of(run, flights=flights, stalled=actual).stall
 
     assert (stall.rank, stall.start_s, stall.end_s) == (0, 2.5, 3.5)
@@ -176,7 +176,7 @@ def test_gantt_stall_from_flight_recorders_uses_their_description():
 
 def test_gantt_stall_is_the_one_rank_without_a_recording():
     flights = [flight(0, "iteration 12, compute", entry("begin", 2.0, 12), entry("ack", 3.0, 12))]
-    run = msgspec.structs.replace(run_of(steps(10), steps(9)), end_ns=T0 + 3 * S)
+    run = changed(run_of(steps(10), steps(9)), end_ns=T0 + 3 * S)
     stall = one_of(run, flights=flights).stall
 
     assert (stall.rank, stall.start_s, stall.end_s) == (1, pytest.approx(1.8), 3.0)

@@ -25,7 +25,7 @@ from faultbed.harness.parts.passes import Active
 from faultbed.harness.parts.probes import probes_part
 from faultbed.harness.report.comparison.differences import of_plans
 from faultbed.harness.run import loop
-from faultbed.harness.run.collect_measurements import RunData
+from faultbed.harness.run.run_record import RunRecord
 from faultbed.testbed.errors import ConfigError, LabError
 from faultbed.testbed.inventory.lab_inventory import load
 from faultbed.testbed.observe.telemetry import Change
@@ -226,6 +226,9 @@ def test_probing_without_path_answers_reports_the_reason():
     assert probing.collected() == ProbeTrips(trips=(), unknown=1, trouble="rtsw1: SONiC tells no ways")
 
 
+TIMES = {"began_ns": 1, "started_ns": 2, "ended_ns": 3}
+
+
 def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkeypatch):
     """A twin without the capture was faster, so that `jct_ratio` held the cost of the capture."""
     beside = []
@@ -236,7 +239,7 @@ def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkey
         yield SimpleNamespace(name=name, stop=lambda: ended.append(name), wait=lambda _: None, collected=lambda: None)
         beside.remove(name)
 
-    during, ended, data = [], [], RunData()
+    during, ended, data = [], [], RunRecord(run_dir=None)
     monkeypatch.setattr(capture_part.packet_capture, "start", lambda _lab, ports: going_on(f"capture {ports}"))
     monkeypatch.setattr(probes_part.prober, "start", lambda _lab, _probe: going_on("probes"))
     monkeypatch.setattr(probes_part.prober, "pairs", lambda _topology: [])
@@ -244,10 +247,9 @@ def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkey
     monkeypatch.setattr(loop.telemetry, "start", lambda _lab, **_: going_on("watchers"))
     monkeypatch.setattr(loop.workload, "engines_started_ahead", lambda _experiment, _lab: going_on("engines"))
     result = SimpleNamespace(outcome="completed")
-    running = SimpleNamespace(wait=lambda _patience: during.extend(beside) or result)
+    running = SimpleNamespace(wait=lambda _patience: during.extend(beside) or result, **TIMES)
     monkeypatch.setattr(loop.workload, "start", lambda *_: running)
     monkeypatch.setattr(loop.workload, "patience_s", lambda *_: 1.0)
-    monkeypatch.setattr(loop, "series_of", lambda _result: ())
     experiment = SimpleNamespace(
         capture=("rtsw1:ctsw1",),
         probe=object(),
@@ -261,21 +263,21 @@ def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkey
     assert sorted(during) == ["bystander", "capture ('rtsw1:ctsw1',)", "engines", "probes", "watchers"]
     assert beside == []
     assert [name.partition(" ")[0] for name in ended] == ["bystander", "probes", "capture"]
-    assert [*data.active] == [("twin", "capture"), ("twin", "probes"), ("twin", "bystander")]
+    assert [*data.twin.active] == ["capture", "probes", "bystander"]
+    assert (data.twin.workload.t0_ns, data.twin.workload.end_ns) == (2, 3)
 
 
 def twin_that_ends_with(monkeypatch, result):
     """Run a twin whose workload has this result."""
-    running = SimpleNamespace(wait=lambda _patience: result)
+    running = SimpleNamespace(wait=lambda _patience: result, **TIMES)
     monkeypatch.setattr(loop, "PARTS", ())
     monkeypatch.setattr(loop.telemetry, "start", lambda _lab, **_: contextlib.nullcontext())
     monkeypatch.setattr(loop.workload, "engines_started_ahead", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(loop.workload, "start", lambda *_: running)
     monkeypatch.setattr(loop.workload, "patience_s", lambda *_: 1.0)
-    monkeypatch.setattr(loop, "series_of", lambda _result: ())
     resolved = SimpleNamespace(experiment=None, plan=SimpleNamespace(workload="job"))
     journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
-    loop._run_twin(resolved, None, journal, RunData(), lambda _text: None, lambda _event: None)
+    loop._run_twin(resolved, None, journal, RunRecord(run_dir=None), lambda _text: None, lambda _event: None)
 
 
 def test_twin_that_was_restarted_is_not_fault_free(monkeypatch):

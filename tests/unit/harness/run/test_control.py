@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 from judged_runs import plan_of
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.analysis.observe import observe
@@ -27,7 +27,7 @@ BROKEN = Expectation(metric=METRICS["iterations"], maximum=1)
 
 def judged(*expectations, cost=COST, control=True):
     """Return the verdict of a synthetic run without faults, and its check of a control run."""
-    run = msgspec.structs.replace(synthetic_run(), faults=())
+    run = changed(synthetic_run(), faults=())
     plan = msgspec.structs.replace(plan_of(run), control=control or msgspec.UNSET)
     observed = observe(run)
     observed = replace(observed, metrics={**observed.metrics, "jct_ratio": cost})

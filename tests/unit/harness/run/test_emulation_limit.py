@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import house
 import msgspec
 import pytest
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness import judge
 from faultbed.harness.analysis.links import emulation_headroom
@@ -63,7 +63,7 @@ def test_sent_rate_of_a_lab_without_shapers_is_unknown():
 
 def judged(**fields):
     experiment = fit(load(house.DEMO), SOFT.topology, "soft")
-    run = msgspec.structs.replace(synthetic_run(), **fields)
+    run = changed(synthetic_run(), **fields)
     plan = run_plan.plan(experiment, inventory_digest="9f" * 32, version="0")
     return judge.judge(
         before=Planned(plan=plan, expectations=experiment.expectations), run=run, observed=observe(run)

@@ -9,14 +9,13 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
-import msgspec
 import numpy as np
 import pytest
 from engine_labs import RANK_OF, RankEngine, RankLab
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples
-from synthetic_run import MS, T0, S, soft_topology, synthetic_run
+from synthetic_run import MS, T0, S, changed, soft_topology, synthetic_run
 
 from bench.fail_slow import Noise, healthy_times
 from faultbed.harness.analysis.ranks.fail_slow import detect
@@ -24,12 +23,12 @@ from faultbed.harness.analysis.ranks.slow_ranks import slow_ranks
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.experiment.stop import METRICS, Condition
 from faultbed.harness.parts.stops.stop_guard import Guard
-from faultbed.harness.record.measurements import Iteration, Rank, RankSeries
+from faultbed.harness.record.evidence.workload_evidence import Iteration, Rank, RankSeries
 from faultbed.harness.run import loop as run_module
-from faultbed.harness.run.collect_measurements import RunData
 from faultbed.harness.run.faults.live_guard import Live, StopWatcher
 from faultbed.harness.run.online import Online
 from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.harness.run.run_record import RunRecord
 from faultbed.inject.journal import Journal
 from faultbed.testbed.observe.telemetry import Recorded
 
@@ -82,7 +81,7 @@ def finished(times, counts):
         ]
         series.append(RankSeries(rank=rank, iterations=tuple(steps)))
     ranks = [Rank(rank=rank, host=name[:5], rnic=name[6:]) for rank, name in enumerate(RNICS[: len(counts)])]
-    return msgspec.structs.replace(synthetic_run(), ranks=tuple(ranks), series=tuple(series))
+    return changed(synthetic_run(), ranks=tuple(ranks), series=tuple(series))
 
 
 @settings(max_examples=samples(30), deadline=None)
@@ -222,11 +221,11 @@ def test_online_watches_a_run_without_faults(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module.workload, "paths_of", lambda *_: {})
     experiment = fit(decode(HEALTHY.encode(), source="x.toml"), ComputingLab.topology, "soft")
     decided = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload={}), faults=())
-    lab, lines, result = ComputingLab(None), [], RunData()
+    lab, lines, result = ComputingLab(None), [], RunRecord(run_dir=None)
     lab.heartbeat, lab.state_dir = lambda: None, tmp_path
     lab.started_ahead = lambda *_: contextlib.nullcontext()
     with Journal(tmp_path / "journal") as journal:
         run_module._with_faults(decided, lab, journal, result, lines.append, None, lambda _: None)
-    assert result.result.outcome == "completed"
+    assert result.measured.workload.result.outcome == "completed"
     (output,) = (line for line in lines if line != "workload is running")
     assert output.startswith("rank 2 (host3:rxe0) computes about ")

@@ -11,12 +11,12 @@ from unittest.mock import Mock
 import msgspec
 import numpy as np
 import pytest
-from synthetic_run import T0, soft_topology, synthetic_run
+from synthetic_run import T0, changed, soft_topology, synthetic_run
 
 from faultbed.harness.analysis import timeline
 from faultbed.harness.analysis.observe import observe
-from faultbed.harness.run.collect_measurements import RunData
 from faultbed.harness.run.faults import drive_faults
+from faultbed.harness.run.run_record import RunRecord
 from faultbed.inject.fault_plan import FaultSpec, plan
 from faultbed.inject.own_reads import _UNENDED_NS, recorded
 from faultbed.inject.prepared_fault import PreparedFault
@@ -75,13 +75,13 @@ def test_run_loop_records_counter_reads_of_faults_that_could_not_be_armed(monkey
     monkeypatch.setattr(drive_faults, "_drive", refuse)
     receipt = Mock(proved=False, doubts=("not now",), unproven=("not now",))
     fault = SimpleNamespace(planned=ONE, reads=[(5, 9)], clear=lambda keep_holder: receipt)
-    result = RunData()
-    with result.reading():
+    result = RunRecord(run_dir=None)
+    with result.telemetry.reading():
         pass
     driven(fault, result)
 
-    assert len(result.reads) == 2
-    assert result.reads[1] == (5, 9)
+    assert len(result.telemetry.reads) == 2
+    assert result.telemetry.reads[1] == (5, 9)
 
 
 def test_run_loop_reports_a_fault_whose_clearing_ends_in_an_exception(monkeypatch):
@@ -91,10 +91,10 @@ def test_run_loop_reports_a_fault_whose_clearing_ends_in_an_exception(monkeypatc
         raise RuntimeError("no such key")
 
     monkeypatch.setattr(drive_faults, "_drive", lambda *_: None)
-    result = RunData()
+    result = RunRecord(run_dir=None)
     driven(SimpleNamespace(planned=ONE, reads=[], clear=broken), result)
 
-    assert result.receipts == {}
+    assert result.faults.receipts == {}
     assert len(result.errors) == 1
     assert "one: not known to be cleared" in result.errors[0]
     assert "no such key" in result.errors[0]
@@ -104,7 +104,7 @@ def test_observe_dip_by_own_counter_reads_does_not_lower_the_noise_floor():
     """Reading the counters before the first fault takes two thirds of goodput for a second and a half."""
     run = synthetic_run()
     begin_ns, end_ns = T0 + 5 * S, T0 + 6_500_000_000
-    loaded = msgspec.structs.replace(
+    loaded = changed(
         run,
         series=tuple(
             msgspec.structs.replace(
@@ -116,10 +116,10 @@ def test_observe_dip_by_own_counter_reads_does_not_lower_the_noise_floor():
                     for sample in series.samples
                 ),
             )
-            for series in run.series
+            for series in run.workload.series
         ),
     )
-    reported = msgspec.structs.replace(loaded, reads=((begin_ns, end_ns),))
+    reported = changed(loaded, reads=((begin_ns, end_ns),))
 
     assert observe(loaded).baseline.floor < 0.6 * observe(run).baseline.floor
     assert observe(reported).baseline.floor > 0.95 * observe(run).baseline.floor

@@ -10,19 +10,20 @@ import pytest
 from fake_switches import TOPOLOGY, FakeSchemeLease, Switches
 from finished_run import EVIL, finished, parsed
 from msgspec.structs import replace
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment import run_plan
 from faultbed.harness.experiment.fabric_file import Fabric
 from faultbed.harness.judge import judge
 from faultbed.harness.parts.part import Planned
+from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.report import run_page as report
 from faultbed.harness.run import loop
-from faultbed.harness.run.collect_measurements import RunData
 from faultbed.harness.run.routing import routing_scheme
 from faultbed.harness.run.routing.routing_probes import query_decisions
 from faultbed.harness.run.routing.scheme_deviations import FaultTime, WorkloadTime, fault_times
+from faultbed.harness.run.run_record import RunRecord, TelemetryRecord
 from faultbed.harness.verdict import RoutingReceipt, Verdict, decode, encode
 from faultbed.inject.evidence.receipt import Armed, Cleared
 from faultbed.inject.fault_plan import FaultSpec, plan_all
@@ -84,7 +85,7 @@ def apply(monkeypatch, tmp_path):
 def verdict_of(scheme, receipt):
     fabric = run_plan.PlannedFabric(routing=scheme, fidelity=scheme_named(scheme).fidelity)
     plan = run_plan.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=(), fabric=fabric)
-    run = replace(synthetic_run(), faults=(), lab_state="CLEAN", lab_diff=(), routing=receipt)
+    run = changed(synthetic_run(), faults=(), lab_state="CLEAN", lab_diff=(), routing=receipt)
     return judge(before=Planned(plan=plan, expectations=()), run=run, observed=observe(run)).verdict
 
 
@@ -504,11 +505,17 @@ def test_routing_scheme_possibly_left_behind_makes_the_lab_dirty(apply):
     )
 
 
+def counted(folder):
+    """Return a run whose counters were read."""
+    telemetry = TelemetryRecord(before=BEFORE, after=AFTER, counted_s=10.0)
+    return RunRecord(run_dir=RunDir(folder), telemetry=telemetry)
+
+
 @pytest.mark.parametrize("releases", [True, False])
 def test_routing_scheme_that_cannot_be_applied_has_a_receipt(monkeypatch, tmp_path, releases):
     """The receipt is not missing and not the twin's. Leftovers of the failed application make the lab DIRTY."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
-    lab, result = Switches(), RunData()
+    lab, result = Switches(), RunRecord(run_dir=RunDir(tmp_path))
     resolved = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")), faults=())
     with Journal(tmp_path / "journal.jsonl") as journal:
         with loop._routed(resolved, lab, journal, result, lambda _: None, is_twin=True):
@@ -529,7 +536,7 @@ def test_routing_scheme_that_cannot_be_applied_has_a_receipt(monkeypatch, tmp_pa
 def test_routing_scheme_that_did_not_route_the_twin_proves_nothing(monkeypatch, tmp_path, obeyed):
     """The run had its scheme, but its twin was routed otherwise, so they cannot be compared."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
-    lab, result = Switches(), RunData(before=BEFORE, after=AFTER, counted_s=10.0)
+    lab, result = Switches(), counted(tmp_path)
     resolved = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")), faults=())
     with Journal(tmp_path / "journal.jsonl") as journal:
         result.mutate_routing = None if obeyed else "lie"
@@ -550,7 +557,7 @@ def test_routing_scheme_that_did_not_route_the_twin_proves_nothing(monkeypatch, 
 def test_routing_scheme_removed_while_the_twin_ran_proves_nothing(monkeypatch, tmp_path):
     """The holder stayed alive, and the rules used not to be read at the end of the twin."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
-    lab, result = Switches(), RunData(before=BEFORE, after=AFTER, counted_s=10.0)
+    lab, result = Switches(), counted(tmp_path)
     resolved = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")), faults=())
     with Journal(tmp_path / "journal.jsonl") as journal:
         with loop._routed(resolved, lab, journal, result, lambda _: None, is_twin=True):
@@ -655,7 +662,7 @@ def test_scheme_is_not_applied_after_a_heal_that_came_before_its_holder(monkeypa
 def test_report_lists_when_switches_deviated_from_the_scheme(apply, tmp_path):
     named = replaced(FOREIGN, what=EVIL, begin_ns=int(14.3e9), end_ns=int(16.4e9))
     receipt = apply("pinned", deviations=(named, replaced(named, begin_ns=int(20e9), end_ns=None)), workload=WORKLOAD)
-    html = report.render_html(finished(tmp_path, replace(synthetic_run(), routing=receipt)))
+    html = report.render_html(finished(tmp_path, changed(synthetic_run(), routing=receipt)))
     text = " ".join("".join(parsed(html).text).split())
 
     assert "2 times at which a switch did not route as the scheme was installed" in text
@@ -689,7 +696,7 @@ def test_scheme_lease_returns_recorded_deviations_in_controller_time(monkeypatch
 
 def test_report_names_the_routing_scheme_and_why_it_is_not_proved(apply, tmp_path):
     receipt = replace(apply("e-ecmp"), unproven=(EVIL,))
-    html = report.render_html(finished(tmp_path, replace(synthetic_run(), routing=receipt)))
+    html = report.render_html(finished(tmp_path, changed(synthetic_run(), routing=receipt)))
     text = " ".join("".join(parsed(html).text).split())
 
     queried = f"{receipt.decisions.agreed} of {receipt.decisions.queried} queried decisions of the switches' kernels"

@@ -12,8 +12,8 @@ from local_lab import lab_at as soft_lab_at
 from shared_lab import change, lab_at
 
 from faultbed.harness.run import loop
-from faultbed.harness.run.collect_measurements import RunData
 from faultbed.harness.run.conclude import not_recorded
+from faultbed.harness.run.run_record import RunRecord
 from faultbed.harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from faultbed.inject.fault_plan import FaultSpec, plan
 from faultbed.inject.injector import Injector
@@ -131,8 +131,8 @@ def soft(qemu, tmp_path, monkeypatch):
 def armed(lab, journal, result):
     """Take a link down, with an injector as in `_with_faults`."""
     planned = plan(FaultSpec(kind="link.down", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
-    result.injector = Injector(lab, journal)
-    prepared = result.injector.prepare(planned)
+    result.faults.injector = Injector(lab, journal)
+    prepared = result.faults.injector.prepare(planned)
     assert prepared.arm().ok
     return prepared
 
@@ -152,7 +152,7 @@ def test_run_with_a_fault_that_is_not_cleared_is_dirty_whatever_the_fingerprint_
     def with_faults(_decided, lab, journal, result, *_):
         prepared = armed(lab, journal, result)
         refuse_the_revert(soft.qemu)
-        with result.injector:
+        with result.faults.injector:
             result.receipts["x"] = prepared.clear(keep_holder=True)
 
     result = run(soft.lab, tmp_path, monkeypatch, with_faults)
@@ -164,7 +164,7 @@ def test_run_with_a_fault_that_is_not_cleared_is_dirty_whatever_the_fingerprint_
 def test_run_ctrl_c_during_a_fault_reports_that_the_fault_is_cleared(soft, tmp_path, monkeypatch):
     def with_faults(_decided, lab, journal, result, *_):
         armed(lab, journal, result)
-        with result.injector:
+        with result.faults.injector:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
@@ -180,7 +180,7 @@ def test_run_with_a_second_ctrl_c_while_it_clears_is_marked_and_claims_nothing(s
     def with_faults(_decided, lab, journal, result, *_):
         armed(lab, journal, result)
         monkeypatch.setattr("faultbed.inject.prepared_fault.PreparedFault._clear", interrupted)
-        with result.injector:
+        with result.faults.injector:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
@@ -199,10 +199,10 @@ def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_pa
 
     def with_faults(_decided, lab, journal, result, *_):
         planned = plan(FaultSpec(kind="link.down", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
-        result.injector = Injector(lab, journal)
-        result.injector.prepare(planned)
+        result.faults.injector = Injector(lab, journal)
+        result.faults.injector.prepare(planned)
         monkeypatch.setattr("faultbed.inject.prepared_fault.PreparedFault._clear", interrupted)
-        with result.injector:
+        with result.faults.injector:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
@@ -216,10 +216,10 @@ def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_pa
 @pytest.mark.parametrize(("state", "kind"), [("CLEAN", LabError), ("DIRTY", DirtyLab)])
 def test_run_that_cannot_be_recorded_reports_the_final_state_of_faults_and_lab(tmp_path, state, kind):
     receipt = SimpleNamespace(cleared=SimpleNamespace(ok=True))
-    result = RunData(lab_state=state, lab_diff=() if state == "CLEAN" else ("host1: link be0 is DOWN",))
+    result = RunRecord(run_dir=None, lab_state=state, lab_diff=() if state == "CLEAN" else ("host1: link be0 is DOWN",))
     with Journal(tmp_path / "journal") as journal:
-        result.injector = Injector(SimpleNamespace(state_dir=tmp_path), journal)
-    result.injector.receipts = (receipt, receipt)
+        result.faults.injector = Injector(SimpleNamespace(state_dir=tmp_path), journal)
+    result.faults.injector.receipts = (receipt, receipt)
     decided = SimpleNamespace(plan=SimpleNamespace(experiment="demo", seed=1))
     error = not_recorded(decided, SimpleNamespace(name="soft"), loop.RunDir(tmp_path), result, FULL)
     assert type(error) is kind

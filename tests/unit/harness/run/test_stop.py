@@ -22,10 +22,10 @@ from faultbed.harness.ledger.ledger import fold
 from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.parts.part import Planned
 from faultbed.harness.parts.stops.stop_guard import Guard
-from faultbed.harness.run.collect_measurements import RunData
 from faultbed.harness.run.faults import drive_faults
 from faultbed.harness.run.faults.live_guard import Live, StopWatcher
 from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.harness.run.run_record import PassRecord, RunRecord, WorkloadRecord
 from faultbed.harness.verdict import Verdict
 from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired, Receipt
 from faultbed.inject.fault_plan import FaultSpec, plan
@@ -57,6 +57,12 @@ verdict = "INCONCLUSIVE"
 """
 LOST = Condition(metric=METRICS["qp_errors"], bound=2)
 SLOW = Condition(metric=METRICS["goodput_ratio"], bound=0.2, for_ns=5 * S, verdict=Verdict.INCONCLUSIVE)
+
+
+def begun():
+    """Return a run whose workload has just begun."""
+    work = WorkloadRecord(t0_ns=time.monotonic_ns())
+    return RunRecord(run_dir=None, measured=PassRecord(phase="measured", workload=work))
 
 
 def test_stop_conditions_are_decoded():
@@ -267,13 +273,14 @@ def test_drive_first_fault_without_a_health_gate_is_not_proven(missed):
         fault.clear = lambda keep_holder: FaultReceipt(**{name: getattr(armed, name) for name in FIELDS})
         fault.reads, fault.is_on = [], False
         faults.append(fault)
-    data = RunData(t0_ns=time.monotonic_ns())
+    data = begun()
     watching = SimpleNamespace(stopped=threading.Event(), why_gate_missed=missed)
     lab = SimpleNamespace(guard=lambda: None, topology=soft_topology())
     drive_faults.drive_all(lab, faults, SimpleNamespace(is_over=False), data, watching, lambda _: None)
     assert data.errors == []
-    assert data.receipts["first"].doubts == data.receipts["first"].unproven == ((missed,) if missed else ())
-    assert data.receipts["second"].unproven == ()
+    first = data.faults.receipts["first"]
+    assert first.doubts == first.unproven == ((missed,) if missed else ())
+    assert data.faults.receipts["second"].unproven == ()
 
 
 def test_stop_condition_that_held_is_reported_with_time_and_value():
@@ -619,7 +626,7 @@ def hung_twice(again_s):
     target = {"stopped": False}
     faults = [Hang(target, at_s=0.5), Hang(target, at_s=again_s)]
     lab = SimpleNamespace(guard=lambda: None, topology=soft_topology())
-    data = RunData(t0_ns=time.monotonic_ns())
+    data = begun()
     watching = SimpleNamespace(stopped=threading.Event(), why_gate_missed=None)
     drive_faults.drive_all(lab, faults, SimpleNamespace(is_over=False), data, watching, lambda _: None)
     assert data.errors == []

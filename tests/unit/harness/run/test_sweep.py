@@ -425,13 +425,13 @@ def test_sweep_ended_by_an_error_records_the_lab_state_of_that_error(executed, e
 def test_sweep_observes_a_run_no_more_often_when_later_runs_follow(executed, monkeypatch):
     """`sweep.json` is written after every run, and points without new runs must not be observed again."""
     reads = Counter()
-    plain = rundir.RunDir.read_measurements
+    plain = rundir.RunDir.read_run
 
     def counted(run):
         reads[run.path] += 1
         return plain(run)
 
-    monkeypatch.setattr(rundir.RunDir, "read_measurements", counted)
+    monkeypatch.setattr(rundir.RunDir, "read_run", counted)
     assert swept(executed).return_value == 0
     observed = [reads[run.path] for run in _runs_of(executed.folder)]  # under their keys, to which they were renamed
     assert len(observed) == 3

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 from waiting import until
 
 from faultbed.harness.analysis.observe import observe
@@ -171,8 +171,8 @@ def test_after_clear_interval_holds_the_error_of_the_target_clock():
     def off(receipt):
         return change(receipt, cleared=change(receipt.cleared, clock_error_ns=70_000_000))
 
-    faults = tuple(change(fault, receipt=off(fault.receipt)) for fault in run.faults)
-    plain, reported = observe(run).metrics, observe(msgspec.structs.replace(run, faults=faults)).metrics
+    faults = tuple(change(fault, receipt=off(fault.receipt)) for fault in run.injected.faults)
+    plain, reported = observe(run).metrics, observe(changed(run, faults=faults)).metrics
     names = [name for name, one in plain.items() if name.startswith("after_clear.") and one.value and one.interval]
 
     assert names

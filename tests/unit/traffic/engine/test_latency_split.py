@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from local_traffic import LocalLab
 from memory_fabric import CLOCK, Fabric, Rnic, modules
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.traffic import schedules
@@ -152,9 +152,9 @@ def test_metrics_of_the_split_are_shares_with_intervals():
         return msgspec.structs.replace(item, split_ns=tuple(int(part) for part in parts))
 
     series = tuple(
-        msgspec.structs.replace(rank, iterations=tuple(map(recorded, rank.iterations))) for rank in run.series
+        msgspec.structs.replace(rank, iterations=tuple(map(recorded, rank.iterations))) for rank in run.workload.series
     )
-    metrics = observe(msgspec.structs.replace(run, series=series)).metrics
+    metrics = observe(changed(run, series=series)).metrics
     wire = metrics["split.wire"]
     assert wire.value == pytest.approx(0.4, abs=0.02)
     assert wire.interval.low < wire.value < wire.interval.high

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 from local_traffic import LocalLab
+from synthetic_run import run_of
 from waiting import until
 
 from faultbed.harness import judge
@@ -21,7 +22,6 @@ from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.parts.part import Planned
-from faultbed.harness.record.measurements import Measurements
 from faultbed.harness.record.workload_series import ranks_of, resilience_of, series_of
 from faultbed.harness.verdict import Verdict
 from faultbed.traffic.node.ranks.rank_state import expected
@@ -121,7 +121,7 @@ def inflict(lab, one):
 
 
 def verdict_of(lab, result):
-    run = Measurements(
+    run = run_of(
         lab=lab.name,
         lab_kind="soft",
         accelerator=None,
@@ -136,7 +136,7 @@ def verdict_of(lab, result):
         failure=result.where if result.outcome == "failed" else None,
     )
     expectation = Expectation(metric=METRICS["state_errors"], equals=0)
-    plan = Plan(faultbed="0", experiment="losses", seed=1, inventory="x", workload=run.workload, faults=())
+    plan = Plan(faultbed="0", experiment="losses", seed=1, inventory="x", workload=WORKLOAD, faults=())
     return judge.judge(before=Planned(plan=plan, expectations=[expectation]), run=run, observed=observe(run)).verdict
 
 

@@ -8,11 +8,10 @@ import shutil
 import sqlite3
 import statistics
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 from finished_run import finished
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.cli.main import cli
 from faultbed.harness.record import sweep_file
@@ -30,14 +29,17 @@ def original(tmp_path_factory):
     return finished(tmp_path_factory.mktemp("original"), synthetic_run()).path
 
 
+LAB, WORKLOAD = "evidence/measured/lab.json", "evidence/measured/workload.json"
+
+
 @pytest.fixture
 def runs(tmp_path, original):
     """Two runs that differ in their measurements, in a folder."""
     shutil.copytree(original, tmp_path / "runs" / original.name)
     later = tmp_path / "runs" / "campaign" / "20261122T000000Z-demo-7"
     shutil.copytree(original, later)
-    text = (original / "measurements.json").read_bytes()
-    (later / "measurements.json").write_bytes(text.replace(b'"t0_ns":', b'"t0_ns": ', 1))
+    text = (original / WORKLOAD).read_bytes()
+    (later / WORKLOAD).write_bytes(text.replace(b'"t0_ns":', b'"t0_ns": ', 1))
     return tmp_path / "runs"
 
 
@@ -66,16 +68,16 @@ def test_tables_hold_what_the_verdicts_say(runs, original):
 def test_damaged_mixed_copied_and_unfinished_runs_are_left_out_with_the_reason(runs, original):
     first = runs / original.name
     reasons = {"a-copy": "it is a copy of", "unfinished": "it still runs", "cut": "not whole", "torn": "verdict.json",
-               "seed": "seed 7, but 8", "lab": "lab soft, but other", "kind": "fault", "bare": "it has no measurements",
+               "seed": "seed 7, but 8", "lab": "lab soft, but other", "kind": "fault", "bare": "it has no evidence",
                "fifo": "no regular file", "long": "of at most"}  # fmt: skip
     for name in reasons:
         shutil.copytree(first, runs / f"z-{name}")
     (runs / "z-unfinished" / "verdict.json").unlink()
-    (runs / "z-bare" / "measurements.json").unlink()
-    edit(runs / "z-cut" / "measurements.json", lambda text: text[:-100])
+    (runs / "z-bare" / WORKLOAD).unlink()
+    edit(runs / "z-cut" / WORKLOAD, lambda text: text[:-100])
     edit(runs / "z-torn" / "verdict.json", lambda text: text[:-100])
     edit(runs / "z-seed" / "plan.json", lambda text: text.replace(b'"seed": 7,', b'"seed": 8,'))
-    edit(runs / "z-lab" / "measurements.json", lambda text: text.replace(b'"lab":"soft"', b'"lab":"other"', 1))
+    edit(runs / "z-lab" / LAB, lambda text: text.replace(b'"name":"soft"', b'"name":"other"', 1))
     edit(runs / "z-kind" / "plan.json", lambda text: text.replace(b"packet.drop", b"packet.mark"))
     for name in ("fifo", "long"):
         (runs / f"z-{name}" / "verdict.json").unlink()
@@ -113,7 +115,7 @@ def swept(original, **changes):
     value = SweptValue(metric="mmr", unit="ratio", value=1.5, low=1.25, high=1.75)
     done = SweptPoint(
         number=1, parameters={"workload.size": "1MiB"}, verdict=Verdict.PASS,
-        runs=(msgspec.structs.replace(run, **changes),), values=(value,),
+        runs=(changed(run, **changes),), values=(value,),
     )  # fmt: skip
     return SweepFile(
         faultbed="0", experiment="demo", lab="soft", seed=7, repeat=1, metrics=("mmr",), verdict=Verdict.INCONCLUSIVE,

@@ -1,4 +1,4 @@
-"""What a run measured: `measurements.json`, written once by the run loop, read by the judge and the report.
+"""What a workload did in one pass: `evidence/<pass>/workload.json`.
 
 All times are the controller's CLOCK_MONOTONIC in nanoseconds. Times of nodes were converted with the measured clock
 offset, and `clock_error_ns` is the largest uncertainty of that conversion. A `Sample` counts payload bytes whose
@@ -10,55 +10,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from faultbed.harness.experiment.run_plan import ScheduledFault
-from faultbed.harness.packets.congestion_signals import Answers
-from faultbed.harness.record.plausible import refuse_addresses, refuse_large_numbers
-from faultbed.harness.verdict import ExcludedHost, LabState, RoutingReceipt
-from faultbed.inject.evidence.receipt import Receipt
-from faultbed.testbed.model.lab_kind import LabKind
-from faultbed.testbed.model.selectors import is_chosen_later
-from faultbed.testbed.model.topology import Topology
-from faultbed.testbed.observe import counters
 from faultbed.testbed.observe.machine_load import MachineLoad
-from faultbed.testbed.observe.telemetry import Change as NetworkChange
-from faultbed.testbed.observe.telemetry import Machine
 from faultbed.traffic.engine.run_results import QpError, Standstill
 from faultbed.traffic.programs.program_results import ProgramEnd
 from faultbed.traffic.workloads.elastic.elastic_results import RankState, Restart
 
 __all__ = [
     "Connection",
-    "Deltas",
-    "Environment",
-    "FaultRun",
     "Iteration",
-    "Measurements",
-    "PacketSummary",
     "Paths",
     "Rank",
     "RankSeries",
+    "ReaderRun",
     "RebuildMark",
     "ResilienceRun",
     "Sample",
     "Serving",
     "Summary",
+    "WorkloadEvidence",
     "connection_between",
-    "counter_deltas",
-    "decode",
-    "encode",
     "refuse_samples",
 ]
 
 _Name = TypeVar("_Name", int, str)
 _LONGEST_NS = 31 * 24 * 3600 * 10**9
 """The most time of one workload that is read: every 100 ms of it take memory."""
-
-Deltas = Mapping[str, Mapping[str, int]]
-"""Node to counter to growth."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,64 +113,6 @@ Paths = Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]
 """Nodes that each connection's data and ACKs cross, by its index; empty: unknown."""
 
 
-class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A planned fault and its outcome.
-
-    Attributes:
-        plan: the fault as planned.
-        receipt: None: the run ended before the fault was armed.
-        doubts: the injector's own reasons not to believe the receipt. Any of them makes the run INCONCLUSIVE.
-        edges: (controller ns, on) of every change that the fault made.
-        colour: colour of the kind in reports (`#rrggbb`), from the catalogue of faults; None: the report chooses.
-        passed: lower and upper bound of the packets that passed the hop of a packet fault while it acted; None: the
-            fault has no hop, or nothing counted them.
-        paths: paths of data and ACKs of each connection, by its index, when the target was chosen by them; None: the
-            plan names the target.
-    """
-
-    plan: ScheduledFault
-    receipt: Receipt | None
-    doubts: tuple[str, ...] = ()
-    edges: tuple[tuple[int, bool], ...] = ()
-    colour: str | None = None
-    passed: tuple[int, int] | None = None
-    paths: Paths | None = None
-
-    @property
-    def target(self) -> str:
-        """The name of the target; the selector of the plan if its target should have been chosen and was not."""
-        is_open = self.receipt is not None and is_chosen_later(self.plan.target)
-        return self.receipt.target if self.receipt is not None and is_open else self.plan.target
-
-    @property
-    def target_text(self) -> str:
-        """The target for people: with the plan's selector, if it was chosen by what the workload used."""
-        return self.target if self.target == self.plan.target else f"{self.target} ({self.plan.target})"
-
-
-class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the captured packets; `packets.json` has the details.
-
-    Attributes:
-        frames: number of captured frames.
-        missed: frames that the ports counted and the capture does not have.
-        extra: frames that the capture has and the ports did not count.
-        broken: violations of the rules of go-back-N.
-        goings_back: pairs of controller times (ns): when the NAK passed or the timer expired, and when the packet
-            passed again.
-        doubts: reasons why there may be more violations than `broken`.
-        cnp: how receivers answered marked packets; None: not checked.
-    """
-
-    frames: int
-    missed: int
-    extra: int = 0
-    broken: int
-    goings_back: tuple[tuple[int, int], ...] = ()
-    doubts: tuple[str, ...] = ()
-    cnp: tuple[Answers, ...] | None = None
-
-
 class RebuildMark(msgspec.Struct, frozen=True, kw_only=True):
     """Controller times of a queue pair that failed: its error, its new connection, and its first data after that.
 
@@ -257,50 +179,17 @@ class ResilienceRun(msgspec.Struct, frozen=True, kw_only=True):
     longest_checkpoint_ns: int = 0
 
 
-class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """`environment.json`: what the run ran on. Never environment variables, never anything secret.
-
-    `started_utc` is when the run began (ISO 8601). `code` is the digest of our own sources
-    (`faultbed.harness.record.code`); None: the run is older than that.
-    `routing` is the routing scheme that the experiment chose; None: it chose none.
-    """
-
-    started_utc: str = ""
-    faultbed: str
-    git: str | None
-    code: str | None = None
-    python: str
-    platform: str
-    controller_kernel: str
-    cpu_count: int
-    qemu: str | None = None
-    accelerator: str | None = None
-    guest_kernel: str | None = None
-    packages: dict[str, str] = {}
-    left_out: tuple[ExcludedHost, ...] = ()
-    routing: str | None = None
-
-
-class Measurements(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a run measured, as in `measurements.json`.
+class WorkloadEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What the workload of a pass did.
 
     Attributes:
-        rate_scale: a soft lab shapes its links to the topology's speeds divided by this; None: no link is shaped.
-        offered_bps: how much the workload may send at these rates.
-        carried_bps: the emulation's capacity without shapers.
+        planned: the workload, as in `plan.json`.
         began_ns: when the workload began to send (its warm-up); 0: not recorded, or there was no workload.
         t0_ns: begin of the measured work.
         end_ns: end of the measured work. Silence after it is not a stall.
-        counters_before: counters by node. Those of an RNIC are named `rxe0.out_of_seq_request`.
-        counters_after: the same counters after the workload.
-        twin: series of the fault-free run from the same snapshot.
-        twin_failure: how that run ended with wrong data, after which no fault was tried.
-        changes: changes of switches while the workload ran. `telemetry.parquet` has the counters.
-        reads: (begin, end) of each time at which the harness itself queried the lab while the workload ran. The
-            baseline leaves them out.
-        load: how busy the controller was during the run's workload.
-        twin_load: how busy it was during the twin's workload.
+        load: how busy the controller was while it ran.
         failure: where the workload was when it failed; None: it did not fail, or there was none.
+        wrong_elements: wrong elements of its results, as the workload itself counted them.
         latencies_ns: message times of each flow that measured them, in order: all of them, or every k-th.
         checked_bytes: bytes of messages that were compared with the sent ones; None: no flow had to compare.
         wrong_bytes: how many of these bytes differed.
@@ -308,38 +197,25 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         unchecked_flows: flows that had to compare their bytes, and compared none.
         readers: hosts that read the job's storage beside it (`readers` of `[workload.storage]`).
         programs: every end of a process of a workload with `command`; None: another workload.
-        errors: errors of the harness itself. Any of them makes the run an ERROR.
-        routing: receipt of the run's routing scheme; None: the experiment chose none, or it was never applied.
-        lab_diff: differences of the lab's fingerprint after the run from that before; empty if `lab_state` is CLEAN.
     """
 
-    schema: Literal[1] = 1
-    lab: str
-    lab_kind: LabKind
-    accelerator: str | None
-    topology: Topology
-    rate_scale: float | None = None
-    offered_bps: float | None = None
-    carried_bps: float | None = None
+    planned: dict[str, Any]
     began_ns: int = 0
     t0_ns: int
     end_ns: int
     sample_ns: int = 100_000_000
     clock_error_ns: int = 0
-    workload: dict[str, Any]
-    ranks: tuple[Rank, ...]
-    series: tuple[RankSeries, ...]
+    ranks: tuple[Rank, ...] = ()
+    series: tuple[RankSeries, ...] = ()
     connections: tuple[Connection, ...] = ()
     qp_errors: int = 0
     rebuilds: int = 0
     qps_lost: tuple[QpError, ...] = ()
     rebuild_marks: tuple[RebuildMark, ...] = ()
     standstills: tuple[Standstill, ...] = ()
-    faults: tuple[FaultRun, ...] = ()
-    counters_before: dict[str, dict[str, int]] = {}
-    counters_after: dict[str, dict[str, int]] = {}
-    twin: tuple[RankSeries, ...] | None = None
-    twin_failure: str | None = None
+    load: MachineLoad | None = None
+    failure: str | None = None
+    wrong_elements: int = 0
     summary: Summary = Summary()
     serving: Serving | None = None
     latencies_ns: tuple[tuple[int, ...], ...] = ()
@@ -350,24 +226,34 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     resilience: ResilienceRun | None = None
     readers: tuple[ReaderRun, ...] = ()
     programs: tuple[ProgramEnd, ...] | None = None
-    changes: tuple[NetworkChange, ...] = ()
-    kernel: tuple[NetworkChange, ...] = ()
-    watched: tuple[Machine, ...] = ()
-    lab_state: LabState
-    lab_diff: tuple[str, ...] = ()
-    reads: tuple[tuple[int, int], ...] = ()
-    load: MachineLoad | None = None
-    twin_load: MachineLoad | None = None
-    failure: str | None = None
-    errors: tuple[str, ...] = ()
-    routing: RoutingReceipt | None = None
+
+    def refuse_contradictions(self) -> None:
+        """Raise ValueError, with the field, if records contradict each other or a value is impossible."""
+        if self.series and self.end_ns - self.t0_ns > _LONGEST_NS:
+            raise ValueError(
+                f"end_ns: {self.end_ns} is more than a month after t0_ns ({self.t0_ns}): no run lasts so long"
+            )
+        if not 0 <= self.wrong_bytes <= (self.checked_bytes or 0):
+            raise ValueError(
+                f"wrong_bytes: {self.wrong_bytes} of {self.checked_bytes or 0} checked bytes cannot be wrong"
+            )
+        if self.sample_ns <= 0:
+            raise ValueError(f"sample_ns: {self.sample_ns} is no length of time")
+        _refuse_other_ranks(self)
+        _refuse_series(self)
+        _refuse_other_times(self.series, self.t0_ns, self.end_ns)
+        if self.resilience is not None:
+            _refuse_restarts(self.resilience)
+        if self.serving is not None:
+            _refuse_serving(self.serving)
+        _refuse_readers(self.readers)
 
 
-def connection_between(run: Measurements, ends: tuple[str, str], *, index: int, qpn: int) -> Connection | None:
+def connection_between(work: WorkloadEvidence, ends: tuple[str, str], *, index: int, qpn: int) -> Connection | None:
     """Return the connection that a QP belonged to when its error or its stall was recorded; None: unknown.
 
     Args:
-        run: the run.
+        work: what the workload did.
         ends: the RNIC of the QP, and the RNIC at the other end.
         index: the connection's index; -1: it was not recorded.
         qpn: the QP's number at that time. It identifies a connection without an index, unless the QP was rebuilt since.
@@ -375,12 +261,12 @@ def connection_between(run: Measurements, ends: tuple[str, str], *, index: int, 
     """
     by_index = [
         connection
-        for connection in run.connections
+        for connection in work.connections
         if connection.index == index and {connection.src, connection.dst} == set(ends)
     ]
     if by_index:
         return by_index[0]
-    between = [connection for connection in run.connections if (connection.src, connection.dst) == ends]
+    between = [connection for connection in work.connections if (connection.src, connection.dst) == ends]
     same_number = [connection for connection in between if connection.lqpn == qpn] or [
         connection for connection in between if connection.rqpn == qpn
     ]
@@ -388,56 +274,10 @@ def connection_between(run: Measurements, ends: tuple[str, str], *, index: int, 
     return candidates[0] if len(candidates) == 1 else None
 
 
-def counter_deltas(run: Measurements) -> dict[str, dict[str, int]]:
-    """Return counter increments by node for counters read before and after. A counter that was reset began at 0."""
-    return counters.deltas(run.counters_before, run.counters_after)
-
-
-def encode(measurements: Measurements) -> bytes:
-    """Return the bytes of `measurements.json`."""
-    return msgspec.json.encode(measurements) + b"\n"
-
-
-def decode(content: bytes) -> Measurements:
-    """Read `measurements.json`.
-
-    Raises:
-        msgspec.ValidationError: the content is not measurements of schema 1.
-        ValueError: the content contradicts itself, for example by a rank without a series, a record that appears twice
-            or lies outside the run, or a link to an unknown RNIC; or a value is impossible.
-    """
-    refuse_large_numbers(content)
-    measured = msgspec.json.decode(content, type=Measurements)
-    refuse_addresses(measured.topology)
-    _refuse_contradictions(measured)
-    return measured
-
-
-def _refuse_contradictions(run: Measurements) -> None:
-    """Reject a file that violates what its readers rely on, because it was edited or assembled."""
-    _refuse_loose_links(run.topology)
-    if run.series and run.end_ns - run.t0_ns > _LONGEST_NS:
-        raise ValueError(f"end_ns: {run.end_ns} is more than a month after t0_ns ({run.t0_ns}): no run lasts so long")
-    _refuse_byte_counts(run)
-    if run.sample_ns <= 0:
-        raise ValueError(f"sample_ns: {run.sample_ns} is no length of time")
-    if twice := _repeated(fault.plan.id for fault in run.faults):
-        raise ValueError(f"faults: {twice[0]} appears twice")
-    _refuse_other_ranks(run)
-    for name, several in (("series", run.series), ("twin", run.twin or ())):
-        _refuse_series(name, several, run)
-    _refuse_other_times(run.series, run.t0_ns, run.end_ns)
-    if run.resilience is not None:
-        _refuse_restarts(run.resilience)
-    if run.serving is not None:
-        _refuse_serving(run.serving)
-    _refuse_readers(run.readers)
-
-
-def _refuse_other_ranks(run: Measurements) -> None:
+def _refuse_other_ranks(work: WorkloadEvidence) -> None:
     """Raise ValueError if there is a series of an unknown rank, or series of some ranks only."""
-    ranks = {rank.rank for rank in run.ranks}
-    recorded = {series.rank for series in run.series}
+    ranks = {rank.rank for rank in work.ranks}
+    recorded = {series.rank for series in work.series}
     if unknown := sorted(recorded - ranks):
         raise ValueError(f"series: rank {unknown[0]} is none of ranks")
     if recorded and (missing := sorted(ranks - recorded)):
@@ -464,21 +304,6 @@ def _refuse_serving(serving: Serving) -> None:
         raise ValueError(f"serving.slo_attainment: {serving.slo_attainment} is no share")
 
 
-def _refuse_byte_counts(run: Measurements) -> None:
-    """Raise ValueError unless the number of wrong bytes is between 0 and that of compared bytes."""
-    if not 0 <= run.wrong_bytes <= (run.checked_bytes or 0):
-        raise ValueError(f"wrong_bytes: {run.wrong_bytes} of {run.checked_bytes or 0} checked bytes cannot be wrong")
-
-
-def _refuse_loose_links(topology: Topology) -> None:
-    """Raise ValueError if a link ends at a node or an RNIC that is not in the topology."""
-    rnics = {(host.name, rnic.name) for host in topology.hosts for rnic in host.rnics}
-    nodes = {*topology.host_by_name, *topology.switch_by_name}
-    for link in topology.links:
-        if not {link.a.node, link.b.node} <= nodes or (link.rnic is not None and (link.b.node, link.rnic) not in rnics):
-            raise ValueError(f"topology.links: {link.name} ends at an unknown node or RNIC")
-
-
 def _refuse_restarts(run: ResilienceRun) -> None:
     """Raise ValueError if a restart is missing or out of order, or a final state appears twice."""
     numbers = [restart.number for restart in run.restarts]
@@ -488,24 +313,24 @@ def _refuse_restarts(run: ResilienceRun) -> None:
         raise ValueError(f"resilience.states: rank {twice[0]} appears twice")
 
 
-def _refuse_series(name: str, several: Sequence[RankSeries], run: Measurements) -> None:
+def _refuse_series(work: WorkloadEvidence) -> None:
     """Raise ValueError if a record appears twice, a count is negative, or the series lasts for more than a month."""
-    if twice := _repeated(series.rank for series in several):
-        raise ValueError(f"{name}: rank {twice[0]} appears twice")
-    for series in several:
+    if twice := _repeated(series.rank for series in work.series):
+        raise ValueError(f"series: rank {twice[0]} appears twice")
+    for series in work.series:
         if twice := _repeated(step.index for step in series.iterations):
-            raise ValueError(f"{name}: iteration {twice[0]} of rank {series.rank} appears twice")
+            raise ValueError(f"series: iteration {twice[0]} of rank {series.rank} appears twice")
         if any(step.wrong < 0 for step in series.iterations):
-            raise ValueError(f"{name}: rank {series.rank} has less than 0 wrong elements")
+            raise ValueError(f"series: rank {series.rank} has less than 0 wrong elements")
         ends = [(step.end_ns, step.index) for step in series.iterations]
         starts = [(step.start_ns, step.index) for step in series.iterations]
         if ends and max(ends)[0] - min(starts)[0] > _LONGEST_NS:
             raise ValueError(
-                f"{name}: iteration {max(ends)[1]} of rank {series.rank} ends more than a month after iteration "
+                f"series: iteration {max(ends)[1]} of rank {series.rank} ends more than a month after iteration "
                 f"{min(starts)[1]} begins: no run lasts so long"
             )
-        restarts = len(run.resilience.restarts) if run.resilience is not None else 0
-        refuse_samples(f"{name}: rank {series.rank}", series.samples, run.sample_ns, restarts=restarts)
+        restarts = len(work.resilience.restarts) if work.resilience is not None else 0
+        refuse_samples(f"series: rank {series.rank}", series.samples, work.sample_ns, restarts=restarts)
 
 
 def refuse_samples(place: str, samples: Sequence[Sample], sample_ns: int, *, restarts: int = 0) -> None:

@@ -1,0 +1,61 @@
+"""What became of the planned faults: `evidence/measured/faults.json`. Times are the controller's, in nanoseconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from faultbed.harness.experiment.run_plan import ScheduledFault
+from faultbed.harness.record.evidence.workload_evidence import Paths
+from faultbed.inject.evidence.receipt import Receipt
+from faultbed.testbed.model.selectors import is_chosen_later
+
+__all__ = ["FaultRun", "FaultsEvidence"]
+
+
+class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A planned fault and its outcome.
+
+    Attributes:
+        plan: the fault as planned.
+        receipt: None: the run ended before the fault was armed.
+        doubts: the injector's own reasons not to believe the receipt. Any of them makes the run INCONCLUSIVE.
+        edges: (controller ns, on) of every change that the fault made.
+        colour: colour of the kind in reports (`#rrggbb`), from the catalogue of faults; None: the report chooses.
+        passed: lower and upper bound of the packets that passed the hop of a packet fault while it acted; None: the
+            fault has no hop, or nothing counted them.
+        paths: paths of data and ACKs of each connection, by its index, when the target was chosen by them; None: the
+            plan names the target.
+    """
+
+    plan: ScheduledFault
+    receipt: Receipt | None
+    doubts: tuple[str, ...] = ()
+    edges: tuple[tuple[int, bool], ...] = ()
+    colour: str | None = None
+    passed: tuple[int, int] | None = None
+    paths: Paths | None = None
+
+    @property
+    def target(self) -> str:
+        """The name of the target; the selector of the plan if its target should have been chosen and was not."""
+        is_open = self.receipt is not None and is_chosen_later(self.plan.target)
+        return self.receipt.target if self.receipt is not None and is_open else self.plan.target
+
+    @property
+    def target_text(self) -> str:
+        """The target for people: with the plan's selector, if it was chosen by what the workload used."""
+        return self.target if self.target == self.plan.target else f"{self.target} ({self.plan.target})"
+
+
+class FaultsEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The planned faults, each with its outcome."""
+
+    faults: tuple[FaultRun, ...] = ()
+
+    def refuse_contradictions(self) -> None:
+        """Raise ValueError, with the field, if records contradict each other or a value is impossible."""
+        twice = [name for name, count in Counter(fault.plan.id for fault in self.faults).items() if count > 1]
+        if twice:
+            raise ValueError(f"faults: {twice[0]} appears twice")
