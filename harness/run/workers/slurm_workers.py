@@ -31,6 +31,7 @@ _CPUS, _MEMORY = 4, "8GiB"
 """What a job reserves where Dask's configuration has nothing else: a soft lab with its worker."""
 _ENDS = {"COMPLETED", "FAILED"}
 _KILLS = {"BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
+_SIGNALLED = 128
 _JOB = re.compile(r"JobState=(\w+).*?ExitCode=(\d+):(\d+)", re.DOTALL)
 
 
@@ -146,7 +147,8 @@ def _state(number: str, log: Path) -> Ended | None:
             return Ended(killed=True, code=-1, why=f"job {number} is gone")
         return None
     state, code, signal = match[1], int(match[2]), int(match[3])
-    if state in _KILLS or (state in _ENDS and signal):
+    # The shell of the job's script ends with 128 + N if signal N has killed the worker.
+    if state in _KILLS or (state in _ENDS and (signal or code > _SIGNALLED)):
         return Ended(killed=True, code=-1, why=f"job {number}: {state}")
     return Ended(killed=False, code=code, why=_why(log, number)) if state in _ENDS else None
 

@@ -10,6 +10,7 @@ have to show it.
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 import dask
-from distributed import Client, LocalCluster, Security, wait
+from distributed import Client, Future, LocalCluster, Security
 from distributed.scheduler import KilledWorker
 
-from faultbed.harness.run.workers.worker_process import WITHOUT_HTTP, Channel
+from faultbed.harness.run.workers.worker_process import SETTINGS, Channel
 from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.errors import FaultbedError, LabError, UsageError
 from faultbed.testbed.stopping import Deadline
@@ -29,7 +30,7 @@ __all__ = ["LOOPBACK", "Ended", "Launcher", "OwnPool", "SharedPool", "StartedWor
 
 LOOPBACK = "127.0.0.1"
 _DEATHS = 10
-"""How many workers may die of one task before it is given up."""
+"""How many workers may die of one task before it is given up, and each without any result before it stays dead."""
 _END_S = 120
 _CONNECT_S = 30
 _LOOK_S = 0.25
@@ -92,11 +93,12 @@ class OwnPool:
         self._workers: list[StartedWorker] = []
         self._closing = threading.Event()
         self._broken: list[FaultbedError] = []
+        self._deaths = 0
 
     def __enter__(self) -> Self:
         security = Security.temporary()
         with contextlib.ExitStack() as opened:
-            opened.enter_context(dask.config.set({**WITHOUT_HTTP, "distributed.scheduler.allowed-failures": _DEATHS}))
+            opened.enter_context(dask.config.set({**SETTINGS, "distributed.scheduler.allowed-failures": _DEATHS}))
             options: dict[str, Any] = {"n_workers": 0, "processes": False, "silence_logs": 50, "protocol": "tls://"}
             without_page = {"dashboard_address": f"{LOOPBACK}:0", "scheduler_kwargs": {"dashboard": False}}
             cluster = opened.enter_context(
@@ -136,7 +138,10 @@ class OwnPool:
 
         `work` may be called more than once with one item, also at the same time.
         """
-        return _results(self._client, work, items, self._broken)
+        with contextlib.closing(_results(self._client, work, items, self._broken)) as results:
+            for result in results:
+                self._deaths = 0
+                yield result
 
     def _stop_watching(self) -> None:
         self._closing.set()
@@ -158,7 +163,8 @@ class OwnPool:
             for number in sorted(alive):
                 try:
                     ended = self._workers[number].ended()
-                    if ended is not None and ended.killed:
+                    if ended is not None and ended.killed and self._deaths < _DEATHS * self._launcher.count:
+                        self._deaths += 1
                         self._progress(f"worker {number}: {ended.why}; its run is repeated")
                         self._workers[number] = self._launcher.start(number, self._channel)
                         continue
@@ -215,19 +221,31 @@ def _results(
     client: Client, work: Callable[[T], R], items: Sequence[T], broken: Sequence[FaultbedError]
 ) -> Generator[tuple[T, R | Exception], None, None]:
     pending = {client.submit(work, item, resources={"lab": 1}, pure=False): item for item in items}
+    done: queue.SimpleQueue[Future] = queue.SimpleQueue()
+    for future in pending:
+        future.add_done_callback(done.put)
     try:
         while pending:
             try:
-                with client.as_current():
-                    done = wait(list(pending), timeout=_LOOK_S, return_when="FIRST_COMPLETED").done
-            except TimeoutError:
+                future = done.get(timeout=_LOOK_S)
+            except queue.Empty:
                 if broken:
                     raise broken[0] from None
                 continue
-            for future in done:
-                item, error = pending.pop(future), future.exception()  # deadline: it is done
-                if isinstance(error, KilledWorker):
-                    error = LabError(f"{_DEATHS} workers died of this run; look for what ends them in the kernel's log")
-                yield item, future.result() if error is None else error  # deadline: it is done
+            yield pending.pop(future), _outcome(future)
     finally:
         client.cancel(list(pending))
+
+
+def _outcome(future: Future) -> Any:
+    """Return the result of a task, or its error.
+
+    Raises:
+        LabError: what becomes of the task is unknown, because the scheduler is gone.
+    """
+    if future.status not in ("finished", "error"):
+        raise LabError("the connection to the scheduler of the workers is lost; the same command goes on")
+    error = future.exception()  # deadline: it is done
+    if isinstance(error, KilledWorker):
+        return LabError(f"{_DEATHS} workers died of this run; look for what ends them in the kernel's log")
+    return future.result() if error is None else error  # deadline: it is done

@@ -14,9 +14,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import dask
 import msgspec
@@ -32,10 +33,16 @@ from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import FaultbedError, UsageError
 from faultbed.testbed.inventory import lab_inventory
 
-__all__ = ["WITHOUT_HTTP", "Channel", "Start", "main", "work"]
+__all__ = ["SETTINGS", "Channel", "Start", "main", "work"]
 
-WITHOUT_HTTP: dict[str, list[str]] = {"distributed.worker.http.routes": [], "distributed.scheduler.http.routes": []}
-"""Settings of Dask without a page that is served to whoever asks. Its HTTP server is stopped as well."""
+SETTINGS: Mapping[str, Any] = {
+    "distributed.worker.http.routes": [],
+    "distributed.scheduler.http.routes": [],
+    "distributed.comm.timeouts.connect": "300s",
+    "distributed.comm.timeouts.tcp": "300s",
+}
+"""Settings of Dask at both ends. No page is served to whoever asks; its HTTP server is stopped as well. A lab that runs
+takes the CPUs for minutes, in which Dask's own 30 s would end a connection. An end that dies closes its sockets."""
 _GONE_S = 30
 """How long a worker waits for its scheduler."""
 
@@ -136,7 +143,7 @@ def _work(start: Start) -> None:
 def _serve(start: Start, tasks: MainThread) -> None:
     async def serve() -> None:
         address = start.channel.address
-        with dask.config.set(WITHOUT_HTTP):
+        with dask.config.set(SETTINGS):
             async with Worker(
                 address, name=start.name, nthreads=1, resources={"lab": 1}, executor=tasks,
                 security=start.channel.security(), protocol="tls", host=get_ip(*get_address_host_port(address)),
@@ -153,7 +160,9 @@ def _serve(start: Start, tasks: MainThread) -> None:
 
 
 def _end_with_stdin() -> None:
-    sys.stdin.buffer.read()
+    # Not by the buffered reader: its lock, held by this thread, would abort a worker that ends by itself.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -16,8 +16,8 @@ import pytest
 from house import HOUSE
 
 from faultbed.harness.run.workers.local_workers import LocalWorkers
-from faultbed.harness.run.workers.worker_pool import OwnPool
-from faultbed.testbed.errors import LabError
+from faultbed.harness.run.workers.worker_pool import Ended, OwnPool
+from faultbed.testbed.errors import LabError, UsageError
 
 pytestmark = pytest.mark.process
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -159,9 +159,38 @@ def test_two_workers_with_one_home_are_refused(pool, tmp_path):
     list(pool.map(abs, [1, 2]))
     message = "another worker has this folder"
     second = local(1, tmp_path / "workers", print)
-    with pytest.raises(LabError, match=message), second:
+    with pytest.raises(UsageError, match=message), second:
         list(second.map(abs, [1]))
     assert [result for _, result in pool.map(abs, [-2])] == [2]
+
+
+class Dying:
+    """A launcher whose workers are dead when they are looked at, as if the kernel had killed them for memory."""
+
+    count, host = 2, "127.0.0.1"
+
+    def __init__(self):
+        self.started = 0
+
+    def start(self, _number, _channel):
+        self.started += 1
+        return self
+
+    def ended(self):
+        return Ended(killed=True, code=-9, why="killed by signal 9")
+
+    def request_end(self):
+        pass
+
+    def join(self, _timeout_s):
+        pass
+
+
+def test_workers_that_die_before_any_result_are_given_up():
+    dying = Dying()
+    with OwnPool(dying, lambda _: None) as pool, pytest.raises(LabError, match="killed by signal 9"):
+        list(pool.map(abs, [1]))
+    assert dying.started == 2 + 20
 
 
 _COMMAND = """
