@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -226,26 +226,38 @@ def _results(
         future.add_done_callback(done.put)
     try:
         while pending:
-            try:
-                future = done.get(timeout=_LOOK_S)
-            except queue.Empty:
-                if broken:
-                    raise broken[0] from None
-                continue
-            yield pending.pop(future), _outcome(future)
+            batch = _batch(done)
+            if not batch and broken:
+                raise broken[0]
+            for future, outcome in _outcomes(client, batch):
+                yield pending.pop(future), outcome
     finally:
         client.cancel(list(pending))
 
 
-def _outcome(future: Future) -> Any:
-    """Return the result of a task, or its error.
+def _batch(done: queue.SimpleQueue[Future]) -> list[Future]:
+    """Return the tasks that are done now, after a moment if there is none."""
+    batch: list[Future] = []
+    with contextlib.suppress(queue.Empty):
+        batch.append(done.get(timeout=_LOOK_S))
+        while True:
+            batch.append(done.get_nowait())
+    return batch
+
+
+def _outcomes(client: Client, batch: Sequence[Future]) -> Iterator[tuple[Future, Any]]:
+    """Yield tasks that are done, each with its result or its error. Results are fetched together: one costs a reply.
 
     Raises:
-        LabError: what becomes of the task is unknown, because the scheduler is gone.
+        LabError: what becomes of a task is unknown, because the scheduler is gone.
     """
-    if future.status not in ("finished", "error"):
+    if any(future.status not in ("finished", "error") for future in batch):
         raise LabError("the connection to the scheduler of the workers is lost; the same command goes on")
-    error = future.exception()  # deadline: it is done
-    if isinstance(error, KilledWorker):
-        return LabError(f"{_DEATHS} workers died of this run; look for what ends them in the kernel's log")
-    return future.result() if error is None else error  # deadline: it is done
+    finished = [future for future in batch if future.status == "finished"]
+    yield from zip(finished, client.gather(finished), strict=True)
+    for future in batch:
+        if future.status == "error":
+            error = future.exception()  # deadline: it is done
+            if isinstance(error, KilledWorker):
+                error = LabError(f"{_DEATHS} workers died of this run; look for what ends them in the kernel's log")
+            yield future, error

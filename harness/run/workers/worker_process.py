@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import dask
 import msgspec
@@ -32,6 +32,7 @@ from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import FaultbedError, UsageError
 from faultbed.testbed.inventory import lab_inventory
+from faultbed.testbed.stopping import Deadline
 
 __all__ = ["SETTINGS", "Channel", "Start", "main", "work"]
 
@@ -45,6 +46,8 @@ SETTINGS: Mapping[str, Any] = {
 takes the CPUs for minutes, in which Dask's own 30 s would end a connection. An end that dies closes its sockets."""
 _GONE_S = 30
 """How long a worker waits for its scheduler."""
+_ORPHAN_S = 300.0
+"""How long a worker waits for one of the same folder whose command is gone, and which ends its lab."""
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,18 +171,32 @@ def _end_with_stdin() -> None:
 
 @contextlib.contextmanager
 def _alone_in(home: Path) -> Iterator[None]:
-    """Hold the folder of this worker's state.
+    """Hold the folder of this worker's state. A worker whose command was killed has the time to end its lab.
 
     Raises:
         UsageError: another worker has it.
     """
     home.mkdir(parents=True, exist_ok=True)
-    with (home / "worker.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UsageError(f"{home}: another worker has this folder; give each worker its own") from error
+    with (home / "worker.lock").open("a+") as lock:
+        deadline = Deadline(_ORPHAN_S)
+        while not _is_locked(lock):
+            lock.seek(0)
+            if Path("/proc", lock.read().strip() or "0").exists() or deadline.is_over:
+                raise UsageError(f"{home}: another worker has this folder; give each worker its own")
+            threading.Event().wait(deadline.step_s)
+        lock.truncate(0)
+        lock.write(f"{os.getppid()}\n")
+        lock.flush()
         yield
+
+
+def _is_locked(file: TextIO) -> bool:
+    """Lock a file, and return whether that was possible."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import cloudpickle
 import pytest
 from house import HOUSE
+from waiting import until
 
 from faultbed.harness.run.workers.local_workers import LocalWorkers
 from faultbed.harness.run.workers.worker_pool import Ended, OwnPool
@@ -214,3 +216,33 @@ def test_worker_ends_when_the_command_that_started_it_is_killed(tmp_path):
     while Path(f"/proc/{worker}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+_MAKE = """
+import os, sys, time
+from pathlib import Path
+from faultbed.harness.run.workers.local_workers import LocalWorkers
+from faultbed.harness.run.workers.worker_pool import OwnPool
+folder = Path(sys.argv[1])
+def make(number):
+    if not (folder / f"key-{number}").exists():
+        (folder / f"start-{number}-{os.getpid()}").touch()
+        time.sleep(1)
+        (folder / f"key-{number}").touch()
+    return number
+with OwnPool(LocalWorkers(count=1, home=folder / "workers", inventory=None), print) as pool:
+    print(len(list(pool.map(make, range(5)))))
+"""
+
+
+def test_command_that_was_killed_goes_on_and_repeats_only_what_was_in_progress(tmp_path):
+    command = [sys.executable, "-c", _MAKE, str(tmp_path)]
+    with subprocess.Popen(command, cwd=HOUSE) as killed:
+        until((tmp_path / "key-1").exists, within_s=300)
+        killed.kill()
+    before = sorted(tmp_path.glob("key-*"))
+    done = subprocess.run(command, cwd=HOUSE, capture_output=True, text=True, check=True, timeout=600)
+    assert done.stdout.split()[-1] == "5"
+    starts = Counter(path.name.split("-")[1] for path in tmp_path.glob("start-*"))
+    assert {path.name.split("-")[1] for path in before} <= {number for number, count in starts.items() if count == 1}
+    assert sum(starts.values()) <= 5 + 1
