@@ -34,6 +34,7 @@ _DEATHS = 10
 _END_S = 120
 _CONNECT_S = 30
 _LOOK_S = 0.25
+_TOGETHER_S = 0.05
 T = TypeVar("T")
 R = TypeVar("R")
 Progress = Callable[[str], None]
@@ -236,10 +237,11 @@ def _results(
 
 
 def _batch(done: queue.SimpleQueue[Future]) -> list[Future]:
-    """Return the tasks that are done now, after a moment if there is none."""
+    """Return the tasks that are done now, after a moment if there is none. Tasks that end together are one batch."""
     batch: list[Future] = []
     with contextlib.suppress(queue.Empty):
         batch.append(done.get(timeout=_LOOK_S))
+        threading.Event().wait(_TOGETHER_S)
         while True:
             batch.append(done.get_nowait())
     return batch
