@@ -36,6 +36,7 @@ class Replay(OnRanks):
     format: Annotated[str | None, Choice("Format of the trace; default: by the names of the files.", among=FORMATS)] = (
         None
     )
+    mirror: Annotated[bool, Flag("The trace of one rank stands for all: each does what that one does.")] = False
     groups: Annotated[str | None, Text("File with the ranks of process groups (JSON), for Chakra traces.")] = None
     speed: Annotated[float, Number("Factor by which pauses are shortened.", above=0)] = 1.0
     compute: Annotated[bool, Flag("Keep the pauses between operations.")] = True
@@ -80,6 +81,7 @@ def trace_of(work: Replay, source: str, ranks: int) -> Trace:
         _file(work.replay, source),
         form=work.format,
         ranks=ranks,
+        mirror=work.mirror,
         groups=None if work.groups is None else _file(work.groups, source),
     )
     if trace.ranks > ranks and not work.shrink:

@@ -174,7 +174,7 @@ def _go_backs(
     go-back, unless a NAK since its begin requested the PSN behind the gap. `requested` are the places of the NAKs for
     each PSN, in requests before them.
     """
-    go_backs = []
+    go_backs: list[int] = []
     after = flow.psn + flow.span
     next_psn = int(after[starts[0] - 1]) if len(starts) else 0
     for at, end in itertools.pairwise([*starts.tolist(), len(flow.psn)]):

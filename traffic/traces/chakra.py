@@ -42,8 +42,10 @@ def read(file: str, content: bytes, *, rank: int, world: int, groups: Groups) ->
     Raises:
         ConfigError: the file is truncated, is no Chakra trace, or has an invalid node; with the record number from 0.
     """
-    head, *nodes = wire.read_stream(file, content)
-    del head
+    if wire.is_json(content):
+        nodes = list(wire.read_json(file, content))
+    else:
+        _, *nodes = wire.read_stream(file, content)
     known = {name: tuple(ranks) for name, ranks in groups.items()}
     for number, node in enumerate(nodes):
         if node.type == wire.METADATA and "process_group:init" in node.name:

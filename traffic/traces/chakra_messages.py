@@ -1,5 +1,9 @@
 """The messages of a Chakra execution trace, and the stream format in which they are stored.
 
+Chakra's tools print the same messages as JSON: its jsonizer one object after the other (protobuf's JSON mapping), its
+feeder reads `{"workload_graph": [{"Id", "Name", "NodeType", "runtime", "data_deps", "comm_type", ...}]}` (src/jsonizer,
+src/feeder/JSONNode.cpp; `runtime` is in microseconds as `duration_micros` is).
+
 The protobuf library builds the descriptor at run time from the field numbers of mlcommons/chakra
 schema/protobuf/et_def.proto, without generated code or a compiler. Enumerations are declared as numbers, which is the
 same on the wire. The version is declared as bytes, because its field held an attribute before 0.0.4. A trace is one
@@ -8,19 +12,38 @@ GlobalMetadata followed by Nodes, each preceded by its length as a varint.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from faultbed.testbed.errors import ConfigError
 
-__all__ = ["COLL", "COMP", "METADATA", "RECV", "SEND", "attributes", "new", "read_stream", "written_stream"]
+__all__ = [
+    "COLL",
+    "COMP",
+    "METADATA",
+    "RECV",
+    "SEND",
+    "attributes",
+    "is_json",
+    "new",
+    "read_json",
+    "read_stream",
+    "written_stream",
+]
 
 METADATA, COMP, SEND, RECV, COLL = 1, 4, 5, 6, 7
 """Values of NodeType."""
 
+NODE_TYPES = (
+    "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE", "COMM_RECV_NODE",
+    "COMM_COLL_NODE",
+)  # fmt: skip
+"""Names of NodeType by their numbers, as JSON has them."""
 PACKAGE = "ChakraProtoMsg"
 SCALARS = (
     "double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64",
@@ -45,6 +68,7 @@ MESSAGES: dict[str, tuple[tuple[str, int, str, bool], ...]] = {
 }
 """Fields of each message: name, number, type, and whether it is repeated."""
 
+_SPACE, _BEGIN = re.compile(r"\s*"), re.compile(rb'\s*\{\s*["}]')
 MAX_VARINT_BYTES = 10
 MAX_MESSAGE_BYTES = 1 << 30
 
@@ -130,6 +154,61 @@ def read_stream(file: str, content: bytes) -> Iterator[Any]:
         at, number = start + size, number + 1
     if number < 0:
         raise ConfigError(f"{file}: the file is empty, not a Chakra trace")
+
+
+def is_json(content: bytes) -> bool:
+    """Return whether a trace is text. A stream may begin with the same byte, as the length of its first message."""
+    return _BEGIN.match(content) is not None
+
+
+def read_json(file: str, content: bytes) -> Iterator[Any]:
+    """Yield the Nodes of a trace in one of the two forms of JSON.
+
+    Raises:
+        ConfigError: the file is truncated, or an object is no node. The error numbers the nodes from 0.
+    """
+    for number, raw in enumerate(_objects(file, content)):
+        where = f"{file}: record {number}"
+        if not isinstance(raw, Mapping):
+            raise ConfigError(f"{where}: not an object, but {str(raw)[:40]!r}; not a Chakra trace")
+        try:
+            yield _of_feeder(raw) if "NodeType" in raw else _of_jsonizer(raw)
+        except (json_format.ParseError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{where}: not a node of a Chakra trace ({error}); export the trace again") from error
+
+
+def _objects(file: str, content: bytes) -> Iterator[Any]:
+    try:
+        text, at, decoder = content.decode().strip(), 0, json.JSONDecoder()
+        while at < len(text):
+            value, end = decoder.raw_decode(text, at)
+            at = _SPACE.match(text, end).end()  # type: ignore[union-attr]  # it matches nothing, too
+            if "workload_graph" in value:
+                yield from value["workload_graph"]
+            elif "id" in value or "name" in value:
+                yield value
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{file}: not a Chakra trace in JSON ({error}); copy the whole file again") from error
+
+
+def _of_jsonizer(raw: Mapping[str, Any]) -> Any:
+    type_ = raw.get("type", 0)
+    number = NODE_TYPES.index(type_) if type_ in NODE_TYPES else type_
+    return json_format.ParseDict({**raw, "type": number}, _CLASSES["Node"](), ignore_unknown_fields=True)
+
+
+def _of_feeder(raw: Mapping[str, Any]) -> Any:
+    attr = {name: value for name, value in raw.items() if name.startswith(("comm_", "pg_name", "root"))}
+    return new(
+        "Node",
+        id=raw["Id"],
+        name=raw.get("Name", ""),
+        type=raw["NodeType"],
+        data_deps=raw.get("data_deps", []),
+        ctrl_deps=raw.get("ctrl_deps", []),
+        duration_micros=raw.get("runtime", 0),
+        attr=attr,
+    )
 
 
 def _varint(file: str, content: bytes, at: int, record: str) -> tuple[int, int]:

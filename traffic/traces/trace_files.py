@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import hashlib
 import json
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +16,7 @@ from faultbed.testbed.errors import ConfigError, UsageError
 from faultbed.testbed.extras import extra
 from faultbed.traffic.traces import param
 from faultbed.traffic.traces.join import joined
-from faultbed.traffic.traces.trace import Trace, group_of
+from faultbed.traffic.traces.trace import RankTrace, Trace, group_of
 
 __all__ = ["FORMATS", "digest", "files_of", "load", "save"]
 
@@ -23,28 +25,42 @@ ENDINGS = {"json": "param", "json.gz": "param", "et": "chakra", "et.gz": "chakra
 FILE_NAME = re.compile(r"(?:.*?[._-])?(?:rank)?(?P<rank>[0-9]+)\.(?P<ending>json|json\.gz|et|et\.gz)")
 
 
-def load(path: Path, *, form: str | None = None, ranks: int | None = None, groups: Path | None = None) -> Trace:
-    """Load a trace: a folder with one file per rank (`3.json`, `name.3.et`), or one PARAM file for all ranks.
+def load(
+    path: Path,
+    *,
+    form: str | None = None,
+    ranks: int | None = None,
+    groups: Path | None = None,
+    mirror: bool = False,
+) -> Trace:
+    """Load a trace: a folder with one file per rank (`3.json`, `name.3.et`), or one file for all ranks.
 
     Args:
         path: the folder or the file.
         form: the format, one of `FORMATS`; None: the format of the files, which must all have the same.
-        ranks: number of ranks of a single PARAM file.
+        ranks: number of ranks of a single file.
         groups: JSON file with the ranks of each process group of a Chakra trace.
+        mirror: every rank does what the only file says, which is one rank's; PARAM calls that `--use-one-trace`.
 
     Raises:
-        UsageError: a file is missing, or the files have two formats.
+        UsageError: a file is missing, the files have two formats, or there is not the one file that `mirror` needs.
         ConfigError: a file is truncated or is not a trace.
     """
     if form is not None and form not in FORMATS:
         raise UsageError(f'no trace format "{form}"; choose one of {", ".join(FORMATS)}')
     files = _file_by_rank(path)
-    formats = {ENDINGS[_ending(file)] for file in files.values()}
-    form = form or formats.pop()
-    if formats - {form}:
-        raise UsageError(f"{path}: has files of two formats; choose one with --format")
-    files = {rank: file for rank, file in files.items() if ENDINGS[_ending(file)] == form}
     contents = {rank: _content(file) for rank, file in files.items()}
+    formats = {rank: _format(file, contents[rank]) for rank, file in files.items()}
+    if form is None and len(set(formats.values())) > 1:
+        raise UsageError(f"{path}: has files of two formats; choose one with --format")
+    form = form or formats[min(formats)]
+    files = {rank: file for rank, file in files.items() if formats[rank] == form}
+    if not files:
+        raise UsageError(f"{path}: its files are {formats[min(formats)]} traces, not {form}; leave --format out")
+    if mirror:
+        return joined(str(path), form, [_mirrored(path, form, files, contents, ranks, groups)])
+    if form == "chakra" and path.is_file():
+        raise UsageError(f"{path}: a Chakra trace has one file per rank; name their folder, or give --mirror")
     if form == "param":
         is_single_file = path.is_file()
         world = ranks if is_single_file else len(files)
@@ -104,8 +120,6 @@ def _file_by_rank(path: Path) -> dict[int, Path]:
     if path.is_file():
         if _ending(path) not in ENDINGS:
             raise UsageError(f"{path}: the name of a trace ends with {' or '.join(ENDINGS)}; rename the file")
-        if ENDINGS[_ending(path)] == "chakra":
-            raise UsageError(f"{path}: a Chakra trace has one file per rank; name their folder")
         return {0: path}
     if not path.is_dir():
         raise UsageError(f"{path}: no such trace; name a file, or a folder with one file per rank")
@@ -119,6 +133,35 @@ def _file_by_rank(path: Path) -> dict[int, Path]:
     if not files:
         raise UsageError(f"{path}: no file in the folder is named like a rank's trace, such as 0.json or job.0.et")
     return files
+
+
+_CHAKRA_JSON = re.compile(rb'\s*\{\s*("version"|"attr"|"workload_graph"|\}\s*\{)')
+"""How a Chakra trace in JSON begins: with the metadata of its jsonizer, or the graph of its feeder."""
+
+
+def _format(file: Path, content: bytes) -> str:
+    return "chakra" if _CHAKRA_JSON.match(content) else ENDINGS[_ending(file)]
+
+
+def _mirrored(
+    path: Path,
+    form: str,
+    files: Mapping[int, Path],
+    contents: Mapping[int, bytes],
+    ranks: int | None,
+    groups: Path | None,
+) -> RankTrace:
+    """Return the trace of all ranks that the only file stands for."""
+    if len(files) != 1 or ranks is None:
+        raise UsageError(
+            f"{path}: has files of {len(files)} ranks; --mirror takes one, which stands for all ranks: name that file"
+        )
+    ((rank, file),) = files.items()
+    if form == "param":
+        return param.read(str(file), contents[rank], rank=None, world=ranks)
+    by_group = _ranks_by_group(groups) if groups is not None else {}
+    trace = _chakra().read(str(file), contents[rank], rank=min(rank, ranks - 1), world=ranks, groups=by_group)
+    return dataclasses.replace(trace, rank=None)
 
 
 def _content(file: Path) -> bytes:

@@ -61,7 +61,7 @@ def replay_command(
     named = work.ranks or tuple(host.name for host in inventory.topology.hosts if host.rnics)
     names = [endpoint(inventory.topology, name).name for name in named]
     groups = None if work.groups is None else Path(work.groups)
-    whole = traces.load(path, form=work.format, ranks=len(names), groups=groups)
+    whole = traces.load(path, form=work.format, ranks=len(names), groups=groups, mirror=work.mirror)
     if whole.ranks > len(names) and not work.shrink:
         raise UsageError(
             f"{path} has {whole.ranks} ranks, but there are {len(names)} RNICs; --shrink replays only the operations "
