@@ -506,13 +506,15 @@ def answers_to(change, count, rng) -> Counter[str]:
     answers, tried = Counter[str](), 0
     while answers.total() < count:
         tried += 1
-        capture = good_capture(rng)
-        before = verdict(capture)
-        if before in ("broken", "doubt", "fatal NAK"):
-            answers[f"unchanged: {before}"] += 1
-        elif change(capture, rng):
-            answers[verdict(capture)] += 1
         assert tried < 100 * (count + 1), "no capture has a place for this change"
+        capture = good_capture(rng)
+        original = list(capture.packets)
+        if not change(capture, rng):
+            continue
+        answer = verdict(capture)
+        capture.wire.packets = original
+        before = verdict(capture)
+        answers[f"unchanged: {before}" if before in ("broken", "doubt", "fatal NAK") else answer] += 1
     return answers
 
 

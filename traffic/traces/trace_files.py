@@ -160,7 +160,9 @@ def _mirrored(
     if form == "param":
         return param.read(str(file), contents[rank], rank=None, world=ranks)
     by_group = _ranks_by_group(groups) if groups is not None else {}
-    trace = _chakra().read(str(file), contents[rank], rank=min(rank, ranks - 1), world=ranks, groups=by_group)
+    trace: RankTrace = _chakra().read(
+        str(file), contents[rank], rank=min(rank, ranks - 1), world=ranks, groups=by_group
+    )
     return dataclasses.replace(trace, rank=None)
 
 
