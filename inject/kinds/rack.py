@@ -37,8 +37,7 @@ _POWER_CAP = described(
 
 _FEC = described(
     name="link.fec",
-    summary="an RNIC receives with bit errors that FEC corrects: the link is up and loses nothing, but has less "
-    "margin",
+    summary="an RNIC receives with bit errors that FEC corrects: the link is up and loses nothing, but has less margin",
     binding={"rnic": "unit"},
     params=(
         Param(

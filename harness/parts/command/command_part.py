@@ -100,12 +100,12 @@ def _cut(end: ProgramEnd) -> str:
 
 
 def _progress(view: View) -> Row | None:
-    run, planned = view.run, view.planned.plan
+    work, planned = view.run.workload, view.planned.plan
     reader = planned.workload.get("progress")
-    sizes = [sum(sample.bytes for sample in series.samples) for series in run.series]
-    steps = sum(len(series.iterations) for series in run.series)
-    detail = f"{reader}: {sum(sizes):,} bytes and {steps} iterations, at intervals of {run.sample_ns / 1e9:g} s"
-    found = bool(run.series) and (any(sizes) or steps)
+    sizes = [sum(sample.bytes for sample in series.samples) for series in work.series]
+    steps = sum(len(series.iterations) for series in work.series)
+    detail = f"{reader}: {sum(sizes):,} bytes and {steps} iterations, at intervals of {work.sample_ns / 1e9:g} s"
+    found = bool(work.series) and (any(sizes) or steps)
     others = [name for name, there in (("probes", planned.probe), ("the bystander", planned.bystander)) if there]
     missing = () if found else (f"{reader} found no progress; look at what the programs printed, in output/",)
     counted = f"the counters include the packets of {' and '.join(others)}; leave them out, or read the output"

@@ -115,7 +115,7 @@ def _doubts(run: RunEvidence) -> Iterator[str]:
         yield f"the workload failed: {run.workload.failure}"
     load = run.emulation
     if load.offered_bps is not None and emulation_headroom.exceeds_headroom(load.offered_bps, load.carried_bps):
-        yield emulation_headroom.describe_headroom(run.emulation.offered_bps, run.emulation.carried_bps)
+        yield emulation_headroom.describe_headroom(load.offered_bps, load.carried_bps)
     for fault in run.injected.faults:
         yield from (f"{fault.plan.id} is not proven: {reason}" for reason in why_unproven_in(run, fault))
     if run.routing is not None:

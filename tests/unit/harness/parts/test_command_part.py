@@ -30,9 +30,7 @@ SERVER, CLIENT = end_of("server", "host3:rxe0", stopped=True, code=-15), end_of(
 
 
 def judged(*ends, plan=PLAN, **changes):
-    run = changed(
-        synthetic_run(), workload=WORKLOAD, faults=(), programs=ends or None, **changes
-    )
+    run = changed(synthetic_run(), workload=WORKLOAD, faults=(), programs=ends or None, **changes)
     before = Planned(plan=msgspec.structs.replace(plan, workload=WORKLOAD), expectations=())
     verdict = judge(before=before, run=run, observed=observe(run)).verdict
     return {check.name: check for check in verdict.checks}
@@ -78,7 +76,9 @@ def test_processes_left_behind_are_unknown(change):
 
 
 def test_reader_that_finds_nothing_is_unknown():
-    silent = tuple(msgspec.structs.replace(series, samples=(), iterations=()) for series in synthetic_run().workload.series)
+    silent = tuple(
+        msgspec.structs.replace(series, samples=(), iterations=()) for series in synthetic_run().workload.series
+    )
     checks = judged(SERVER, CLIENT, series=silent)
     assert checks["progress"].verdict is Verdict.INCONCLUSIVE
     assert "counters found no progress" in checks["progress"].detail + str(checks["progress"].why)
