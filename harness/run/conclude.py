@@ -14,7 +14,7 @@ from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.run import ends
 from faultbed.harness.run.judge_run import judge_run
 from faultbed.harness.run.prepare.resolve import ResolvedRun
-from faultbed.harness.run.run_record import RunRecord, seal_lab, seal_measured
+from faultbed.harness.run.run_record import RunRecord, seal_lab, seal_measured, seal_twin
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import DirtyLab, FaultbedError, LabError
@@ -42,6 +42,8 @@ def conclude(
     """
     backend = backend_of(lab.kind)
     record.errors += backend.health(lab.inventory_model)
+    if record.twin.workload.result is not None and not record.twin.is_sealed:
+        seal_twin(resolved, record)
     if not record.measured.is_sealed:  # it did not begin, or its evidence could not be written before
         seal_measured(resolved, lab, record)
     seal_lab(lab, record)

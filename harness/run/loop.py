@@ -284,9 +284,9 @@ def _routed(
                 )
     finally:
         record.routing = scheme.receipt()
-        record.run_dir.write_evidence("routing", "twin" if is_twin else "measured", record.routing)
         if is_twin:
             record.twin_not_routed = tuple(scheme.not_applied())
+        record.run_dir.write_evidence("routing", "twin" if is_twin else "measured", record.routing)
 
 
 def _compare_with_emulation(
