@@ -259,7 +259,7 @@ def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkey
     resolved = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload="collective"))
     journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
     lab = SimpleNamespace(topology=None)
-    loop._run_twin(resolved, lab, journal, data, lambda _text: None, lambda _event: None)
+    loop._run_twin(resolved, lab, journal, data, lambda _text: None, lambda _event: None, lambda _change: None)
     assert sorted(during) == ["bystander", "capture ('rtsw1:ctsw1',)", "engines", "probes", "watchers"]
     assert beside == []
     assert [name.partition(" ")[0] for name in ended] == ["bystander", "probes", "capture"]
@@ -277,7 +277,9 @@ def twin_that_ends_with(monkeypatch, result):
     monkeypatch.setattr(loop.workload, "patience_s", lambda *_: 1.0)
     resolved = SimpleNamespace(experiment=None, plan=SimpleNamespace(workload="job"))
     journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
-    loop._run_twin(resolved, None, journal, RunRecord(run_dir=None), lambda _text: None, lambda _event: None)
+    loop._run_twin(
+        resolved, None, journal, RunRecord(run_dir=None), lambda _text: None, lambda _event: None, lambda _change: None
+    )
 
 
 def test_twin_that_was_restarted_is_not_fault_free(monkeypatch):

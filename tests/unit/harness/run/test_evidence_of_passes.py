@@ -88,13 +88,13 @@ def passes(tmp_path, monkeypatch):
 
         monkeypatch.setattr(rundir.RunDir, "_write", watched)
         record = RunRecord(run_dir=run_dir)
-        on_event = lambda _event: at("event", run_dir)  # noqa: E731
+        on_event, on_route = (lambda _event: at("event", run_dir)), (lambda _change: None)
         with Journal(run_dir.journal) as journal:
             with sealed_at_end(resolved, lab, record, "twin"):
-                loop._run_twin(resolved, lab, journal, record, lambda _text: None, on_event)
+                loop._run_twin(resolved, lab, journal, record, lambda _text: None, on_event, on_route)
             at("between", run_dir)
             with sealed_at_end(resolved, lab, record, "measured"):
-                loop._with_faults(resolved, lab, journal, record, lambda _text: None, None, on_event)
+                loop._with_faults(resolved, lab, journal, record, lambda _text: None, None, on_event, on_route)
         return run_dir
 
     return execute

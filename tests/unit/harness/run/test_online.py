@@ -225,7 +225,7 @@ def test_online_watches_a_run_without_faults(tmp_path, monkeypatch):
     lab.heartbeat, lab.state_dir = lambda: None, tmp_path
     lab.started_ahead = lambda *_: contextlib.nullcontext()
     with Journal(tmp_path / "journal") as journal:
-        run_module._with_faults(decided, lab, journal, result, lines.append, None, lambda _: None)
+        run_module._with_faults(decided, lab, journal, result, lines.append, None, lambda _: None, lambda _: None)
     assert result.measured.workload.result.outcome == "completed"
     (output,) = (line for line in lines if line != "workload is running")
     assert output.startswith("rank 2 (host3:rxe0) computes about ")
