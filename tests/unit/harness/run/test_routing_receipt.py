@@ -665,7 +665,7 @@ def test_report_lists_when_switches_deviated_from_the_scheme(apply, tmp_path):
     html = report.render_html(finished(tmp_path, changed(synthetic_run(), routing=receipt)))
     text = " ".join("".join(parsed(html).text).split())
 
-    assert "2 times at which a switch did not route as the scheme was installed" in text
+    assert "2 deviations of a switch's routes from the scheme" in text
     assert "another program" in text
     assert "<script>alert(1)" not in html
 
