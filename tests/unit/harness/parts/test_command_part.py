@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from judged_runs import PLAN
-from synthetic_run import T0, S, synthetic_run
+from synthetic_run import T0, S, changed, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment.run_plan import PlannedProbes
