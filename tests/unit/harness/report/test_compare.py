@@ -60,15 +60,15 @@ def test_compare_run_whose_fault_did_nothing_is_neither_better_nor_worse():
         assert (row.metric, row.says) == ("job time", "not comparable")
         assert row.why.startswith(f"{letter}: uplink is not proven: ")
     assert {row.says for row in compare(a, b)} <= {"not comparable", "no difference shown"}
-    broken = msgspec.structs.replace(without_faults(a, 1.5), errors=("a switch was gone",))
+    broken = changed(without_faults(a, 1.5), errors=("a switch was gone",))
     assert compare(without_faults(a), broken)[0].why == "B: a switch was gone"
 
 
 def test_compare_run_that_measured_the_machine_is_neither_better_nor_worse():
     """With more load than the emulation can forward, the machine under the lab decides the goodput of each flow."""
     run = without_faults(synthetic_run())
-    crowded = msgspec.structs.replace(without_faults(synthetic_run(), 1.5), offered_bps=9e9, carried_bps=1e9)
-    fitting = msgspec.structs.replace(crowded, offered_bps=1e8)
+    crowded = changed(without_faults(synthetic_run(), 1.5), offered_bps=9e9, carried_bps=1e9)
+    fitting = changed(crowded, offered_bps=1e8)
     row = compare(run, crowded)[0]
     assert (row.metric, row.says) == ("job time", "not comparable")
     assert row.why.startswith("B: the workload may send 9e+03 Mb/s")
@@ -392,13 +392,13 @@ def test_history_index_follows_the_runs_folder(tmp_path):
     assert [one.name for one in history.read(history.update(tmp_path)).past] == sorted(
         one.name for one in tmp_path.iterdir() if (one / "verdict.json").exists()
     )
-    changed = msgspec.structs.replace(first.read_verdict(), lab_state="DIRTY")
-    first.write_verdict(changed)
+    other = msgspec.structs.replace(first.read_verdict(), lab_state="DIRTY")
+    first.write_verdict(other)
     (kept,) = (one for one in history.read(history.update(tmp_path)).past if one.name == first.path.name)
     assert kept.lab_state == "DIRTY"
     assert kept.metrics["jct_ratio"] > 1
     for one in list(first.path.iterdir()):
-        one.unlink()
+        shutil.rmtree(one) if one.is_dir() else one.unlink()
     assert len(history.read(history.update(tmp_path)).past) == 1
 
 

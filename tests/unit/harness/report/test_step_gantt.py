@@ -36,13 +36,13 @@ def steps(count, *, long=None, compute_ms=100, comm_ms=100):
     return tuple(collected)
 
 
-def run_of(*by_rank, **changed):
+def run_of(*by_rank, **others):
     return changed(
         synthetic_run(),
         series=tuple(RankSeries(rank=rank, iterations=each) for rank, each in enumerate(by_rank)),
         ranks=tuple(Rank(rank=rank, host=f"host{rank + 1}", rnic="rxe0") for rank in range(len(by_rank))),
         end_ns=T0 + 20 * S,
-        **changed,
+        **others,
     )
 
 

@@ -174,7 +174,7 @@ def test_statement_that_is_no_question_is_refused_by_sqlite(numbers, sql, tmp_pa
 @pytest.mark.parametrize(
     ("sql", "says"),
     [
-        ("select 1; select 2", "one statement"), ("", "no question"), ("-- nothing", "no question"),
+        ("select 1; select 2", "one statement"), ("", "returns nothing"), ("-- nothing", "returns nothing"),
         ("select wibble from t", "no such column: wibble; `faultbed query --help`"), ("selec 1", "syntax error"),
         ("select 1\0", "null character"), ("select '\udc80'", "surrogates"),
         ("select zeroblob(500000000)", "too big"), ("select median('a')", "'a' is no number"),
