@@ -252,7 +252,7 @@ NOT_RUN = {
     f"{_LOSS} --shard 1/3": "a third of the runs; tests/unit/harness/run/test_shards.py has shards of a sweep",
     f"{_LOSS} --merge runs/shard-*": "needs the runs of several labs; the same tests merge them",
     f"{_LOSS} --on local:2": "two more labs beside that of the session",
-    f"{_LOSS} --on ssh:lab1,root@lab2:2222 --interface eth0": "two more machines; test_ssh_workers.py has a real server",
+    f"{_LOSS} --on ssh:lab1,root@lab2:2222 --interface eth0": "two machines; test_ssh_workers.py has a real server",
     f"{_LOSS} --on slurm:lab --workers 4 --interface eth0": "a cluster; test_slurm_workers.py has a real one",
     "faultbed campaign --seed 13 --places 2": "as without a seed, at other places, on three racks",
     (

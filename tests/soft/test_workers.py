@@ -60,16 +60,18 @@ def test_killed_workers_leave_one_result_for_each_key_and_no_vm(tmp_path):
     command = [sys.executable, "-m", "faultbed.harness.console", *words, "--on", "local:2", "--json"]
     environment = os.environ | {"FAULTBED_HOME": str(home)}
     moment = random.Random(1)
-    killed = 0
+    killed, seen = 0, set()
     with subprocess.Popen(command, cwd=HOUSE, env=environment, stdout=subprocess.PIPE, text=True) as sweep:
         while sweep.poll() is None and killed < KILLS:
             time.sleep(moment.uniform(1.0, 25.0))  # before, in and after a run
+            seen.update(processes(str(home)))
             workers = children(sweep.pid, "worker_process")
             if workers:
                 os.kill(moment.choice(workers), signal.SIGKILL)
                 killed += 1
         output = json.loads(sweep.stdout.read())
     assert killed > 0
+    assert seen, "QEMU's processes name their folder; without any, the last check would hold for nothing"
     assert Counter(len(point["runs"]) for point in output["points"]) == {1: _POINTS}, output
     published = [path for path in (out / "runs").iterdir() if path.name.startswith("killed-1-")]
     assert len(published) == _POINTS

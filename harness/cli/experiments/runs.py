@@ -45,7 +45,7 @@ from faultbed.harness.run.repeats.trials import trial_of
 from faultbed.harness.run.sweeps.finished_runs import find_finished_runs, join
 from faultbed.harness.run.sweeps.shards import Shard, shard_of
 from faultbed.harness.run.sweeps.sweep_points import Point
-from faultbed.harness.run.workers.places import Place
+from faultbed.harness.run.workers.places import Place, with_options
 from faultbed.harness.verdict import Check, ExcludedHost, Verdict, VerdictFile, exit_code, worst
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import ConfigError, Unsupported, UsageError
@@ -130,7 +130,7 @@ def run(
     repeat: int,
     shard: Shard | None,
     place: Place | None,
-    count: int,
+    jobs: int | None,
     interface: str | None,
     merge: bool,
     until_decided: bool,
@@ -163,6 +163,7 @@ def run(
             others=only_plan or until_decided or leave_out or control or no_up or end_lab or repeat == 1,
         )
     inventory = session.inventory()
+    place = with_options(place, jobs, interface)
     others = only_plan or leave_out or control or no_up or end_lab or merge or shard is not None
     _refuse_workers(place, inventory, is_single=repeat == 1 and not until_decided, others=others)
     source, loaded = _with_settings(experiment, settings)
@@ -184,7 +185,7 @@ def run(
         return _share(session, point, inventory, out, shard, shards, as_json=as_json)
     if place is not None:
         trials = _resolve_each(loaded, source, inventory, seeds, left_out)
-        runs = _run_on(place, trials, inventory, out, session, count=count, interface=interface, most=most)
+        runs = _run_on(place, trials, inventory, out, session, most=most)
         return _pool(session, runs, loaded, most=most, planned=None if most else repeat, as_json=as_json)
     backend, resets = backend_of(inventory.kind), traits_of(inventory.kind).has_snapshot
     if leave_out and not resets:  # before the reservation, which depends on the hosts that take part
@@ -420,8 +421,6 @@ def _run_on(
     out: Path,
     session: Session,
     *,
-    count: int,
-    interface: str | None,
     most: int | None,
 ) -> list[Finished]:
     """Make the runs on several labs at a time; with `most`, until those with the first seeds decide."""
@@ -429,9 +428,7 @@ def _run_on(
         from faultbed.harness.run.workers.open_pool import open_pool  # noqa: PLC0415 - an optional package
     with (
         session.progress() as progress,
-        open_pool(
-            place, count=count, interface=interface, inventory=inventory.path, runs=out, progress=progress
-        ) as workers,
+        open_pool(place, inventory=inventory.path, runs=out, progress=progress) as workers,
         contextlib.closing(made_by(workers, trials, inventory, out)) as made,
     ):
         return _in_turn(made, trials, progress, most=most)

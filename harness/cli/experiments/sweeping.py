@@ -23,7 +23,7 @@ from faultbed.harness.run.sweeps.finished_runs import join
 from faultbed.harness.run.sweeps.shards import Shard
 from faultbed.harness.run.sweeps.sweep_points import metrics_for, points_of
 from faultbed.harness.run.sweeps.sweep_runner import Sweep
-from faultbed.harness.run.workers.places import Place
+from faultbed.harness.run.workers.places import Place, with_options
 from faultbed.harness.verdict import exit_code
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import UsageError
@@ -76,7 +76,7 @@ def sweep(
     only_plan: bool,
     shard: Shard | None,
     place: Place | None,
-    count: int,
+    jobs: int | None,
     interface: str | None,
     merge: bool,
     out: Path | None,
@@ -91,7 +91,8 @@ def sweep(
     With --shard, several labs make the runs of one sweep, and the exit code is that of the worst run of the shard. If
     the labs share --out, the sweep is complete when all shards have ended. If not, `--merge DIR...` joins the folders.
     """
-    _refuse_mixed_options(shards, shard, merge=merge, only_plan=only_plan)
+    place = with_options(place, jobs, interface)
+    _refuse_mixed_options(shards, merge=merge, others=shard is not None or place is not None or only_plan)
     inventory = session.inventory()
     out = out or Path("runs") / f"sweep-{experiment.stem}"
     content = experiment.read_bytes()
@@ -119,9 +120,7 @@ def sweep(
             from faultbed.harness.run.workers.open_pool import open_pool  # noqa: PLC0415 - an optional package
         with (
             session.progress() as progress,
-            open_pool(
-                place, count=count, interface=interface, inventory=inventory.path, runs=out / "runs", progress=progress
-            ) as pool,
+            open_pool(place, inventory=inventory.path, runs=out / "runs", progress=progress) as pool,
         ):
             result = opened.execute_on(pool, progress)
     elif opened.pending_runs():
@@ -141,12 +140,12 @@ def sweep(
     return exit_code(result.verdict, result.lab_state)
 
 
-def _refuse_mixed_options(folders: Sequence[Path], shard: Shard | None, *, merge: bool, only_plan: bool) -> None:
+def _refuse_mixed_options(folders: Sequence[Path], *, merge: bool, others: bool) -> None:
     """Raise click's usage error if the options do not fit each other."""
     if merge != bool(folders):
         raise click.UsageError("--merge and the DIRs of the shards need each other; give both or none")
-    if merge and (shard is not None or only_plan):
-        raise click.UsageError("--merge runs nothing; give it without --shard and --plan")
+    if merge and others:
+        raise click.UsageError("--merge runs nothing; give it without --shard, --on and --plan")
 
 
 def _show_plan(session: Session, opened: Sweep, *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from faultbed.harness.run.sweeps.shards import Shard, parse_shard
-from faultbed.harness.run.workers.places import Place, parse_place
+from faultbed.harness.run.workers.places import JOBS, Place, parse_place
 
 __all__ = ["shard_option", "workers_options"]
 
@@ -50,11 +50,9 @@ def workers_options(command: F) -> F:
         ),
         click.option(
             "--workers",
-            "count",
+            "jobs",
             type=click.IntRange(1, 999),
-            default=2,
-            show_default=True,
-            help="Number of jobs of `--on slurm:PARTITION`, each with a lab.",
+            help=f"Number of jobs of `--on slurm:PARTITION`, each with a lab. Default: {JOBS}.",
         ),
         click.option(
             "--interface",

@@ -27,20 +27,12 @@ _FILES = {"authority": "ca-file", "certificate": "cert", "key": "key"}
 
 @contextlib.contextmanager
 def open_pool(
-    place: Place,
-    *,
-    count: int,
-    interface: str | None,
-    inventory: Path | None,
-    runs: Path,
-    progress: Callable[[str], None],
+    place: Place, *, inventory: Path | None, runs: Path, progress: Callable[[str], None]
 ) -> Iterator[OwnPool | SharedPool]:
     """Start the workers of a place, and end them afterwards.
 
     Args:
         place: where they are.
-        count: how many jobs of Slurm; the other places say it themselves.
-        interface: the network interface of this machine on which the scheduler listens; None: loopback.
         inventory: the lab of each worker; None: tasks need none.
         runs: the folder of run directories, which all workers see. It is made if it is missing.
         progress: receives a line when a worker has died.
@@ -53,7 +45,7 @@ def open_pool(
         with SharedPool(channel_to(str(place), role="client")) as shared:
             yield shared
         return
-    host, home = _address_of(interface), home_dir() / "workers"
+    host, home = _address_of(place.interface), home_dir() / "workers"
     inventory = None if inventory is None else inventory.absolute()
     if place.kind == "local":
         with OwnPool(LocalWorkers(count=int(place.where), home=home, inventory=inventory), progress) as own:
@@ -68,7 +60,7 @@ def open_pool(
             )
             if place.kind == "ssh"
             else SlurmWorkers(
-                place.where, count, inventory=inventory, folder=Path(folder), code=code.digest(), host=host
+                place.where, place.jobs, inventory=inventory, folder=Path(folder), code=code.digest(), host=host
             )
         )
         with OwnPool(launcher, progress) as own:

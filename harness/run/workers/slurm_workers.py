@@ -17,7 +17,7 @@ from pathlib import Path
 import dask
 from dask_jobqueue.slurm import SLURMJob
 
-from faultbed.harness.run.workers.worker_pool import Ended
+from faultbed.harness.run.workers.worker_pool import LOOPBACK, Ended
 from faultbed.harness.run.workers.worker_process import Channel
 from faultbed.testbed.errors import LabError, UsageError
 from faultbed.testbed.stopping import Deadline
@@ -61,6 +61,12 @@ class SlurmWorkers:
             raise UsageError(
                 f"--on slurm:{partition}: there is no sbatch on this machine; run the command on a login node of the "
                 "cluster, or use --shard"
+            )
+        nodes = set(_slurm("sinfo", "-h", "-N", "-p", partition, "-o", "%o").stdout.split())
+        if host == LOOPBACK and not nodes <= {LOOPBACK, "localhost"}:
+            raise UsageError(
+                f"--on slurm:{partition}: its nodes cannot reach a scheduler on {LOOPBACK}; add --interface NAME, the "
+                "network interface of this machine that they reach"
             )
         trial = self._job(0, Channel(address=f"tls://{host}:1", certificate="", key=""))
         with trial.job_file() as script:

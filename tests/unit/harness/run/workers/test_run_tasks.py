@@ -190,3 +190,21 @@ def test_results_wait_for_those_before_them():
     results = in_order(arriving, "abcd")
     assert [next(results) for _ in range(3)] == [1, 2, 3]
     assert list(results) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--workers", "3"),
+        ("--on", "local:2", "--workers", "3"),
+        ("--interface", "lo"),
+        ("--on", "local:2", "--interface", "lo"),
+        ("--on", "local:2", "--merge", "."),
+    ],
+    ids=str,
+)
+def test_options_of_workers_that_do_not_fit_are_refused_before_anything_starts(tmp_path, words):
+    command = ["sweep", DEMO, "--over", OVER, "--out", str(tmp_path / "out"), *words]
+    done = CliRunner().invoke(cli, command, standalone_mode=False)
+    assert isinstance(done.exception, (UsageError, click.UsageError))
+    assert not (tmp_path / "out").exists()

@@ -68,9 +68,7 @@ def settings(files):
 
 
 def opened(address, tmp_path):
-    return open_pool(
-        parse_place(address), count=1, interface=None, inventory=None, runs=tmp_path / "runs", progress=print
-    )
+    return open_pool(parse_place(address), inventory=None, runs=tmp_path / "runs", progress=print)
 
 
 @pytest.mark.process

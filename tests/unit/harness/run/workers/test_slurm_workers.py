@@ -14,7 +14,7 @@ from house import HOUSE
 from synthetic_sweep import DEMO, OVER, SOFT
 
 from faultbed.harness.record import code
-from faultbed.harness.run.workers.places import parse_place
+from faultbed.harness.run.workers.places import parse_place, with_options
 from faultbed.testbed.errors import UsageError
 
 open_pool = pytest.importorskip("faultbed.harness.run.workers.open_pool", reason="needs the extra scale")
@@ -43,7 +43,7 @@ def slurm(conf, monkeypatch, tmp_path):
 
 def opened(slurm, partition="lab", count=2):
     return open_pool.open_pool(
-        parse_place(f"slurm:{partition}"), count=count, interface=None, inventory=None, runs=slurm.runs,
+        with_options(parse_place(f"slurm:{partition}"), count, None), inventory=None, runs=slurm.runs,
         progress=slurm.lines.append,
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ def host(server, monkeypatch, tmp_path):
 
 def opened(host, hosts=None):
     return open_pool(
-        parse_place(f"ssh:{hosts or host.address}"), count=1, interface=None, inventory=None, runs=host.runs,
+        parse_place(f"ssh:{hosts or host.address}"), inventory=None, runs=host.runs,
         progress=host.lines.append,
     )  # fmt: skip
 
