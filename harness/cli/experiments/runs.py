@@ -45,7 +45,7 @@ from faultbed.harness.run.repeats.trials import trial_of
 from faultbed.harness.run.sweeps.finished_runs import find_finished_runs, join
 from faultbed.harness.run.sweeps.shards import Shard, shard_of
 from faultbed.harness.run.sweeps.sweep_points import Point
-from faultbed.harness.run.workers.places import Place, with_options
+from faultbed.harness.run.workers.worker_places import Place, with_options
 from faultbed.harness.verdict import Check, ExcludedHost, Verdict, VerdictFile, exit_code, worst
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import ConfigError, Unsupported, UsageError

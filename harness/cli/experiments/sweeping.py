@@ -23,7 +23,7 @@ from faultbed.harness.run.sweeps.finished_runs import join
 from faultbed.harness.run.sweeps.shards import Shard
 from faultbed.harness.run.sweeps.sweep_points import metrics_for, points_of
 from faultbed.harness.run.sweeps.sweep_runner import Sweep
-from faultbed.harness.run.workers.places import Place, with_options
+from faultbed.harness.run.workers.worker_places import Place, with_options
 from faultbed.harness.verdict import exit_code
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import UsageError

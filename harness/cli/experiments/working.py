@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from faultbed.harness.cli.context import Session, pass_session
-from faultbed.harness.run.workers.places import parse_place
+from faultbed.harness.run.workers.worker_places import parse_place
 from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.directories import home_dir
 from faultbed.testbed.errors import UsageError

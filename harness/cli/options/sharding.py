@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from faultbed.harness.run.sweeps.shards import Shard, parse_shard
-from faultbed.harness.run.workers.places import JOBS, Place, parse_place
+from faultbed.harness.run.workers.worker_places import JOBS, Place, parse_place
 
 __all__ = ["shard_option", "workers_options"]
 

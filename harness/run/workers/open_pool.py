@@ -12,9 +12,9 @@ from distributed.utils import get_ip_interface
 
 from faultbed.harness.record import code
 from faultbed.harness.run.workers.local_workers import LocalWorkers
-from faultbed.harness.run.workers.places import Place
 from faultbed.harness.run.workers.slurm_workers import SlurmWorkers
 from faultbed.harness.run.workers.ssh_workers import SshWorkers, hosts_of
+from faultbed.harness.run.workers.worker_places import Place
 from faultbed.harness.run.workers.worker_pool import LOOPBACK, OwnPool, SharedPool
 from faultbed.harness.run.workers.worker_process import Channel
 from faultbed.testbed.directories import home_dir

@@ -16,7 +16,7 @@ from house import HOUSE
 from faultbed.harness.cli.main import cli
 from faultbed.harness.run.workers import open_pool as opening
 from faultbed.harness.run.workers.open_pool import open_pool
-from faultbed.harness.run.workers.places import parse_place
+from faultbed.harness.run.workers.worker_places import parse_place
 from faultbed.testbed.errors import UsageError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -14,7 +14,7 @@ from house import HOUSE
 from synthetic_sweep import DEMO, OVER, SOFT
 
 from faultbed.harness.record import code
-from faultbed.harness.run.workers.places import parse_place, with_options
+from faultbed.harness.run.workers.worker_places import parse_place, with_options
 from faultbed.testbed.errors import UsageError
 
 open_pool = pytest.importorskip("faultbed.harness.run.workers.open_pool", reason="needs the extra scale")

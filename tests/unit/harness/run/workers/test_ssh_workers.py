@@ -12,7 +12,7 @@ from ssh_server import SSHD, ssh_server
 from faultbed.harness.run.workers import open_pool as opening
 from faultbed.harness.run.workers import ssh_workers
 from faultbed.harness.run.workers.open_pool import open_pool
-from faultbed.harness.run.workers.places import parse_place
+from faultbed.harness.run.workers.worker_places import parse_place
 from faultbed.testbed.errors import Unreachable, UsageError
 
 pytestmark = [
