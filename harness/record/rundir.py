@@ -471,6 +471,7 @@ def describe_environment(
     qemu: str | None = None,
     accelerator: str | None = None,
     guest_kernel: str | None = None,
+    versions: Mapping[str, str] | None = None,
     left_out: Sequence[ExcludedHost] = (),
     routing: str | None = None,
 ) -> Environment:
@@ -488,6 +489,7 @@ def describe_environment(
         accelerator=accelerator,
         guest_kernel=guest_kernel,
         packages={name: version for name in _PACKAGES if (version := _version(name))},
+        versions=dict(versions or {}),
         left_out=tuple(left_out),
         routing=routing,
     )

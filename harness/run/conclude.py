@@ -54,7 +54,7 @@ def conclude(
     run_dir.write_samples(run_dir.read_run().workload)
     run_dir.write_environment(
         rundir.describe_environment(
-            **dataclasses.asdict(backend.environment()),
+            **dataclasses.asdict(backend.environment(lab)),
             started_utc=run_dir.started.astimezone(UTC).isoformat(timespec="seconds"),
             accelerator=lab.accelerator,
             left_out=resolved.left_out,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -36,10 +36,14 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Versions of the machines' software, for a run's record; None: does not apply to this kind of lab."""
+    """Versions of the machines' software, for a run's record; None: does not apply to this kind of lab.
+
+    `versions` are those of a rack's machines, by machine and part (`faultbed.testbed.observe.versions`).
+    """
 
     qemu: str | None = None
     guest_kernel: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +147,7 @@ class LabBackend(Protocol):
     def health(self, inventory: Inventory) -> list[str]:
         """Return a sentence for each machine whose kernel has died."""
 
-    def environment(self) -> Environment:
+    def environment(self, lab: Lab) -> Environment:
         """Return what a run's record says about the machines."""
 
     def needed_mib(self, inventory: Inventory) -> int:

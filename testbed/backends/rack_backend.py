@@ -10,6 +10,7 @@ from faultbed.testbed.backends.rack import rack_status
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.lab import Lab, machine_addresses, open_keeper
+from faultbed.testbed.observe import versions
 from faultbed.testbed.tenancy.reservation_store import ReservationStore, node_store
 
 __all__ = ["BACKEND"]
@@ -55,8 +56,8 @@ class _Rack:
     def health(self, inventory: Inventory) -> list[str]:
         return []
 
-    def environment(self) -> Environment:
-        return Environment()
+    def environment(self, lab: Lab) -> Environment:
+        return Environment(versions=versions.read(lab))
 
     def needed_mib(self, inventory: Inventory) -> int:
         return 0

@@ -102,7 +102,7 @@ class _Soft:
     def health(self, inventory: Inventory) -> list[str]:
         return lifecycle.panics(inventory)
 
-    def environment(self) -> Environment:
+    def environment(self, lab: Lab) -> Environment:
         built = image.cached()
         return Environment(qemu=vm.qemu_version(), guest_kernel=built.kernel_version if built else None)
 

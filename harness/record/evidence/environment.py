@@ -14,7 +14,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     `started_utc` is when the run began (ISO 8601). `code` is the digest of our own sources
     (`faultbed.harness.record.code`); None: the run is older than that.
-    `routing` is the routing scheme that the experiment chose; None: it chose none.
+    `routing` is the routing scheme that the experiment chose; None: it chose none. `versions` are those of a rack's
+    machines, by machine and part, such as `host1 mlx5_0 firmware`.
     """
 
     started_utc: str = ""
@@ -29,5 +30,6 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str | None = None
     guest_kernel: str | None = None
     packages: dict[str, str] = {}
+    versions: dict[str, str] = {}
     left_out: tuple[ExcludedHost, ...] = ()
     routing: str | None = None

@@ -160,8 +160,8 @@ def _by_ends(connections: Sequence[Connection]) -> dict[tuple[str, str], list[tu
 
 def _flat(environment: Environment) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(environment)
-    packages = plain.pop("packages")
-    return {**{key.replace("_", " "): value for key, value in plain.items()}, **packages}
+    parts = {**plain.pop("packages"), **plain.pop("versions")}
+    return {**{key.replace("_", " "): value for key, value in plain.items()}, **parts}
 
 
 def _ports(plan: Plan) -> str:

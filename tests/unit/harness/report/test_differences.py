@@ -69,6 +69,19 @@ def test_differences_list_kernels_and_packages():
     }
 
 
+def test_differences_name_the_firmware_that_changed_on_a_rack():
+    parts = {"host1 mlx5_0 firmware": "28.39 (MT_1)", "rtsw1 SONiC": "202411", "host2 GPU driver": "580"}
+    here = msgspec.structs.replace(HERE, versions=parts)
+    other = msgspec.structs.replace(
+        HERE, versions={"host1 mlx5_0 firmware": "28.43 (MT_1)", "rtsw1 SONiC": "202411", "host2 versions": "not read"}
+    )
+    assert {(one.what, one.a, one.b) for one in of_environments(here, other)} == {
+        ("host1 mlx5_0 firmware", "28.39 (MT_1)", "28.43 (MT_1)"),
+        ("host2 GPU driver", "580", "—"),
+        ("host2 versions", "—", "not read"),
+    }
+
+
 def test_routing_scheme_and_its_parameters_are_a_difference():
     """A comparison used to call two runs equal that differ only in their routing scheme."""
     weighted = PlannedFabric(routing="weighted", fidelity="real", parameters={"weights": {"rtsw1:ctsw1": 2.0}})
