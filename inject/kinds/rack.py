@@ -65,8 +65,8 @@ _FEC = described(
 
 _PFC_STORM = described(
     name="congestion.pfc-storm",
-    summary="a host, or a port of a Linux switch, sends bursts of PFC pause frames, so that its neighbour stops sending "
-    "in this priority; congestion spreads from there to other senders",
+    summary="a host, or a port of a Linux switch, sends bursts of PFC pause frames, so that its neighbour stops "
+    "sending in this priority; congestion spreads from there to other senders",
     binding={"rnic": "unit", "port": "unit"},
     params=(
         Param(name="priority", type="integer", unit="", summary="priority to pause", low=0, high=7, default=3),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from faultbed.testbed import shipped
-from faultbed.testbed.backends.rack import power_cycle
+from faultbed.testbed.backends.rack import power_cycle, power_cycled
 from faultbed.testbed.inventory import lab_inventory
 from faultbed.testbed.inventory.schema import BmcVars, SafetyVars
 
@@ -40,17 +40,25 @@ CHASSIS = """\
 echo "$@" >>{home}/log
 case $1 in
 get) echo "power:$(cat {home}/power)";;
-set) [ "$2" != power ] || echo $3 >{home}/power;;
+set) if [ "$2" = power ]; then
+    # The host: with its power, a boot begins that has an id and a time.
+    [ "$3" = 0 ] || {{ cat /proc/sys/kernel/random/uuid; date +%s.%N; }} >{home}/boot
+    echo $3 >{home}/power
+fi;;
 esac
 """
 EMULATION = "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02 persist_sdr\nmc_enable 0x20\n"
 
 
-def commands(**bmc):
-    """Return the commands that faultbed plans for host1 with this BMC."""
+def planned_with(**bmc):
+    """Return the power cycle that faultbed plans for host1 with this BMC."""
     safety = SafetyVars(power_cycle="after-heal", may_disrupt=["host?"])
     lab = dataclasses.replace(RACK, safety=safety, bmcs={"host1": BmcVars(**bmc)})
-    return "\n".join(power_cycle.plan(lab, "host1", dirty=True).commands)
+    return power_cycle.plan(lab, "host1", dirty=True)
+
+
+def commands(**bmc):
+    return "\n".join(planned_with(**bmc).commands)
 
 
 def typed(lines, **environment):
@@ -106,6 +114,25 @@ def test_ipmi_power_cycles_are_done_and_a_wrong_password_is_one_sentence(ipmi):
     assert [line for line in denied.stderr.splitlines() if "Cipher Suites" not in line] == [
         "Error: Unable to establish IPMI v2 / RMCP+ session"
     ]
+
+
+def stand_in_host(home):
+    """Return the boot of the host that ipmi_sim switches: an id and its age."""
+    if (home / "power").read_text().strip() != "1":
+        return None
+    number, began = (home / "boot").read_text().split()
+    return power_cycled.Boot(id=number, uptime_s=max(0.0, time.time() - float(began)))
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ipmi_sim"), reason="needs root and OpenIPMI's ipmi_sim")
+def test_ipmi_power_cycle_is_over_when_the_host_has_booted(ipmi, monkeypatch):
+    monkeypatch.setenv("IPMI_PASSWORD", "secret")
+    (ipmi / "boot").write_text(f"first\n{time.time() - 86_400}\n")
+    planned = planned_with(address="127.0.0.1", protocol="ipmi")
+    took_s = power_cycled.carry_out(planned, lambda: stand_in_host(ipmi), return_s=60)
+    assert stand_in_host(ipmi).id != "first"
+    assert stand_in_host(ipmi).uptime_s <= took_s
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """Plan the power cycle of a host by its BMC, the last resort for a host that does not come back. Pure.
 
-The commands are only planned here, and only if the lab's owner allows it (`faultbed_safety.power_cycle: after-heal`)
-and heal failed: the lab is marked DIRTY. Credentials are never on a command line and never in an inventory: curl reads
-a netrc file, ipmitool the environment. Redfish: DSP2046, ComputerSystem.Reset; IPMI: ipmitool(1). Not yet run on
-hardware.
+The commands are planned only if the lab's owner allows it (`faultbed_safety.power_cycle: after-heal`) and heal failed:
+the lab is marked DIRTY. `power_cycled` runs them, if the user confirms. Credentials are never on a command line and
+never in an inventory: curl reads a netrc file, ipmitool the environment. Redfish: DSP2046, ComputerSystem.Reset; IPMI:
+ipmitool(1). Not yet run on hardware.
 
 The commands query the BMC for the name of its system, such as 1, System.Embedded.1 (Dell) or DGX (NVIDIA, whose BMC
 also lists HGX_Baseboard_0, the GPUs' board). `ForceRestart` is a reset that leaves the power on: it is used only if the
