@@ -5,6 +5,7 @@ Made by `faultbed.inject.injector.Injector.prepare`. No error of `clear` is rais
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -372,6 +373,7 @@ class PreparedFault:
                 for host in rebooting_hosts(self.planned):
                     self._lab.forget_dead(host)
             own, _ = self._own_evidence()
+            own = dataclasses.replace(own, quality=self._ports_without_other_faults())
             after, restored, unsettled = self._witnesses.settle(
                 own, needs_witness=bool(observed.get("count")), pause=self.lease.pause
             )
@@ -395,6 +397,12 @@ class PreparedFault:
             )  # fmt: skip
             return msgspec.structs.replace(cleared, ok=False, error=cleared.error or doubt), fired, (doubt,)
         return cleared, fired, doubts
+
+    def _ports_without_other_faults(self) -> tuple[str, ...]:
+        """Return the ports whose error rates tell of this fault alone; a fault that is still on is compared later."""
+        others = {port for fault in self._injector.active() if fault is not self and fault.is_on
+                  for port in fault.planned.quality}  # fmt: skip
+        return tuple(port for port in self.planned.quality if port not in others)
 
     def _own_evidence(self) -> tuple[PlannedFault, tuple[str, ...]]:
         lead_ns = max(0, (self.began_ns or 0) - (self.baseline_ns or 0)) if self.baseline_ns else 0

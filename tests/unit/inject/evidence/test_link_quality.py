@@ -14,6 +14,7 @@ from rack_actuator_cases import RACK
 from faultbed.inject.evidence import link_quality, witnesses
 from faultbed.inject.evidence.witnesses import Witnesses
 from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import FaultError
 from faultbed.testbed.observe import counters
 
@@ -121,3 +122,12 @@ def test_fault_without_such_a_port_is_read_once(monkeypatch):
     plain = dataclasses.replace(DOWN, quality=())
     Witnesses(SimpleNamespace(topology=RACK), plain).baseline(plain)
     assert ports.clock == 0
+
+
+@pytest.mark.parametrize(("is_on", "compared"), [(True, ()), (False, (PORT,))])
+def test_port_of_another_fault_that_is_still_on_is_compared_by_that_fault(is_on, compared):
+    """Of two faults at the ends of one link, the first to end must not find the link worse and the lab DIRTY."""
+    other = SimpleNamespace(planned=DOWN, is_on=is_on)
+    fault = SimpleNamespace(planned=DOWN, is_on=False)
+    fault._injector = SimpleNamespace(active=lambda: (fault, other))
+    assert PreparedFault._ports_without_other_faults(fault) == compared
