@@ -85,7 +85,7 @@ soak: setup ## leases and receipts, again and again
 RACK_TESTS = tests/common tests/lab tests/experiments
 
 # The parts are not in our environment: they are what a rack has, not what faultbed needs.
-rack-rehearsal: setup-tests ## real parts of a rack on this machine: FRR in network namespaces, ipmi_sim, sushy-tools (as root)
+rack-rehearsal: setup-tests ## real parts of a rack on this machine: FRR in network namespaces, redis, Ansible, ipmi_sim, sushy-tools (as root)
 	@command -v ipmi_sim ipmitool redis-server >/dev/null && [ -x /usr/lib/frr/bgpd ] || \
 		apt-get install -y --no-install-recommends frr ipmitool openipmi redis-server
 	@[ -x .venv-rehearsal/bin/sushy-emulator ] || { python3 -m venv .venv-rehearsal && .venv-rehearsal/bin/pip install -q sushy-tools; }

@@ -1,6 +1,6 @@
 """The planned power cycle against real BMC software: OpenIPMI's ipmi_sim, and sushy-tools' Redfish emulator over TLS.
 
-What is a stand-in: the host that they switch, a file here and a fake system there. `make rack-rehearsal` installs both.
+What is a stand-in: the host that they switch, a file with its boot here and a fake system there. `make rack-rehearsal` installs both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """BGP sessions of switches in network namespaces, by FRR itself: unnumbered, numbered, and what SONiC's addresses do.
 
 The configuration is that of the roles. FRR's daemons and the rights for network namespaces are needed.
+
+What is a stand-in: the switches, which are two network namespaces of this machine, joined by a veth pair.
 """
 
 from __future__ import annotations
