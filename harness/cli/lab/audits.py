@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import click
@@ -61,13 +62,15 @@ def power_cycle(session: Session, *, host: str, confirm: str | None, as_json: bo
         if confirm not in (None, host):
             raise UsageError(f'--confirm "{confirm}" is not {host}: repeat the name of the host')
         planned = powercycle.plan(inventory, host, dirty=dirty.is_marked(state))
-        with hold(inventory, [host], why=f"power-cycle {host}", mode="exclusive"):
-            if confirm is not None:
-                _carry_out(session, inventory, planned, as_json=as_json)
-                return
+        holding = contextlib.ExitStack()
+        holding.enter_context(hold(inventory, [host], why=f"power-cycle {host}", mode="exclusive"))
     except FaultbedError as error:
         audit_log.append(state, "power-cycle refused", target=host, detail=str(error))
         raise
+    with holding:
+        if confirm is not None:
+            _carry_out(session, inventory, planned, as_json=as_json)
+            return
     audit_log.append(state, "power-cycle planned", target=host, detail=planned.bmc, do=planned.commands)
     if as_json:
         session.json(dataclasses.asdict(planned))

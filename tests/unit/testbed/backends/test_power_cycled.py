@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+from faultbed.harness.cli.lab import audits
+from faultbed.harness.cli.main import cli
 from faultbed.testbed.backends.rack import power_cycled
 from faultbed.testbed.backends.rack.power_cycle import PowerCycle
 from faultbed.testbed.backends.rack.power_cycled import Boot, boot_of, carry_out
-from faultbed.testbed.errors import CommandFailed, LabError, Unreachable
+from faultbed.testbed.directories import lab_dir
+from faultbed.testbed.errors import CommandFailed, LabError, Unreachable, UsageError
+from faultbed.testbed.shipped import inventories
+from faultbed.testbed.tenancy import audit_log
 
 PLANNED = PowerCycle(host="host1", bmc="198.51.100.11", commands=("true",))
 
@@ -84,3 +91,57 @@ def test_boot_of_this_machine_is_read():
     found = boot_of(SimpleNamespace(run=run))
     assert len(found.id) == 36
     assert found.uptime_s > 0
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Return a caller of `faultbed power-cycle host1` on a DIRTY rack that allows it, and the cycles that it made."""
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    made = []
+    monkeypatch.setattr(audits.powercycle, "plan", lambda inventory, host, *, dirty: PLANNED)
+    monkeypatch.setattr(audits, "hold", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(audits, "open_machine", lambda *_: None)
+
+    def carry_out(planned, look, *, progress):
+        made.append(planned.host)
+        if planned.bmc == "broken":
+            raise LabError("host1: the power cycle by broken failed")
+        return 42.0
+
+    monkeypatch.setattr(audits.power_cycled, "carry_out", carry_out)
+
+    def call(*words):
+        return CliRunner().invoke(cli, ["--lab", str(inventories() / "rack-h100.example.yml"), "power-cycle", *words])
+
+    return call, made
+
+
+def events():
+    return [entry["event"] for entry in audit_log.entries(lab_dir("rack-h100"))]
+
+
+def test_power_cycle_command_runs_nothing_without_the_hosts_name(command):
+    call, made = command
+    assert call("host1").exit_code == 0
+    done = call("host1", "--confirm", "host2")
+    assert isinstance(done.exception, UsageError)
+    assert "repeat the name of the host" in str(done.exception)
+    assert made == []
+    assert events() == ["power-cycle planned", "power-cycle refused"]
+
+
+def test_power_cycle_command_with_the_hosts_name_waits_for_it_and_is_audited(command):
+    call, made = command
+    done = call("host1", "--confirm", "host1")
+    assert done.exit_code == 0, done.output
+    assert "42 s after the cycle began" in done.output
+    assert made == ["host1"]
+    assert events() == ["power-cycling", "power-cycled"]
+
+
+def test_power_cycle_command_that_fails_is_audited(command, monkeypatch):
+    call, _ = command
+    broken = PowerCycle(host="host1", bmc="broken", commands=("false",))
+    monkeypatch.setattr(audits.powercycle, "plan", lambda inventory, host, *, dirty: broken)
+    assert isinstance(call("host1", "--confirm", "host1").exception, LabError)
+    assert events() == ["power-cycling", "power cycle failed"]
