@@ -116,7 +116,7 @@ _ACTUATORS = {
     "link": ("network.interface", "LinkActuator"),
     "memory": ("machine.memory", "MemoryActuator"),
     "mtu": ("network.interface", "MtuActuator"),
-    "pause": ("network.pause", "PauseActuator"),
+    "pause": ("network.pause_frames", "PauseActuator"),
     "process": ("machine.process", "ProcessActuator"),
     "qmp": ("qmp", "QmpActuator"),
     "limit": ("machine.limit", "LimitActuator"),

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from faultbed.inject.mechanisms.mechanism import Mechanism, Request
-from faultbed.inject.mechanisms.rack import gpu, host, linux, pause, rnic, sonic
+from faultbed.inject.mechanisms.rack import gpu, host, linux, pfc_storm, rnic, sonic
 from faultbed.inject.mechanisms.rack.rack_mechanism import RackMechanism
 from faultbed.testbed.errors import Unsupported
 from faultbed.testbed.inventory.rules.unsupported_parts import UnsupportedPart, unsupported
@@ -29,7 +29,7 @@ def _by_kind() -> dict[str, RackMechanism]:
         *rnic.MECHANISMS,
         *host.MECHANISMS,
         *gpu.MECHANISMS,
-        *pause.MECHANISMS,
+        *pfc_storm.MECHANISMS,
         *sonic.LINK_MECHANISMS,
         *linux.MECHANISMS,
     ):
@@ -44,7 +44,7 @@ MECHANISMS: Mapping[str, RackMechanism] = _by_kind()
 """The rack mechanism of each kind that has one, by kind."""
 
 _Table = Mapping[tuple[str, str], Callable[[Request], Mechanism]]
-_AT_HOST: _Table = {**rnic.BY_KIND, **host.BY_KIND, **gpu.BY_KIND, **pause.BY_KIND}
+_AT_HOST: _Table = {**rnic.BY_KIND, **host.BY_KIND, **gpu.BY_KIND, **pfc_storm.BY_KIND}
 _AT_SWITCH: _Table = sonic.BY_KIND
 
 

@@ -10,7 +10,7 @@ from rack_actuator_cases import LINUX, RACK
 
 from faultbed.inject.evidence.receipt import Armed, judge_fired
 from faultbed.inject.fault_plan import FaultSpec, plan
-from faultbed.inject.node.network.pause import pfc_frame
+from faultbed.inject.node.network.pause_frames import pfc_frame
 from faultbed.testbed.errors import Unsupported, UsageError
 
 STORM = """
