@@ -1,6 +1,8 @@
 """The planned power cycle against real BMC software: OpenIPMI's ipmi_sim, and sushy-tools' Redfish emulator over TLS.
 
-What is a stand-in: the host that they switch, a file with its boot here and a fake system there. `make rack-rehearsal` installs both.
+What is a stand-in: the host that they switch, a file with its boot here and a fake system there.
+
+`make rack-rehearsal` installs the BMCs.
 """
 
 from __future__ import annotations
