@@ -72,6 +72,9 @@ NO_LAB = {
     "faultbed report runs/<utc>-demo-7": Expected(says="every bound held", makes="runs/*-demo-7/report.html"),
     "faultbed report runs/<utc>-demo-7 --judge": Expected(says="the same verdict.json"),
     "faultbed report RUN_DIR": Expected(says="every bound held", makes="runs/*-demo-7/report.html"),
+    "faultbed equivalent runs/aa-1 runs/aa-2 runs/aa-3 --with runs/bb-1 runs/bb-2 runs/bb-3 --margin 5%": Expected(
+        says="equivalent: job time of B over A is 1.002"
+    ),
     "faultbed report --compare runs/a runs/b": Expected(says="no difference", makes="runs/b/compare-with-a.html"),
     "faultbed report --compare runs/before runs/after": Expected(
         says="no difference", makes="runs/after/compare-with-before.html"

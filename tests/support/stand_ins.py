@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import msgspec
 from finished_run import finished
 from gbn_model import go_back_n
 from house import HOUSE
@@ -16,6 +17,12 @@ from faultbed.harness.packets import evidence
 from faultbed.testbed.observe.packet_capture import Captured, PortProof
 
 _JUNIT = '<testsuites><testsuite name="pytest"><testcase classname="a" name="b" time="1"/></testsuite></testsuites>\n'
+
+
+def _fault_free(runs, factor):
+    run = finished(runs, without_faults(synthetic_run(), factor))
+    run.write_plan(msgspec.structs.replace(run.read_plan(), faults=(), expect=msgspec.UNSET))
+    return run.path
 
 
 def make(folder):
@@ -35,7 +42,9 @@ def make(folder):
     # A copy of a run is no second one.
     finished(runs, synthetic_run(seconds=51.0)).path.rename(runs / "second")
     for number in (1, 2, 3, 4):
-        finished(runs, without_faults(synthetic_run(), 1 + number / 100)).path.rename(runs / f"aa-{number}")
+        _fault_free(runs, 1 + number / 100).rename(runs / f"aa-{number}")
+    for number in (1, 2, 3):
+        _fault_free(runs, 1.002 + number / 100).rename(runs / f"bb-{number}")
     some = campaign()
     for _ in range(2):
         kind, _place, measured = next(some)

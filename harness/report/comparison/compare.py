@@ -34,7 +34,7 @@ from faultbed.harness.proof import why_unproven_in
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.report.comparison.differences import of_plans, words
 
-__all__ = ["HIGHER_IS_BETTER", "Outcome", "Row", "compare", "differences"]
+__all__ = ["HIGHER_IS_BETTER", "Outcome", "Row", "compare", "differences", "doubts"]
 
 Outcome = Literal["better", "worse", "higher", "lower", "no difference shown", "not comparable"]
 HIGHER_IS_BETTER = frozenset(
@@ -91,7 +91,7 @@ def compare(
     sealed: tuple[Sealed, Sealed] = (Sealed(), Sealed()),
     floor: NoiseFloor | None = None,
 ) -> tuple[Row, ...]:
-    """Compare B with A, job time first. If there is a doubt about a run (`_doubts`), nothing is better or worse.
+    """Compare B with A, job time first. If there is a doubt about a run (`doubts`), nothing is better or worse.
 
     `sealed` is the evidence of the parts of both runs.
     """
@@ -102,13 +102,13 @@ def compare(
         if right is not None and not (left.value is None and right.value is None):
             metric = METRICS.get(name) or lookup(name, observed_a.impacts)
             rows.append(_row(name, metric.unit if metric else "s", left, right, floor))
-    doubt = next((f"{letter}: {why}" for letter, run in (("A", run_a), ("B", run_b)) for why in _doubts(run)), None)
+    doubt = next((f"{letter}: {why}" for letter, run in (("A", run_a), ("B", run_b)) for why in doubts(run)), None)
     if doubt is None:
         return tuple(rows)
     return tuple(replace(row, says="not comparable", why=doubt) for row in rows)
 
 
-def _doubts(run: RunEvidence) -> Iterator[str]:
+def doubts(run: RunEvidence) -> Iterator[str]:
     """Yield each reason why a run is not valid for its experiment, such as a fault that is not proved."""
     yield from run.lab.errors
     if run.workload.failure is not None:
