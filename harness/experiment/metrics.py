@@ -431,6 +431,26 @@ _TABLE = (
         meaning="From a fault's removal to the last route that changed after it; the worst fault counts",
     ),
     Metric(
+        name="te.rebalanced",
+        unit="s",
+        estimand="event",
+        about_faults=True,
+        each_fault=_on_routes,
+        meaning="From a fault's first firing until the last placement of flows before its removal was read back from "
+        "the switches; the worst fault counts",
+    ),
+    Metric(
+        name="te.moved",
+        unit="count",
+        meaning="Source RNICs and destination hosts whose flows placements moved to another uplink, each time counted",
+    ),
+    Metric(
+        name="te.bound_ratio",
+        unit="ratio",
+        meaning="Bytes of the fullest link, by the demands of a placement, over those of the fullest rack divided by "
+        "its live uplinks; the worst placement counts",
+    ),
+    Metric(
         name="slow_rank",
         unit="host",
         about_faults=True,

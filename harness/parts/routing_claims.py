@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from faultbed.harness.analysis.links.flow_placements import placement_metrics
+from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.ledger.claims import Claim
+from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.parts.part import Part, Planned, Row, View
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.verdict import RoutingReceipt
 
 __all__ = ["PART", "PREFIX"]
@@ -51,4 +55,8 @@ def _evidence(receipt: RoutingReceipt) -> Iterator[str]:
             yield f"{words} because of {', '.join(by)}"
 
 
-PART = Part(name="routing", evidence=RoutingReceipt, claims=_claims, row=_row)
+def _metrics(run: RunEvidence, _sealed: Sealed, _level: float) -> Mapping[str, Observation]:
+    return placement_metrics(run)
+
+
+PART = Part(name="routing", evidence=RoutingReceipt, claims=_claims, row=_row, metrics=_metrics)

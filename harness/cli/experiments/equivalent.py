@@ -81,7 +81,7 @@ def _pool(paths: tuple[Path, ...]) -> dict[str, PooledRun]:
             raise UsageError(f"{path} is named twice; a run counts once")
         pool[name] = PooledRun(
             plan=directory.read_plan(),
-            run=directory.read_measurements(),
+            run=directory.read_run(),
             sealed=directory.read_evidence(judge.KINDS),
         )
     return pool

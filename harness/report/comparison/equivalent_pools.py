@@ -17,7 +17,7 @@ from faultbed.harness.experiment.metrics import lookup
 from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.ledger.statistics.equivalence import Equivalence, equivalence
-from faultbed.harness.record.measurements import Measurements
+from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.report.comparison.compare import doubts
 from faultbed.harness.report.comparison.differences import of_plans
 from faultbed.testbed.errors import UsageError
@@ -33,7 +33,7 @@ class PooledRun:
     """A run of a pool: its plan, what it measured, and the evidence of its parts."""
 
     plan: Plan
-    run: Measurements
+    run: RunEvidence
     sealed: Sealed
 
 
@@ -74,7 +74,7 @@ def compare_pools(
 def _doubts(one: PooledRun) -> Iterator[str]:
     """Yield each reason why a run does not show what its experiment is about."""
     yield from doubts(one.run)
-    recorded = {fault.plan.id for fault in one.run.faults}
+    recorded = {fault.plan.id for fault in one.run.injected.faults}
     yield from (f"nothing is recorded of the fault {fault.id}" for fault in one.plan.faults if fault.id not in recorded)
     if one.plan.fabric and one.run.routing is None:
         yield f"nothing is recorded of the routing scheme {one.plan.fabric.routing}"
@@ -103,16 +103,16 @@ def _refuse_unlike(pool_a: Mapping[str, PooledRun], pool_b: Mapping[str, PooledR
 
 def _job_times(runs: Mapping[str, PooledRun]) -> tuple[dict[str, float], list[str]]:
     """Return the time in s of the iterations that all runs finished, and why some have none."""
-    count = min(timeline.finished_iterations(one.run.series) for one in runs.values())
+    count = min(timeline.finished_iterations(one.run.workload.series) for one in runs.values())
     if count == 0:
-        none = next(name for name, one in runs.items() if not timeline.finished_iterations(one.run.series))
+        none = next(name for name, one in runs.items() if not timeline.finished_iterations(one.run.workload.series))
         return {}, [f"{none}: no iteration that all ranks finished; compare another metric (--metric)"]
     if len({work_share(one.run) for one in runs.values()}) > 1:
         return {}, ["a job went on with fewer ranks, so that its iterations are less work than those of another one"]
     times = {}
     for name, one in runs.items():
-        start_ns = timeline.job_start_ns(one.run) or timeline.first_start_ns(one.run.series)
-        times[name] = float(iteration_times(one.run.series, count, start_ns).sum()) / 1e9
+        start_ns = timeline.job_start_ns(one.run) or timeline.first_start_ns(one.run.workload.series)
+        times[name] = float(iteration_times(one.run.workload.series, count, start_ns).sum()) / 1e9
     return times, []
 
 

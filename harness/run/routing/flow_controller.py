@@ -163,8 +163,11 @@ class FlowController:
             except Exception as error:  # noqa: BLE001 (the next cycle tries again; a gap that is too long is a doubt)
                 self._last_error = f"{error}" or type(error).__name__
                 self._journal.note("te.cycle", error=self._last_error)
-                if len(self._errors) < _MOST:
-                    self._errors.append(self._last_error)
+                self._note_error(self._last_error)
+
+    def _note_error(self, error: str) -> None:
+        if len(self._errors) < _MOST:
+            self._errors.append(error)
 
     def _largest_gap_s(self) -> float | None:
         """Return the longest time in s from one cycle to the next, or to the end; None: there was none."""
@@ -202,6 +205,8 @@ class FlowController:
         self._journal.note("te.placed", cause=cause, failed=placement.failed, moved=moved, keys=placement.keys)
         if len(self._placements) < _MOST:
             self._placements.append(placement)
+        else:
+            self._note_error(f"more than {_MOST} placements; the later ones are not recorded")
 
 
 def _moved_keys(topology: Topology, held: Mapping[str, Rules], tables: SchemeTables) -> int:

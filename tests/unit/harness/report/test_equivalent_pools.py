@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from finished_run import finished
 from repeated_runs import without_faults
-from synthetic_run import synthetic_run
+from synthetic_run import changed, synthetic_run
 
 from faultbed.harness import judge
 from faultbed.harness.cli.main import cli
@@ -23,7 +23,7 @@ SAME, LIKE, SLOW = (1.0, 1.01, 0.99, 1.005), (1.002, 1.012, 0.992, 1.0), (1.2, 1
 def one(tmp_path_factory):
     directory = finished(tmp_path_factory.mktemp("runs"), without_faults(synthetic_run()))
     plan = msgspec.structs.replace(directory.read_plan(), faults=(), expect=msgspec.UNSET)
-    return PooledRun(plan=plan, run=directory.read_measurements(), sealed=directory.read_evidence(judge.KINDS))
+    return PooledRun(plan=plan, run=directory.read_run(), sealed=directory.read_evidence(judge.KINDS))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_pools_of_like_runs_are_equivalent_and_of_slow_ones_different(pool_of):
 def test_pools_with_a_run_that_failed_show_nothing_whatever_the_others_say(pool_of):
     a, b = pool_of("a", SAME), pool_of("b", LIKE)
     b["b-2"] = PooledRun(
-        plan=b["b-2"].plan, run=msgspec.structs.replace(b["b-2"].run, failure="host3 died"), sealed=b["b-2"].sealed
+        plan=b["b-2"].plan, run=changed(b["b-2"].run, failure="host3 died"), sealed=b["b-2"].sealed
     )
     result = compare_pools(a, b, 0.05)
     assert (result.says, result.more) == ("not shown", None)
