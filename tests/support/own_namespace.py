@@ -21,11 +21,16 @@ def in_a_namespace(program, *words):
     return _printed([str(SUPPORT / program), *words])
 
 
-def _printed(words):
-    if subprocess.run(["unshare", "-rn", "ip", "link", "add", "up1", "type", "veth"], check=False).returncode:
+def in_a_fabric(program):
+    """Run a program of `tests/support` that makes namespaces of its own, and return the JSON that it prints."""
+    return _printed([str(SUPPORT / program)], kind="-rnm")
+
+
+def _printed(words, kind="-rn"):
+    if subprocess.run(["unshare", kind, "ip", "link", "add", "up1", "type", "veth"], check=False).returncode:
         pytest.skip("no network namespaces for this user here")
     environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
-    argv = ["unshare", "-rn", sys.executable, *words]
+    argv = ["unshare", kind, sys.executable, *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
