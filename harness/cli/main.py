@@ -49,6 +49,7 @@ SECTIONS: Sections = {
         "faultbed.harness.cli.traffic.traffic_commands": "traffic",
         "faultbed.harness.cli.traffic.bisecting": "bisection",
         "faultbed.harness.cli.lab.routing_commands": "routing",
+        "faultbed.harness.cli.lab.te_commands": "te",
     },
     "Experiments": {
         "faultbed.harness.cli.experiments.initializing": "init schema",

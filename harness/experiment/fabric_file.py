@@ -38,7 +38,8 @@ class Fabric:
     @property
     def parameters(self) -> dict[str, Any]:
         """The parameters that this scheme takes."""
-        return {name: getattr(self, name) for name in SCHEMES[self.routing].parameters}
+        words = {"cycle": f"{self.cycle:g}s"}
+        return {name: words.get(name, getattr(self, name)) for name in SCHEMES[self.routing].parameters}
 
     @property
     def as_routing(self) -> Routing:

@@ -120,6 +120,7 @@ ON_LAB_READING = {
     "faultbed counters --prometheus": Expected(says="# TYPE"),
     "faultbed preflight --no-burn-in": Expected(says="nothing wrong in"),
     "faultbed routing show": Expected(says="scheme: none"),
+    "faultbed te run --for 20s": Expected(says="cycles; the lab is CLEAN"),
 }
 """Seconds each. They only read the lab, so one test runs them all, two at a time, and compares the lab once."""
 

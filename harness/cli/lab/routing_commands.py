@@ -49,7 +49,7 @@ from faultbed.traffic.workloads.collective import AUTO
 from faultbed.traffic.workloads.job import JobPhase
 from faultbed.traffic.workloads.ranks import MAX_RANKS
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "job_of", "of_a_job"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _EVEN = 1 + 1e-9
@@ -104,7 +104,8 @@ _job_options = (
 )
 
 
-def _of_a_job(command: F) -> F:
+def of_a_job(command: F) -> F:
+    """Add the options that describe a job; `job_of` reads them."""
     for option in reversed(_job_options):
         command = option(command)
     return command
@@ -130,7 +131,7 @@ def routing() -> None:
     type=click.Choice(tuple(SCHEMES)),
     help="Routing scheme to predict. Repeatable; default: all.",
 )
-@_of_a_job
+@of_a_job
 @click.option("--failed", multiple=True, metavar="LINK", help="A link that carries nothing; repeatable.")
 @weight_option
 @click.option(
@@ -163,7 +164,7 @@ def routing_predict(
     """
     inventory = session.inventory()
     topology = inventory.topology
-    placed, traffic = _job(inventory, **job)
+    placed, traffic = job_of(inventory, **job)
     seeds = {switch.name: inventory.hash_seed(switch.name) for switch in topology.switches}
     parameters = Routing(weights=weights_of(topology, weights), hash_seeds=seeds)
     answers = predict(
@@ -193,7 +194,7 @@ def routing_predict(
 @click.option(
     "--scheme", default="static-parity", show_default=True, type=click.Choice(_STATIC), help="Static routing scheme."
 )
-@_of_a_job
+@of_a_job
 @click.option(
     "--replace", "replaced", default=1, show_default=True, type=click.IntRange(1, 4), help="Hosts to replace."
 )
@@ -221,7 +222,7 @@ def routing_conflicts(
     """Find the replacement of a job's hosts with the worst load balance under a static scheme."""
     inventory = session.inventory()
     topology = inventory.topology
-    placed, traffic = _job(inventory, **job)
+    placed, traffic = job_of(inventory, **job)
     fabric = Fabric.of(topology, scheme_named(scheme))
 
     def flows(names: Sequence[str]) -> list[Flow]:
@@ -407,7 +408,7 @@ def _workload(traffic: JobTraffic) -> str:
     return "\n".join(f"{key} = {inline(value)}" for key, value in words.items())
 
 
-def _job(
+def job_of(
     inventory: Inventory,
     *,
     ranks: tuple[str, ...],

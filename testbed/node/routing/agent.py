@@ -199,8 +199,10 @@ class SwitchAgent:
         """
         desired = {rule.key: rule for rule in (Rule(*rule) for rule in rules)}
         for rule in desired.values():
-            if rule.table not in self._port_of or (rule.interface and rule.interface not in self._index_of):
-                raise ValueError(f"{self.name}: no port {rule.interface} or no table {rule.table} of this scheme")
+            if rule.interface and rule.interface not in self._index_of:
+                raise ValueError(f"{self.name}: no port {rule.interface}; the rules are of another switch")
+            if rule.table not in self._port_of:
+                raise ValueError(f"{self.name}: no table {rule.table} in this scheme; the rules are of another switch")
         if self._is_watching:
             # What another program has changed until now is recorded before it is put right.
             self.drain()

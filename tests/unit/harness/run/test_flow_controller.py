@@ -125,7 +125,7 @@ def test_flow_controller_that_works_proves_the_scheme(journal, monkeypatch):
     assert receipt.unproven == ()
     assert receipt.decisions.agreed == receipt.decisions.queried > 0
     assert receipt.placements.cycles == 1
-    assert receipt.parameters == {"cycle": 60.0, "backdoor": True, "demand": "schedule"}
+    assert receipt.parameters == {"cycle": "60s", "backdoor": True, "demand": "schedule"}
 
 
 def test_flow_controller_that_stood_still_is_a_doubt(journal, monkeypatch):

@@ -335,3 +335,27 @@ def test_switch_agent_refuses_rules_of_another_switch_and_keeps_its_own(placed):
     assert "no table 1077" in placed["no table"]
     assert len(placed["after refusals"]) == 3
     assert placed["removed"] == []
+
+
+def test_switch_agent_holder_updates_rules_and_reads_them_back(held):
+    assert "cannot update what is prepared" in held["early update"]["error"]
+    assert held["unplaced"]["whole"] is True, "tables without a rule: nothing is placed yet"
+    assert held["placed"]["event"] == "updated"
+    assert (held["placed"]["readback"]["whole"], held["placed"]["readback"]["rules"]) == (True, 2)
+    assert sorted(map(tuple, held["placed rules"])) == [(1000, 1001, P2, 0, "far1"), (1000, 1002, P3, 0, "far1")]
+
+
+def test_switch_agent_holder_refuses_rules_of_another_lab_and_keeps_those_it_has(held):
+    assert "no port far9" in held["refused"]["error"]
+    assert held["too many"]["error"] == "rules of 2 switches for 1"
+    assert held["still there"] == 2
+    assert held["placed by eof"] == [0, []]
+
+
+def test_switch_agent_noop_holder_confirms_no_update(held):
+    assert held["idle placed"]["readback"]["whole"] is False
+    assert held["idle rules"] == []
+
+
+def test_switch_agent_holder_killed_while_it_updates_is_undone_and_restarted_has_the_same_rules(held):
+    assert held["kills"] == [True, True]
