@@ -35,7 +35,7 @@ class PlacedFor:
 
 
 def place_flows_for(
-    lab: Lab, fabric: Fabric, demands: Mapping[Key, float], seconds: float, progress: Callable[[str], object]
+    lab: Lab, fabric: Fabric, demands: Mapping[Key, float], seconds: float, progress: Callable[[str], None]
 ) -> PlacedFor:
     """Apply the scheme of `fabric` for some seconds, and compare the lab with its state before.
 
@@ -62,7 +62,7 @@ def place_flows_for(
     return PlacedFor(placements=receipt.placements, doubts=tuple(scheme.not_applied()), lab_state=outcome.state)
 
 
-def _follow(lab: Lab, scheme: ActiveScheme, seconds: float, progress: Callable[[str], object]) -> None:
+def _follow(lab: Lab, scheme: ActiveScheme, seconds: float, progress: Callable[[str], None]) -> None:
     """Report each placement until the time is over."""
     shown, deadline = 0, Deadline(seconds)
     with telemetry.start(lab, lab.topology.switch_by_name, on_change=scheme.on_change):

@@ -52,9 +52,7 @@ def test_pools_of_like_runs_are_equivalent_and_of_slow_ones_different(pool_of):
 
 def test_pools_with_a_run_that_failed_show_nothing_whatever_the_others_say(pool_of):
     a, b = pool_of("a", SAME), pool_of("b", LIKE)
-    b["b-2"] = PooledRun(
-        plan=b["b-2"].plan, run=changed(b["b-2"].run, failure="host3 died"), sealed=b["b-2"].sealed
-    )
+    b["b-2"] = PooledRun(plan=b["b-2"].plan, run=changed(b["b-2"].run, failure="host3 died"), sealed=b["b-2"].sealed)
     result = compare_pools(a, b, 0.05)
     assert (result.says, result.more) == ("not shown", None)
     assert result.why == "b-2: the workload failed: host3 died"
