@@ -71,7 +71,7 @@ SECTIONS: Sections = {
         "faultbed.harness.cli.experiments.packets": "packets",
         "faultbed.harness.cli.experiments.attribution": "attribute",
         "faultbed.harness.cli.experiments.histories": "history noise",
-        "faultbed.harness.cli.experiments.equivalent": "equivalent",
+        "faultbed.harness.cli.model.equivalent": "equivalent",
         "faultbed.harness.cli.experiments.querying": "query",
         "faultbed.harness.cli.experiments.offending": "offenders",
         "faultbed.harness.cli.experiments.ci": "summary",
