@@ -25,7 +25,9 @@ def test_switch_tables_static_parity_sends_odd_hosts_over_the_first_uplink():
 
     assert request["tables"] == {"1001": "ctsw1", "1002": "ctsw2"}
     table_by_prefix = {
-        prefix: table for priority, table, prefix, mark in request["rules"] if (priority, mark) == (1000, 0)
+        prefix: table
+        for priority, table, prefix, mark, port in request["rules"]
+        if (priority, mark, port) == (1000, 0, "")
     }
     assert (table_by_prefix[HOST3], table_by_prefix[HOST4], table_by_prefix[HOST5]) == (1001, 1002, 1001)
     assert len(table_by_prefix) == len(request["rules"]) == 8
@@ -37,7 +39,7 @@ def test_switch_tables_e_ecmp_marks_by_the_precomputed_hash():
     tables = tables_of("e-ecmp", seed=7)
     request = tables.request("rtsw1", "rtsw1")
 
-    assert request["rules"] == [[1000, 1001, None, 1001], [1000, 1002, None, 1002]]
+    assert request["rules"] == [[1000, 1001, None, 1001, ""], [1000, 1002, None, 1002, ""]]
     (line,) = request["marks"]
     assert "udp dport 4791 counter meta mark set jhash @th,104,24 mod 2 seed 0x7 map { 0 : 1001, 1 : 1002 }" in line
     for number in range(17, 65):
@@ -63,7 +65,7 @@ def test_switch_tables_weighted_and_resilient_use_one_table_and_rule():
     assert (weighted["weights"], weighted["buckets"]) == ({"ctsw1": 3, "ctsw2": 1}, 0)
     assert resilient["buckets"] == 64
     for request in (weighted, resilient):
-        assert request["rules"] == [[1000, 1000, None, 0]]
+        assert request["rules"] == [[1000, 1000, None, 0, ""]]
         assert request["tables"] == {}
 
 
