@@ -23,12 +23,12 @@ from faultbed.harness.ledger.claims import Claim, Reason, Status, Unknown
 from faultbed.harness.ledger.ledger import Entry, Ledger, fold, planned, verdict_of
 from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.ledger.settle import Finding, settle
-from faultbed.harness.parts.fault_claims import why_unproven_as_planned
 from faultbed.harness.parts.part import Planned, Row, View
 from faultbed.harness.parts.registry import PARTS
 from faultbed.harness.record.evidence.fault_evidence import FaultRun
 from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.proof import why_unproven_in
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from faultbed.traffic.engine.flight_recorder import Flight
@@ -81,7 +81,7 @@ def judge(
     `before` is what was known before it, and `sealed` the evidence of its parts. `floor` is how much fault-free runs on
     this lab differ, where that is known; `trips` are its probes, `flights` the flight recorders of a job that failed.
     """
-    unproven = {fault.plan.id: why_unproven_as_planned(run, fault) for fault in run.injected.faults}
+    unproven = {fault.plan.id: why_unproven_in(run, fault) for fault in run.injected.faults}
     view = View(
         planned=before,
         run=run,

@@ -1,8 +1,9 @@
 """The rule by which a fault is proven: the judge, reports, the pytest plugin and the command line share it. Pure.
 
 The receipt itself must prove that the fault happened (`unproven`, and the doubts of
-`faultbed.inject.evidence.receipt`), and its times must be those of the plan, while the workload ran
-(`faultbed.inject.evidence.firing_times`).
+`faultbed.inject.evidence.receipt`). Its times must be those of the plan, while the workload ran
+(`faultbed.inject.evidence.firing_times`). It must have acted on something that the workload used at that time
+(`faultbed.inject.evidence.exposure`).
 """
 
 from __future__ import annotations
@@ -12,18 +13,35 @@ from collections.abc import Sequence
 from faultbed.harness.record.evidence.fault_evidence import FaultRun
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.inject.evidence import firing_times
+from faultbed.inject.evidence.exposure import why_not_exposed
 from faultbed.inject.evidence.firing_times import OnTime, Span
 from faultbed.inject.evidence.receipt import Receipt
 
-__all__ = ["unproven", "why_unproven", "why_unproven_in"]
+__all__ = ["unproven", "why_not_exposed_in", "why_not_happened_in", "why_unproven", "why_unproven_in"]
 
 
 def why_unproven_in(run: RunEvidence, fault: FaultRun) -> tuple[str, ...]:
-    """Return why a fault of a run is not proven; empty if it is."""
+    """Return why a run does not show that a fault happened, and acted on what its plan says; empty if it does."""
+    return (*why_not_happened_in(run, fault), *why_not_exposed_in(run, fault))
+
+
+def why_not_happened_in(run: RunEvidence, fault: FaultRun) -> tuple[str, ...]:
+    """Return why a run does not show that a fault happened as planned, whatever its workload used; empty if it does."""
     planned = (0, fault.plan.duration_ns)
     return why_unproven(
         fault.receipt, fault.doubts, workloads=((run.workload.t0_ns, run.workload.end_ns),), planned=planned
     )
+
+
+def why_not_exposed_in(run: RunEvidence, fault: FaultRun) -> tuple[str, ...]:
+    """Return why a run does not show that a fault acted on something that its workload used, or on nothing of it.
+
+    Which of the two is meant, the plan says. Empty: the run shows it.
+    """
+    if fault.receipt is None:
+        return (f"it is unknown whether the workload used {fault.plan.target}: the fault was never tried",)
+    plan = fault.plan
+    return why_not_exposed(fault.receipt, run.lab.topology, planned=plan.target, expected=plan.exposed, seed=plan.seed)
 
 
 def unproven(receipt: Receipt | None) -> tuple[str, ...]:

@@ -11,15 +11,14 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from faultbed.inject.evidence.exposure import WorkloadUse
 from faultbed.inject.evidence.receipt import FaultReceipt, end_sentence, not_cleared
 from faultbed.inject.leases.channels import last_heal
 from faultbed.inject.leases.claim_request import claim_of
-from faultbed.inject.mechanisms import late_target
-from faultbed.inject.mechanisms.late_target import LinksInUse
 from faultbed.inject.policy import blast_radius, safety
 from faultbed.inject.policy.conflicts import claims_of
 from faultbed.inject.policy.other_commands import FaultsOfOthers
@@ -101,8 +100,8 @@ class Injector:
         """Receipts of every fault that was cleared, or should have been."""
         self.abandoned: tuple[str, ...] = ()
         """Faults whose end was not observed; their targets revert by themselves when the lease expires."""
-        self.links_in_use: LinksInUse = late_target.unknown
-        """Reports which links the workload uses, for faults whose target is chosen by that when they are armed."""
+        self.use_of: Callable[[PlannedFault], WorkloadUse | None] | None = None
+        """Returns what workloads use now, as far as it concerns a fault; its None: there is no workload now."""
         self._open: list[PreparedFault] = []
         self._all: list[PreparedFault] = []
         self._ended: tuple[PlannedFault, float] | None = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from faultbed.inject.evidence.exposure import Exposure, WorkloadUse, is_used
 from faultbed.inject.evidence.firing_times import on_time_of_fault
 from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired, judge_fired
 from faultbed.inject.evidence.witnesses import Witnesses, rebooting_hosts
@@ -30,10 +31,14 @@ if TYPE_CHECKING:
     from faultbed.inject.fault_plan import PlannedFault
     from faultbed.inject.injector import Injector
 
-__all__ = ["PreparedFault"]
+__all__ = ["USE_S", "PreparedFault"]
 
 STATES_S = 5.0
 """How long neighbours of a drained switch may take to follow its BGP update, on a starved machine."""
+
+USE_S = 2.0
+"""Pause between two readings of what workloads use, while nothing shows that they use the target of a fault."""
+LAST_USE_S = 5.0
 
 
 class PreparedFault:
@@ -59,8 +64,11 @@ class PreparedFault:
         self._receipt: FaultReceipt | None = None
         self._clearing = threading.RLock()
         self.reads: list[tuple[int, int]] = []
-        """Times at which the lab was read for this fault before it was armed: (begin, end) in controller ns. Baselines
-        of goodput leave these times out, because reading disturbs traffic."""
+        """Times at which the lab was read for this fault: (begin, end) in controller ns. Baselines of goodput leave
+        these times out, because reading disturbs traffic."""
+        self._uses: list[WorkloadUse] = []
+        self._reverted = threading.Event()
+        self._following: threading.Thread | None = None
 
     @property
     def was_armed(self) -> bool:
@@ -102,9 +110,10 @@ class PreparedFault:
             return
         among = [option.target.text for option in planned.candidates]
         with self._injector.journal.doing("choose", fault=planned.id, among=among) as outcome:
-            used = self._injector.links_in_use(planned)
-            self.planned = late_target.chosen(planned, used, where=self.lease.where)
-            outcome |= {"used": sorted(used), "target": self.planned.target.text}
+            use = self._injector.use_of(planned) if self._injector.use_of is not None else None
+            self.planned = late_target.chosen(planned, use, self._lab.topology, where=self.lease.where)
+            self._uses += [use] if use is not None else []
+            outcome["target"] = self.planned.target.text
 
     def baseline(self) -> None:
         """Read the counters that later readings are compared with. `arm` calls this if it was not done before."""
@@ -117,6 +126,30 @@ class PreparedFault:
                 except FaultError as error:
                     self._armed = Armed(ok=False, error=str(error))
                     raise
+
+    def note_use(self) -> None:
+        """Record what workloads use now, unless they are known to use the target already."""
+        use_of = self._injector.use_of
+        if use_of is None or self._is_shown_used():
+            return
+        with recorded(self.reads):
+            use = use_of(self.planned)
+        self._uses += [use] if use is not None else []
+
+    def _is_shown_used(self) -> bool:
+        return any(is_used(use, self.planned.target, self._lab.topology) for use in self._uses)
+
+    def _follow_use(self) -> None:
+        """Record what workloads use until the fault is cleared, or until they are known to use its target."""
+        while not self._is_shown_used():
+            try:
+                self.note_use()
+            except Exception as error:  # noqa: BLE001 (an answer that is missing is unknown, and ends no fault)
+                hosts = tuple(self._lab.topology.host_by_name)
+                unknown = WorkloadUse(at_ns=time.monotonic_ns(), unread=hosts, unknown_paths=_error_text(error))
+                self._uses.append(unknown)
+            if self._reverted.wait(USE_S):
+                return
 
     def cancel(self, reason: str) -> None:
         """Mark the fault as never to be armed; its receipt gives the reason."""
@@ -169,6 +202,7 @@ class PreparedFault:
             if at_ns is None:
                 self._wait_for_own_evidence()
             self.baseline()
+        self.note_use()
         with recorded(self.reads):
             self.lease.renew_clock()
             bound = bind(
@@ -195,6 +229,9 @@ class PreparedFault:
                 learned=bound,
             )
             outcome |= {"ok": self._armed.ok, "armed_at_ns": self._armed.at_ns, "readback": readback}
+        if self._armed.ok and self._injector.use_of is not None:
+            self._following = threading.Thread(target=self._follow_use, name="use", daemon=True)
+            self._following.start()
         return self._armed
 
     def _refuse_after_intervention(self) -> None:
@@ -307,6 +344,7 @@ class PreparedFault:
     def _clear_and_judge(self, *, keep_holder: bool) -> FaultReceipt:
         with self._injector.journal.reverting("clear", fault=self.planned.id) as outcome:
             cleared, observed = self._clear()
+            self._end_following()
             if cleared.ok:
                 self.ended_ns = cleared.at_ns or time.monotonic_ns()
             cleared, fired, doubts = self._judge(cleared, observed)
@@ -320,6 +358,7 @@ class PreparedFault:
                 cleared=cleared,
                 edges=tuple((at, on) for at, on in observed.get("edges", ())),
                 doubts=doubts,
+                exposed=Exposure(uses=tuple(self._uses)),
                 on_time=on_time_of_fault(
                     self.planned,
                     observed,
@@ -336,6 +375,12 @@ class PreparedFault:
             self.lease.release()
         self._injector.remove(self, receipt)
         return receipt
+
+    def _end_following(self) -> None:
+        """Wait for the last reading of what workloads use; the target has reverted, so that this delays no revert."""
+        self._reverted.set()
+        if self._following is not None:
+            self._following.join(LAST_USE_S)
 
     def _clear(self) -> tuple[Cleared, dict[str, Any]]:
         try:

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 from faultbed.harness.experiment.bystander_file import Bystander
 from faultbed.harness.experiment.declare.field_types import (
@@ -49,6 +49,7 @@ from faultbed.harness.experiment.stop import Condition
 from faultbed.harness.experiment.stop import Metric as StopMetric
 from faultbed.harness.experiment.workload_file import WORKLOAD, Workload
 from faultbed.harness.verdict import Verdict
+from faultbed.inject.evidence.exposure import Exposed
 from faultbed.testbed.errors import ConfigError
 from faultbed.testbed.model.lab_kind import LabKind
 from faultbed.testbed.packets.cnp_rule import CnpRule, CnpScope
@@ -64,7 +65,6 @@ __all__ = [
     "Expectation",
     "Experiment",
     "ExperimentFile",
-    "Exposed",
     "Fault",
     "Scalar",
     "decode",
@@ -74,9 +74,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-Exposed = Literal["workload", "none"]
-"""On what a fault must act: on something that the workload uses, or on nothing that it uses."""
-
 MOST_SEED = 2**63 - 1
 _MOST_PROBLEMS = 40
 """Problems of a file that an error lists."""

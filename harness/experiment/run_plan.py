@@ -18,11 +18,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from faultbed.harness.experiment.experiment_file import Expectation, Experiment, Exposed, Fault, Scalar
+from faultbed.harness.experiment.experiment_file import Expectation, Experiment, Fault, Scalar
 from faultbed.harness.experiment.metrics import Of, lookup
 from faultbed.harness.experiment.stop import METRICS, Condition
 from faultbed.harness.json_text import json_text
 from faultbed.harness.verdict import Verdict
+from faultbed.inject.evidence.exposure import Exposed
 from faultbed.inject.fault_plan import FaultSpec
 from faultbed.inject.kinds.kind import Fidelity
 from faultbed.testbed.packets.cnp_rule import CnpRule

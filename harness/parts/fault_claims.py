@@ -6,15 +6,12 @@ from collections.abc import Iterable, Iterator
 
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
-from faultbed.harness.parts.exposure import why_not_exposed
 from faultbed.harness.parts.part import Part, Planned, Row, View
-from faultbed.harness.proof import why_unproven_in
-from faultbed.harness.record.evidence.fault_evidence import FaultRun, FaultsEvidence
-from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.harness.proof import why_not_exposed_in, why_not_happened_in
 from faultbed.inject.evidence import firing_times
 from faultbed.inject.evidence.receipt import Receipt
 
-__all__ = ["PART", "PREFIX", "why_unproven_as_planned"]
+__all__ = ["PART", "PREFIX"]
 
 PREFIX = "fired."
 _PROVEN, _EXPOSED = "happened as planned", "exposed"
@@ -41,18 +38,13 @@ def _claims_of(fault_ids: Iterable[str]) -> Iterator[Claim]:
         yield Claim(name=f"{PREFIX}{fault_id}", says=_SAYS, conditions=(_PROVEN, _EXPOSED))
 
 
-def why_unproven_as_planned(run: RunEvidence, fault: FaultRun) -> tuple[str, ...]:
-    """Return why a run does not show that a fault happened, and acted on what the workload used; empty if it does."""
-    return (*why_unproven_in(run, fault), *why_not_exposed(run, fault))
-
-
 def _row(claim: Claim, view: View) -> Row | None:
     """Return what the receipt of a fault says; nothing if the run has no record of it."""
     fault = view.faults.get(claim.name.removeprefix(PREFIX))
     if fault is None:
         return None
-    problems, receipt = why_unproven_in(view.run, fault), fault.receipt
-    exposed = why_not_exposed(view.run, fault)
+    problems, receipt = why_not_happened_in(view.run, fault), fault.receipt
+    exposed = why_not_exposed_in(view.run, fault)
     evidence = [*problems, *exposed]
     if not evidence:
         evidence = [f"witness: {receipt.fired.witness if receipt else None}", *_on_for(receipt)]

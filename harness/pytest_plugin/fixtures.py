@@ -9,25 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from faultbed.harness.pytest_plugin import receipts
 from faultbed.harness.pytest_plugin.kernel_guard import KernelGuard
 from faultbed.harness.pytest_plugin.keys import FAILED, FAULTS, NOT_CLEARED, NOT_STARTED, OPENED_LAB, RUNNING
+from faultbed.harness.pytest_plugin.receipts import FaultOfTest
 from faultbed.harness.pytest_plugin.session_lab import closing_after_error, open_session_lab
 from faultbed.harness.pytest_plugin.skips import skip
-from faultbed.harness.run import workload
+from faultbed.harness.run.faults.workload_use import use_of
 from faultbed.harness.verdict import ExitCode
+from faultbed.inject.evidence.exposure import Exposed
+from faultbed.inject.evidence.receipt import FaultReceipt
 from faultbed.inject.fault_plan import FaultSpec, plan_beside
 from faultbed.inject.injector import Injector, Mutation
 from faultbed.inject.journal import Journal
-from faultbed.inject.mechanisms import late_target
 from faultbed.inject.policy import safety
 from faultbed.inject.prepared_fault import PreparedFault
-from faultbed.testbed.errors import LabError, Unsupported
+from faultbed.testbed.errors import LabError, Unsupported, UsageError
 from faultbed.testbed.lab import Lab
+from faultbed.testbed.model.selectors import is_chosen_later
 from faultbed.testbed.observe import fingerprint
 from faultbed.traffic.engine.running_traffic import Running
 from faultbed.traffic.flows import flow_run as flow_module
@@ -91,8 +94,7 @@ class Traffic:
     """Workload starter that the `traffic` fixture passes to a test."""
 
     lab: Lab
-    _running: list[Running[Any]]
-    _not_started: list[str]
+    _item: pytest.Item
 
     def flow(self, src: str, dst: str, **spec: Any) -> Running[Any]:
         """Start a flow (`faultbed.traffic.flows.flow_spec.FlowSpec`)."""
@@ -112,9 +114,12 @@ class Traffic:
         try:
             running = start()
         except BaseException as error:
-            self._not_started.append(f"{what}: {error or type(error).__name__}")
+            self._item.stash[NOT_STARTED].append(f"{what}: {error or type(error).__name__}")
             raise
-        self._running.append(running)
+        self._item.stash[RUNNING].append(running)
+        for fault in self._item.stash.get(FAULTS, ()):
+            if fault.is_on:
+                fault.note_use()
         return running
 
 
@@ -126,9 +131,8 @@ def workloads_on(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
     """
     item = request.node
     running: list[Running[Any]] = []
-    not_started: list[str] = []
-    item.stash[RUNNING], item.stash[NOT_STARTED] = running, not_started
-    yield Traffic(lab=lab, _running=running, _not_started=not_started)
+    item.stash[RUNNING], item.stash[NOT_STARTED] = running, []
+    yield Traffic(lab=lab, _item=item)
     try:
         # Whichever fixture a test has named last ends first: a fault must not outlive the workload for that reason.
         for fault in item.stash.get(FAULTS, ()):
@@ -162,16 +166,9 @@ def _unseen_problems(workload: Running[Any]) -> Iterator[str]:
         yield f"{what} had {wrong} wrong bytes"
 
 
-def _paths(lab: Lab, item: pytest.Item) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of data and ACKs of every queue pair of a test's workloads that run now; empty: unknown."""
-    for running in item.stash.get(RUNNING, []):
-        if not running.is_over:
-            for of_pair in workload.paths_of(lab, running).values():
-                yield from of_pair
-
-
 Inject = Callable[..., PreparedFault]
-"""`inject(kind, target, for_s=…, prove=True, **params)` returns a prepared fault: `arm()`, `wait()`, `clear()`."""
+"""`inject(kind, target, for_s=…, prove=True, exposed="workload", **params)` returns a prepared fault. It has `arm()`,
+`wait()` and `clear()`."""
 
 _MAX_FAULT_S = 60.0
 
@@ -182,21 +179,31 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
     A fault lasts for `for_s` seconds. Without `for_s` it lasts until the test clears it, a minute at most. With
     `prove=False` its receipt need not prove it. Faults that overlap are planned together: a fault that would change a
     resource of an active fault is rejected. If the test starts workloads, each fault must have acted while one of them
-    ran, by the rule of `faultbed run`: from its first effect to its planned end. The test is skipped if the lab does
-    not support a fault, or if its owner does not allow the fault.
+    ran, by the rule of `faultbed run`: from its first effect to its planned end. It must also have acted on something
+    that they used at that time, or, with `exposed="none"`, on nothing that they used. The test is skipped if the lab
+    does not support a fault, or if its owner does not allow the fault.
     """
     faults: list[PreparedFault] = []
     request.node.stash[FAULTS] = faults
-    must_prove: list[bool] = []
+    requested: list[tuple[Exposed, bool]] = []
     with (
         Journal(folder / "journal.jsonl") as journal,
         Injector(lab, journal, mutate=mutation) as injector,
     ):
-        injector.links_in_use = lambda planned: late_target.used_of(planned, lab.topology, _paths(lab, request.node))
+        injector.use_of = lambda _: use_of(lab, request.node.stash.get(RUNNING, []))
 
         def prepare(
-            kind: str, target: str, *, for_s: float | None = None, prove: bool = True, seed: int = 1, **params: Any
+            kind: str,
+            target: str,
+            *,
+            for_s: float | None = None,
+            prove: bool = True,
+            exposed: Exposed = "workload",
+            seed: int = 1,
+            **params: Any,
         ) -> PreparedFault:
+            if exposed not in get_args(Exposed):
+                raise UsageError(f"inject: exposed: {exposed!r} is none of {', '.join(get_args(Exposed))}; write one")
             length_s = _MAX_FAULT_S if for_s is None else for_s
             spec = FaultSpec(kind=kind, target=target, for_s=length_s, params=params, seed=seed)
             active = injector.active()
@@ -208,7 +215,7 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
             except (Unsupported, safety.Forbidden) as reason:
                 skip(request.config, f"{lab.name}: {reason}")
             faults.append(prepared)
-            must_prove.append(prove)
+            requested.append((exposed, prove))
             # A counter that the new fault changes is no longer a bystander of the active faults.
             for fault, replanned in zip(active, before, strict=True):
                 fault.planned = replanned
@@ -217,4 +224,11 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
         yield prepare
         cleared = [prepared.clear() for prepared in faults]
     if faults:
-        receipts.conclude(request.node, list(zip(cleared, must_prove, strict=True)))
+        concluded = [_fault_of_test(*both) for both in zip(faults, cleared, requested, strict=True)]
+        receipts.conclude(request.node, concluded, lab.topology)
+
+
+def _fault_of_test(prepared: PreparedFault, receipt: FaultReceipt, requested: tuple[Exposed, bool]) -> FaultOfTest:
+    spec, (exposed, prove) = prepared.planned.spec, requested
+    target = spec.target if is_chosen_later(spec.target) else prepared.planned.target.text
+    return FaultOfTest(receipt=receipt, target=target, seed=spec.seed, exposed=exposed, prove=prove)

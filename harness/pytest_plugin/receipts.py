@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from _pytest.outcomes import Failed
@@ -12,13 +13,17 @@ from _pytest.outcomes import Failed
 from faultbed.harness.proof import why_unproven
 from faultbed.harness.pytest_plugin.keys import AT_END, FAILED, NOT_CLEARED, NOT_STARTED, PROOF_NOT_REQUIRED, RUNNING
 from faultbed.harness.verdict import ExitCode, LabState
+from faultbed.inject.evidence.exposure import Exposed, why_not_exposed
 from faultbed.inject.evidence.firing_times import Span
 from faultbed.inject.evidence.receipt import FaultReceipt, not_cleared
 
 if TYPE_CHECKING:
     import pytest
 
+    from faultbed.testbed.model.topology import Topology
+
 __all__ = [
+    "FaultOfTest",
     "Unproven",
     "WorkloadFailed",
     "conclude",
@@ -61,14 +66,30 @@ def fail(item: pytest.Item, error: Failed) -> None:
     late_errors.append(f"{item.nodeid}: {error.msg}")
 
 
-def conclude(item: pytest.Item, receipts: Sequence[tuple[FaultReceipt, bool]]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultOfTest:
+    """A fault of a test that is over, with what the test said about it in its call of `inject`.
+
+    `target` is the planned target, or the selector by which it was chosen when the fault was armed.
+    """
+
+    receipt: FaultReceipt
+    target: str
+    seed: int
+    exposed: Exposed
+    prove: bool
+
+
+def conclude(item: pytest.Item, faults: Sequence[FaultOfTest], topology: Topology) -> None:
     """Write the receipts of a test to its JUnit properties, and fail it if one proves nothing.
 
     If the test has failed already, only a fault that is not cleared fails it again.
 
     Args:
-        item: the test. If it has started traffic, or has tried to, its faults must have acted while that ran.
-        receipts: each receipt with whether it must prove its fault (`prove` of the `inject` fixture).
+        item: the test. If it has started traffic, or has tried to, its faults must have acted while that ran, and on
+            what that used.
+        faults: the faults of the test.
+        topology: the lab.
 
     Raises:
         Unproven: a fault is not proven, or not cleared.
@@ -76,18 +97,24 @@ def conclude(item: pytest.Item, receipts: Sequence[tuple[FaultReceipt, bool]]) -
     workloads, not_started = _workloads(item), item.stash.get(NOT_STARTED, [])
     no_workload = (f"no workload ran: {not_started[0]}",) if not_started and not workloads else ()
     problems: list[str] = []
-    for receipt, prove in receipts:
-        reasons = (*why_unproven(receipt, receipt.unproven, workloads=workloads), *no_workload)
+    for fault in faults:
+        receipt = fault.receipt
+        exposed = (
+            why_not_exposed(receipt, topology, planned=fault.target, expected=fault.exposed, seed=fault.seed)
+            if workloads or fault.exposed != "workload"
+            else ()
+        )
+        reasons = (*why_unproven(receipt, receipt.unproven, workloads=workloads), *exposed, *no_workload)
         content = {**receipt.to_json(), "unproven": list(reasons)}
         item.user_properties.append((f"receipt.{receipt.id}", json.dumps(content, default=str)))
-        if not prove:
+        if not fault.prove:
             item.user_properties.append((f"prove.{receipt.id}", "False: nothing rests on this receipt"))
             item.config.stash.setdefault(PROOF_NOT_REQUIRED, []).append(
                 f"{item.nodeid} ({receipt.kind} on {receipt.target})"
             )
         elif reasons:
             problems.append(f"{receipt.kind} on {receipt.target} is not proven: {'; '.join(reasons)}")
-    uncleared = not_cleared([receipt for receipt, _ in receipts])
+    uncleared = not_cleared([fault.receipt for fault in faults])
     item.stash[NOT_CLEARED] = uncleared
     otherwise = ExitCode.FAIL if item.stash.get(FAILED, False) else ExitCode.PASS
     set_exit_code(item, ExitCode.DIRTY if uncleared else ExitCode.INCONCLUSIVE if problems else otherwise)

@@ -34,6 +34,7 @@ from faultbed.harness.run import emulation_limit, ends, flight_dump, workload
 from faultbed.harness.run.conclude import Finished, conclude, not_recorded
 from faultbed.harness.run.faults.drive_faults import drive_all, end_early, prepare_all
 from faultbed.harness.run.faults.live_guard import Live, StopWatcher
+from faultbed.harness.run.faults.workload_use import use_of
 from faultbed.harness.run.online import Online
 from faultbed.harness.run.prepare.bind_to_lab import needs_baseline
 from faultbed.harness.run.prepare.resolve import ResolvedRun, refusal, resolve, touched
@@ -426,7 +427,7 @@ def _with_faults(
                 progress("workload is running")
                 with journal.doing("paths"), record.telemetry.reading():
                     seen.paths = workload.paths_of(lab, running)
-                injector.links_in_use = workload.links_in_use(lab, running, record.faults.paths)
+                injector.use_of = lambda _: use_of(lab, [running])
                 if ready:
                     live.is_over, live.standstills = lambda: running.ended_ns > 0, lambda: tuple(running.standstills)
                     live.reads = lambda: [*record.telemetry.reads, *(read for fault in ready for read in fault.reads)]

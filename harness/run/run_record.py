@@ -93,13 +93,11 @@ class FaultsRecord:
         injector: carries out the faults; None before the workload is prepared.
         receipts: by the fault's name.
         planned: the faults, with the targets that were chosen when they were armed; empty: none was.
-        paths: paths of all connections by which a fault's target was chosen, by the fault's name.
     """
 
     injector: Injector | None = None
     receipts: dict[str, FaultReceipt] = field(default_factory=dict)
     planned: tuple[PlannedFault, ...] = ()
-    paths: dict[str, Paths] = field(default_factory=dict)
 
     @property
     def windows(self) -> dict[str, tuple[int, int]]:
@@ -128,7 +126,6 @@ class FaultsRecord:
                     edges=own.edges if own else (),
                     colour=planned.colour,
                     passed=passed(counted.samples, receipt, node=node) if receipt is not None else None,
-                    paths=self.paths.get(scheduled.id),
                 )
             )
         return FaultsEvidence(faults=tuple(runs))

@@ -8,11 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from faultbed.harness.experiment.experiment_file import Experiment
-from faultbed.harness.record.evidence.workload_evidence import Paths
 from faultbed.harness.run.workload_kinds import GRACE_S, kind_of
-from faultbed.inject.fault_plan import PlannedFault
-from faultbed.inject.mechanisms import late_target
-from faultbed.inject.mechanisms.late_target import LinksInUse
 from faultbed.testbed.errors import LabError
 from faultbed.testbed.lab import Lab
 from faultbed.traffic.engine.engine_client import MODULE
@@ -22,7 +18,7 @@ from faultbed.traffic.flows import flow_run
 from faultbed.traffic.flows.flow_run import FlowSpec, FlowsResult
 from faultbed.traffic.probes.ecmp_entropy import data_and_ack_paths
 
-__all__ = ["engines_started_ahead", "links_in_use", "paths_of", "patience_s", "run_flows", "start"]
+__all__ = ["engines_started_ahead", "paths_of", "patience_s", "run_flows", "start"]
 
 
 def engines_started_ahead(experiment: Experiment, lab: Lab) -> AbstractContextManager[None]:
@@ -78,16 +74,3 @@ def paths_of(lab: Lab, running: Running[Any]) -> dict[int, tuple[tuple[str, ...]
     with contextlib.suppress(LabError):
         return data_and_ack_paths(lab, running.connections)
     return {}
-
-
-def links_in_use(lab: Lab, running: Running[Any], paths_of_faults: dict[str, Paths]) -> LinksInUse:
-    """Return a function that reads the paths of the workload when a fault's target is chosen by them.
-
-    It keeps them in `paths_of_faults`, by the fault's name, for the judge.
-    """
-
-    def used(planned: PlannedFault) -> tuple[str, ...]:
-        paths = paths_of_faults[planned.spec.name] = paths_of(lab, running)
-        return late_target.used_of(planned, lab.topology, (path for of_pair in paths.values() for path in of_pair))
-
-    return used

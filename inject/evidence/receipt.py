@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from faultbed.inject.evidence import firing_times
+from faultbed.inject.evidence.exposure import Exposure
 from faultbed.inject.evidence.firing_times import OnTime
 from faultbed.inject.evidence.reboots import COUNTER as REBOOTS
 from faultbed.inject.kinds.kind import Fidelity
@@ -92,8 +93,9 @@ class Cleared(msgspec.Struct, frozen=True, kw_only=True):
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """One fault, from beginning to end.
 
-    `on_time` is None if no changes were read, or if the run was recorded before the field existed. `unproven` are the
-    reasons why the receipt does not prove the fault; empty: it does.
+    `on_time` is None if no changes were read, or if the run was recorded before the field existed. `exposed` is what
+    workloads used meanwhile (`faultbed.inject.evidence.exposure`). `unproven` are the reasons why the receipt does not
+    prove the fault, whatever workloads used; empty: it does.
     """
 
     id: str
@@ -102,6 +104,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     fidelity: Fidelity
     armed: Armed
     fired: Fired
+    exposed: Exposure = Exposure()
     cleared: Cleared
     on_time: OnTime | None = None
     unproven: tuple[str, ...] = ()

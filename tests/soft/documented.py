@@ -223,7 +223,7 @@ LONG = {
 """Whole experiments, and what a quicker command or another test shows too: with the slow tests."""
 
 FLOW = "faultbed traffic flow host1:rxe0 host3:rxe0 --for 60s"
-FLAP = "faultbed inject link.flap rtsw1:ctsw1 --for 2s"
+FLAP = 'faultbed inject link.flap "used-uplink[0]" --for 2s'
 LOSS = "faultbed inject packet.drop host3:rxe1 --set share=0.2 --for 30s"
 PROBE = "faultbed probe"
 RECORD = "faultbed traffic collective all-reduce --iterations 20 --record all-reduce.trace"

@@ -25,6 +25,7 @@ from faultbed.harness.record.evidence.workload_evidence import (
     Summary,
     WorkloadEvidence,
 )
+from faultbed.inject.evidence.exposure import Exposure, WorkloadUse
 from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from faultbed.testbed.model.topology import Gpu, Host, Link, Port, Rnic, Switch, Topology
 from faultbed.traffic.engine.run_results import QpError
@@ -172,6 +173,20 @@ class Window:
     end: float
 
 
+PATHS = (
+    ("host1", "rtsw1", "host2"),
+    ("host2", "rtsw1", "ctsw1", "rtsw2", "host3"),
+    ("host3", "rtsw2", "host4"),
+    ("host4", "rtsw2", "ctsw2", "rtsw1", "host1"),
+)
+USE = WorkloadUse(
+    at_ns=T0,
+    rnics=tuple(f"host{number}:rxe0" for number in (1, 2, 3, 4)),
+    gpus=tuple(f"host{number}:gpu0" for number in (1, 2, 3, 4)),
+    paths=PATHS,
+)
+"""What the workload of the run uses all the time."""
+
 FLAP, LOSS, THROTTLE = Window(9.412, 10.5), Window(19.377, 22.4), Window(32.871, 38.9)
 
 
@@ -210,15 +225,9 @@ def synthetic_run(*, seconds: float = 52.0, fired: bool = True, lab_state: str =
                 lqpn=17 + i,
                 rqpn=17 + (i + 1) % 4,
                 udp_sport=53377 + 91 * i,
-                path=("host1", "rtsw1", "host2")
-                if i == 0
-                else ("host2", "rtsw1", "ctsw1", "rtsw2", "host3")
-                if i == 1
-                else ("host3", "rtsw2", "host4")
-                if i == 2
-                else ("host4", "rtsw2", "ctsw2", "rtsw1", "host1"),
+                path=path,
             )
-            for i in range(4)
+            for i, path in enumerate(PATHS)
         ),
         faults=_faults(fired=fired),
         counters_before=before,
@@ -357,6 +366,7 @@ def _fault(fault_id, kind, target, window, length, parameters, colour, moved, st
             must_not_move=still,
         ),
         cleared=Cleared(ok=True, at_ns=T0 + int(window.end * S), readback="gone"),
+        exposed=Exposure(uses=(USE,)),
     )
     return FaultRun(plan=plan, receipt=receipt, colour=colour)
 

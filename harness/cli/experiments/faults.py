@@ -8,9 +8,10 @@ import functools
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.text import Text
@@ -20,7 +21,9 @@ from faultbed.harness.cli.options.numbers import parse_duration
 from faultbed.harness.run import ends
 from faultbed.harness.verdict import ExitCode
 from faultbed.inject import capability, fault_page
+from faultbed.inject.evidence.exposure import Exposed, why_not_exposed
 from faultbed.inject.evidence.receipt import FaultReceipt, Fired
+from faultbed.inject.evidence.use_by_others import use_by_others
 from faultbed.inject.fault_plan import FaultSpec, PlannedFault
 from faultbed.inject.fault_plan import plan as plan_fault
 from faultbed.inject.heal import heal as heal_lab
@@ -28,7 +31,6 @@ from faultbed.inject.heal import is_foreign
 from faultbed.inject.injector import Injector, audit_fields, longest_lease_s
 from faultbed.inject.journal import Journal
 from faultbed.inject.kinds import catalogue
-from faultbed.inject.mechanisms import late_target
 from faultbed.inject.mechanisms.mechanism import Witness
 from faultbed.inject.mechanisms.rack.rack_mechanism import typed_command
 from faultbed.inject.policy import blast_radius, safety
@@ -40,6 +42,7 @@ from faultbed.testbed.errors import FaultError, Unreachable, UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.lab import Lab, open_lab
 from faultbed.testbed.model.lab_kind import traits_of
+from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.suggestions import hint
 from faultbed.testbed.tenancy import audit_log, dirty
 from faultbed.testbed.tenancy.lab_lease import hold_if_recorded
@@ -96,6 +99,12 @@ def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> 
     type=click.IntRange(0, MOST_SEED),
     help="Seed that selects the packets to hit. Default: random, and printed.",
 )
+@click.option(
+    "--exposed",
+    type=click.Choice(get_args(Exposed)),
+    help="What the fault must act on: something that running workloads use, or nothing that they use. Default: "
+    "workload if a queue pair is connected while the fault is on; otherwise not judged.",
+)
 @click.option("--plan", "only_plan", is_flag=True, help="Print every command and its revert, and do nothing.")
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Journal of intents, written before each change."
@@ -113,6 +122,7 @@ def inject(
     qp: str | None,
     psn: str | None,
     seed: int | None,
+    exposed: Exposed | None,
     only_plan: bool,
     confirm: str | None,
     journal: Path | None,
@@ -123,8 +133,8 @@ def inject(
     KIND is one of `faultbed faults`; TARGET is named as in `faultbed status`: rtsw1:ctsw1 (an uplink),
     rtsw1:host1:rxe0 (a switch port), host1:rxe0 (an RNIC), host1:gpu0; or by a selector that fits any lab: uplink[0],
     host[1]:gpu[0]; used-uplink[0] is an uplink that queue pairs cross when the fault is armed. The target reverts by
-    itself if this command dies. Exits with 0 if the fault provably fired, with 2
-    if not, and with 5 if the lab has changed.
+    itself if this command dies. Exits with 0 if the fault provably fired, and beside traffic
+    on something that it used; with 2 if not, and with 5 if the lab has changed.
     """
     inventory = session.inventory()
     params = _params([*settings, *([f"qp={qp}"] if qp else []), *([f"psn={psn}"] if psn else [])])
@@ -155,7 +165,7 @@ def inject(
                         soft_wrap=True,
                     )
                 injector = Injector(lab, opened_journal, confirmed=confirmed)
-                injector.links_in_use = functools.partial(late_target.used_on, lab)
+                injector.use_of = functools.partial(use_by_others, lab)
                 receipt = _inject(session, lab, injector, planned)
             outcome = ends.finish(lab, work, injector)
         except BaseException as error:  # noqa: BLE001 (raised again with what was seen)
@@ -164,10 +174,14 @@ def inject(
             session.err.print(
                 f"{path}: {ends.describe(opened_journal.failure)}; the journal is incomplete", soft_wrap=True
             )
-    _show_receipt(session, receipt, outcome, as_json=as_json)
+    judged = exposed or ("workload" if receipt.exposed.uses else None)
+    unproven = (*receipt.unproven, *_why_not_exposed(receipt, planned, inventory.topology, judged))
+    _show_receipt(session, receipt, unproven, outcome, as_json=as_json)
+    if judged is None and not as_json:
+        session.out.print("exposure is not judged: no queue pair was connected while the fault was on", soft_wrap=True)
     if outcome.state == "DIRTY":
         return ExitCode.DIRTY
-    return ExitCode.PASS if receipt.proved else ExitCode.INCONCLUSIVE
+    return ExitCode.INCONCLUSIVE if unproven else ExitCode.PASS
 
 
 @click.command()
@@ -275,6 +289,15 @@ def _inject(session: Session, lab: Lab, injector: Injector, planned: PlannedFaul
         return prepared.clear()
 
 
+def _why_not_exposed(
+    receipt: FaultReceipt, planned: PlannedFault, topology: Topology, expected: Exposed | None
+) -> tuple[str, ...]:
+    """Return why the fault is not shown to have acted where it should; empty if it is, or if that is not judged."""
+    if expected is None:
+        return ()
+    return why_not_exposed(receipt, topology, planned=planned.target.text, expected=expected, seed=planned.spec.seed)
+
+
 def _watch(lab: Lab, prepared: PreparedFault, for_s: float, progress: Any) -> None:
     deadline = time.monotonic() + for_s
     last = None
@@ -367,12 +390,14 @@ def _checks_and_readbacks(planned: PlannedFault) -> list[str]:
     return [*lines, f"read back by `{typed_command(args['look'], needs)}`: {args['applied']}"]
 
 
-def _show_receipt(session: Session, receipt: FaultReceipt, outcome: dirty.Outcome, *, as_json: bool) -> None:
+def _show_receipt(
+    session: Session, receipt: FaultReceipt, unproven: Sequence[str], outcome: dirty.Outcome, *, as_json: bool
+) -> None:
     if as_json:
         if outcome.state == "DIRTY":
             session.err.print(outcome.sentence, soft_wrap=True)
         compared = {"lab": outcome.sentence, "lab_diff": list(outcome.reasons)}
-        session.json({**receipt.to_json(), "doubts": list(receipt.doubts), **compared})
+        session.json({**receipt.to_json(), "unproven": list(unproven), "doubts": list(receipt.doubts), **compared})
         return
     fired = receipt.fired
     moved = _short({name: delta for name, delta in fired.must_move.items() if delta}) or "nothing"
@@ -384,7 +409,7 @@ def _show_receipt(session: Session, receipt: FaultReceipt, outcome: dirty.Outcom
     session.table(("receipt", "", ""), rows, title=f"{receipt.kind} on {receipt.target} ({receipt.fidelity})")
     if fired.loss_unknown_why:
         session.out.print(f"whether something else ended it early is unknown: {fired.loss_unknown_why}", soft_wrap=True)
-    for doubt in receipt.unproven:
+    for doubt in unproven:
         session.out.print(Text.assemble(("not proved", "yellow"), f": {doubt}"), soft_wrap=True)
     session.out.print(outcome.sentence, soft_wrap=True)
     if outcome.state == "DIRTY":

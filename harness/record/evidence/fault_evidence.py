@@ -7,7 +7,6 @@ from collections import Counter
 import msgspec
 
 from faultbed.harness.experiment.run_plan import ScheduledFault
-from faultbed.harness.record.evidence.workload_evidence import Paths
 from faultbed.inject.evidence.receipt import Receipt
 from faultbed.testbed.model.selectors import is_chosen_later
 
@@ -25,8 +24,6 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
         colour: colour of the kind in reports (`#rrggbb`), from the catalogue of faults; None: the report chooses.
         passed: lower and upper bound of the packets that passed the hop of a packet fault while it acted; None: the
             fault has no hop, or nothing counted them.
-        paths: paths of data and ACKs of each connection, by its index, when the target was chosen by them; None: the
-            plan names the target.
     """
 
     plan: ScheduledFault
@@ -35,7 +32,6 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
     edges: tuple[tuple[int, bool], ...] = ()
     colour: str | None = None
     passed: tuple[int, int] | None = None
-    paths: Paths | None = None
 
     @property
     def target(self) -> str:

@@ -401,7 +401,7 @@ def test_verdict_json_matches_the_contract():
     assert list(raw["checks"][0]) == [
         "name", "verdict", "observed", "bound", "unit", "estimand", "rule", "detail", "comparison", "why", "meaning",
     ]  # fmt: skip
-    of_fault = ["id", "kind", "target", "fidelity", "armed", "fired", "cleared", "on_time", "unproven"]
+    of_fault = ["id", "kind", "target", "fidelity", "armed", "fired", "exposed", "cleared", "on_time", "unproven"]
     assert list(raw["faults"][0]) == of_fault
     assert list(raw["faults"][0]["fired"]) == [
         "count",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -9,13 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 from house import HOUSE, SUPPORT
 from qmp_server import Qemu
+from synthetic_run import PATHS, synthetic_run
 
 from faultbed.harness.pytest_plugin import receipts
 from faultbed.harness.pytest_plugin.keys import RUNNING
 from faultbed.harness.report.step_summary import JobResults, markdown, read_junit
+from faultbed.inject.evidence.exposure import Exposure
+from faultbed.inject.evidence.receipt import FaultReceipt
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.process
@@ -35,10 +40,13 @@ def lab():
 def traffic(lab, request):
     \"\"\"Workloads that ran from and to so many seconds from now.\"\"\"
     running = request.node.stash[RUNNING] = []
-    def ran(begin_s, end_s):
+    def ran(begin_s, end_s, host="host1"):
         now_ns = time.monotonic_ns()
+        endpoint = types.SimpleNamespace(name=f"{host}:rxe0", host=host)
+        task = types.SimpleNamespace(name="rank0", endpoint=endpoint, spec={}, stops_after=None)
         running.append(types.SimpleNamespace(
-            started_ns=now_ns + int(begin_s * 1e9), ended_ns=now_ns + int(end_s * 1e9), is_over=True, what="w",
+            started_ns=now_ns + int(begin_s * 1e9), ended_ns=now_ns + int(end_s * 1e9), is_over=end_s < 0, what="w",
+            plan=types.SimpleNamespace(tasks=(task,), connections=()), connections=(), done={},
         ))
     return ran
 
@@ -212,6 +220,60 @@ def test_fault_that_fired_when_no_traffic_of_the_test_ran_fails_it(session):
     assert codes == {"test_during": "0", "test_first": "2", "test_after": "2", "test_before": "2"}
     assert "after the workload ended" in receipt_of(results["test_after"])["unproven"][0]
     assert "before the workload started" in receipt_of(results["test_before"])["unproven"][0]
+
+
+EXPOSED = """
+def test_unused(inject, traffic):
+    traffic(-5, 60, "host3")
+    inject("link.flap", "host1:rxe0").arm()
+
+def test_none(inject, traffic):
+    traffic(-5, 60, "host3")
+    fault = inject("link.flap", "host1:rxe0", exposed="none", for_s=1.0)
+    fault.arm(); fault.wait()
+
+def test_none_of_a_used_one(inject, traffic):
+    traffic(-5, 60)
+    inject("link.flap", "host1:rxe0", exposed="none").arm()
+
+def test_none_without_traffic(inject):
+    inject("link.flap", "host1:rxe0", exposed="none").arm()
+
+def test_misspelt(inject):
+    inject("link.flap", "host1:rxe0", exposed="nothing")
+"""
+
+
+def test_fault_on_what_the_traffic_of_the_test_does_not_use_fails_it(session):
+    results, result = session(EXPOSED)
+    result.assert_outcomes(passed=4, errors=3, failed=1)
+    codes = {name: one.get("faultbed_exit_code") for name, one in results.items()}
+    assert codes.pop("test_none") == "0"
+    assert codes.pop("test_misspelt") != "0"
+    assert set(codes.values()) == {"2"}
+    assert "the workload did not use host1:rxe0" in receipt_of(results["test_unused"])["unproven"][0]
+    used = receipt_of(results["test_none_of_a_used_one"])["unproven"]
+    assert used == ['the workload used host1:rxe0, although the fault has exposed = "none"']
+    assert "it is unknown whether" in receipt_of(results["test_none_without_traffic"])["unproven"][0]
+    result.stdout.fnmatch_lines(["*exposed: 'nothing' is none of workload, none*"])
+
+
+@pytest.mark.parametrize(("target", "code"), [("rtsw1:ctsw1", 0), ("rtsw1:ctsw2", 2)])
+def test_fault_on_an_uplink_that_no_queue_pair_of_the_test_crosses_fails_it(target, code):
+    run = synthetic_run()
+    receipt = run.faults[0].receipt
+    use = msgspec.structs.replace(receipt.exposed.uses[0], paths=PATHS[:3])
+    fault = receipts.FaultOfTest(
+        receipt=FaultReceipt(
+            **msgspec.structs.asdict(msgspec.structs.replace(receipt, target=target, exposed=Exposure(uses=(use,))))
+        ),
+        target=target, seed=1, exposed="workload", prove=True,
+    )  # fmt: skip
+    ran = SimpleNamespace(started_ns=run.t0_ns, ended_ns=run.end_ns)
+    item = SimpleNamespace(stash={RUNNING: [ran]}, user_properties=[], config=SimpleNamespace(stash={}), nodeid="it")
+    with pytest.raises(receipts.Unproven, match="did not use") if code else contextlib.nullcontext():
+        receipts.conclude(item, [fault], run.topology)
+    assert dict(item.user_properties)["faultbed_exit_code"] == code
 
 
 OVERLAP = """

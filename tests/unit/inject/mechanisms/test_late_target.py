@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_faults import SOFT, soft
 
+from faultbed.inject.evidence.exposure import WorkloadUse
 from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
-from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal, read
 from faultbed.inject.mechanisms import late_target
 from faultbed.inject.policy import blast_radius, safety
@@ -53,8 +53,8 @@ def test_target_in_use_is_crossed_by_a_path_or_refused(paths, index, scope, seed
     )
     crossed = [option for option in planned.candidates if is_crossed(option.target.text, paths)]
     try:
-        used = late_target.used_of(planned, SOFT, paths)
-        chosen = late_target.chosen(planned, used, where="here")
+        use = WorkloadUse(at_ns=0, paths=tuple(path for path in paths if path))
+        chosen = late_target.chosen(planned, use, SOFT, where="here")
     except FaultError as error:
         assert not crossed or (index != "*" and not -len(crossed) <= int(index) < len(crossed))
         assert "\n" not in str(error)
@@ -65,7 +65,7 @@ def test_target_in_use_is_crossed_by_a_path_or_refused(paths, index, scope, seed
     assert chosen.id == planned.id
     if index != "*":
         assert chosen is crossed[int(index)]
-    assert chosen is late_target.chosen(planned, used, where="here")
+    assert chosen is late_target.chosen(planned, use, SOFT, where="here")
 
 
 def test_star_chooses_each_used_uplink_for_some_seed():
@@ -142,18 +142,18 @@ def test_plan_of_a_used_uplink_shows_every_candidate():
     json.dumps(planned.to_json())
 
 
-def prepared_on(tmp_path, links_in_use):
+def prepared_on(tmp_path, use_of):
     """Return a prepared fault whose holder answers everything, and the requests that it was sent."""
     sent = []
     planned = soft("link.flap", "used-uplink[*]")
     journal = Journal(tmp_path / "journal")
     injector = SimpleNamespace(
-        journal=journal, links_in_use=links_in_use, mutate=None, claim_of=lambda planned: {"of": planned.target.text}
+        journal=journal, use_of=use_of, mutate=None, claim_of=lambda planned: {"of": planned.target.text}
     )
     prepared = object.__new__(PreparedFault)
     prepared.__dict__ |= {
-        "planned": planned, "_injector": injector, "_lab": SimpleNamespace(), "_before": None, "_armed": None,
-        "lease": SimpleNamespace(
+        "planned": planned, "_injector": injector, "_lab": SimpleNamespace(topology=SOFT), "_before": None,
+        "_armed": None, "_uses": [], "lease": SimpleNamespace(
             where="link.flap on used-uplink[*]", instance="x", ttl_s=1.0,
             request=lambda request: sent.append(request) or {"before": {"up": 1}},
         ),
@@ -163,7 +163,7 @@ def prepared_on(tmp_path, links_in_use):
 
 def test_target_is_chosen_before_the_holder_is_told_what_to_change(tmp_path, monkeypatch):
     monkeypatch.setattr("faultbed.inject.prepared_fault.refuse_remote_conflicts", lambda *_, **__: None)
-    prepared, sent = prepared_on(tmp_path, lambda _: ("rtsw2:ctsw1",))
+    prepared, sent = prepared_on(tmp_path, lambda _: WorkloadUse(at_ns=0, watched={"rtsw2:ctsw1": True}))
     prepared.prepare_target()
     (request,) = sent
     assert request["args"]["device"] == prepared.planned.target.port.netdev
@@ -177,43 +177,18 @@ def test_target_is_chosen_before_the_holder_is_told_what_to_change(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("used", "message"),
-    [(lambda _: (), "no queue pair crosses an uplink"), (late_target.unknown, "no path of a queue pair is known")],
+    ("use", "message"),
+    [
+        (WorkloadUse(at_ns=0, paths=(("host1", "rtsw1", "host2"),)), "no queue pair crosses an uplink"),
+        (WorkloadUse(at_ns=0, unknown_paths="silence"), r"no path of a queue pair is known \(silence\)"),
+        (None, "no path of a queue pair is known, so nothing shows which uplinks are used; start the workload"),
+    ],
 )
-def test_nothing_is_sent_to_the_holder_without_a_target_in_use(tmp_path, used, message):
-    prepared, sent = prepared_on(tmp_path, used)
-    with pytest.raises(FaultError, match=message):
-        prepared.prepare_target()
-    assert not sent
-    assert not prepared._armed.ok
-    assert message in prepared._armed.error
-
-
-def test_injector_knows_no_workload_by_itself(tmp_path):
-    with Journal(tmp_path / "journal") as journal:
-        injector = Injector(SimpleNamespace(state_dir=tmp_path, name="soft", reserved=()), journal)
-        with pytest.raises(FaultError, match="start the workload before the fault"):
-            injector.links_in_use(soft("link.flap", "used-uplink[0]"))
-
-
-def test_links_seen_are_those_with_packets_of_queue_pairs(monkeypatch):
-    ports = []
-
-    class Capturing:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def stop(self):
-            return SimpleNamespace(frames=SimpleNamespace(interfaces=tuple(ports)))
-
-    monkeypatch.setattr(late_target, "_LOOK_S", 0.0)
-    monkeypatch.setattr(late_target.packet_capture, "start", lambda _, names: ports.extend(names) or Capturing())
-    monkeypatch.setattr(late_target.columns, "decode", lambda _: SimpleNamespace(port=[2, 2, 3]))
-    planned = soft("link.flap", "used-uplink[0]")
-    assert late_target.used_on(SimpleNamespace(topology=SOFT), planned) == UPLINKS[2:]
-    asic = dataclasses.replace(SOFT, switches=tuple(dataclasses.replace(one, carrier=None) for one in SOFT.switches))
-    with pytest.raises(FaultError, match="name an uplink"):
-        late_target.used_on(SimpleNamespace(topology=asic), planned)
+def test_nothing_is_sent_to_the_holder_without_a_target_in_use(tmp_path, use, message):
+    for use_of in [lambda _: use] + [None] * (use is None):
+        prepared, sent = prepared_on(tmp_path, use_of)
+        with pytest.raises(FaultError, match=message):
+            prepared.prepare_target()
+        assert not sent
+        assert not prepared._armed.ok
+        assert re.search(message, prepared._armed.error)
