@@ -1,6 +1,7 @@
 """Numbers of fault parameters with their units, as people write them: `20%`, `5ms`, `100Mb/s`.
 
-The units are those of all quantities (`faultbed.testbed.units`). A bare number is in the parameter's own unit, which
+The units are those of all quantities (`faultbed.testbed.units`). In files, on command lines and in tests a time, a size
+or a rate needs its unit (`why_no_quantity`). The plan has numbers in the parameter's own unit, which
 `faultbed faults KIND` prints.
 """
 
@@ -9,12 +10,25 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+from faultbed.inject.kinds.catalogue import CATALOGUE
 from faultbed.inject.kinds.kind import Param
 from faultbed.testbed.units import RATE, SIZE, TIME
 
-__all__ = ["example", "in_unit"]
+__all__ = ["example", "in_unit", "why_no_quantity"]
 
 _NUMBER_AND_UNIT = re.compile(r"(?P<number>[+-]?[0-9]*\.?[0-9]+)\s*(?P<unit>[^\s0-9].*)")
+
+
+def why_no_quantity(kind: str, name: str, value: object) -> str | None:
+    """Return what is wrong with a parameter that a person has written without its unit; None: nothing.
+
+    The planner refuses an unknown kind or parameter. A count or a share has no unit; that of a percentage or a
+    temperature is in its name.
+    """
+    param = CATALOGUE[kind].param(name) if kind in CATALOGUE else None
+    if param is None or param.quantity is None or param.spelled(value) == value:
+        return None
+    return param.quantity.without_unit(value, param.plain_unit)
 
 
 def in_unit(text: str, param: Param) -> float:
@@ -54,7 +68,9 @@ def example(param: Param) -> str:
         number = round((low + high) / 2) if param.type == "integer" else round((low + high) / 2, 2)
     if _is_share(param):
         return f"{number:g} or {number * 100:g}%"
-    return f"{number:g} or {number:g}{param.unit}" if param.unit and " " not in param.unit else f"{number:g}"
+    if param.quantity is not None:
+        return f"{number:g}{param.plain_unit}"
+    return f"{number:g} or {number:g}%" if param.unit == "%" else f"{number:g}"
 
 
 def _is_share(param: Param) -> bool:

@@ -1,11 +1,11 @@
 """The grammar of quantities that people write: a number and a unit, in files, on command lines and in fault parameters.
 
-    "8s" "500ms" "2m" "250us"      a time          "64KiB" "16MiB" "1GB" "4096"    a size
+    "8s" "500ms" "2m" "250us"      a time          "64KiB" "16MiB" "1GB" "4096B"   a size
     "400Gb/s" "20Mb/s"             a rate          "20%" "0.2"                     a share
 
 Powers of 1024 carry the `i` (KiB, MiB, GiB); powers of 1000 do not (kB, MB, GB). Rates count bits. `bit/s` means the
-same as `b/s`, and `bytes` the same as `B`. A bare number is a size in bytes or a share; a time or a rate needs a unit,
-because the number does not show which one is meant.
+same as `b/s`, and `bytes` the same as `B`. A time, a size or a rate needs its unit, because a number does not show
+which one is meant. A share has none, so that a bare number is one.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _LARGEST = 2**63
 class Quantity:
     """A kind of quantity: what it is called, an example, zero, and its units with their sizes in the smallest one.
 
-    `aliases` are further spellings of units, which messages do not list. `bare` says that a number without unit is in
-    the smallest unit.
+    `aliases` are further spellings of units, which messages do not list. `usual` is the unit that messages propose for
+    a number without one.
     """
 
     name: str
     example: str
     zero: str
     units: Mapping[str, int]
+    usual: str
     aliases: Mapping[str, str] = field(default_factory=dict)
-    bare: bool = False
 
     def size_of(self, unit: str) -> int | None:
         """Return the size of a unit in the smallest unit of this quantity; None: it is no unit of it."""
@@ -62,7 +62,9 @@ class Quantity:
             ValueError: the text is no number with a unit of this quantity.
         """
         match = _NUMBER_AND_UNIT.fullmatch(text)
-        size = None if match is None else 1 if self.bare and not match["unit"] else self.size_of(match["unit"])
+        if match is not None and not match["unit"]:
+            raise ValueError(self.without_unit(text.strip()))
+        size = None if match is None else self.size_of(match["unit"])
         if match is None or size is None:
             remedy = f'write a number and one of {", ".join(self.units)}, such as "{self.example}"'
             raise ValueError(f'"{text}" is not a {self.name}; {remedy}')
@@ -70,6 +72,12 @@ class Quantity:
         if value >= _LARGEST:
             raise ValueError(f'"{text}" is too large for a {self.name}; write less')
         return value
+
+    def without_unit(self, number: object, unit: str = "") -> str:
+        """Return the sentence about a number without a unit, which proposes one: by default the usual one."""
+        others = [other for other in self.units if other != (unit or self.usual)]
+        more = f", or another of {', '.join(others)}" if others else ""
+        return f'{number} has no unit; write "{number}{unit or self.usual}"{more}'
 
     def parse_whole(self, text: str) -> int:
         """Return a quantity as a whole number of the smallest unit.
@@ -100,6 +108,7 @@ def _plain(number: Decimal) -> str:
 TIME = Quantity(
     name="duration",
     example="8s",
+    usual="s",
     zero="0s",
     units=MappingProxyType(
         {
@@ -117,21 +126,22 @@ TIME = Quantity(
 SIZE = Quantity(
     name="size",
     example="16MiB",
+    usual="B",
     zero="0B",
     units=MappingProxyType(
         {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
     ),
     aliases=MappingProxyType({"bytes": "B"}),
-    bare=True,
 )
 RATE = Quantity(
     name="rate",
     example="400Gb/s",
+    usual="Mb/s",
     zero="0b/s",
     units=MappingProxyType({"b/s": 1, "kb/s": 10**3, "Mb/s": 10**6, "Gb/s": 10**9, "Tb/s": 10**12}),
     aliases=MappingProxyType({"bit/s": "b/s", "kbit/s": "kb/s", "Mbit/s": "Mb/s", "Gbit/s": "Gb/s", "Tbit/s": "Tb/s"}),
 )
-SHARE = Quantity(name="share", example="20%", zero="0%", units=MappingProxyType({"%": 1}))
+SHARE = Quantity(name="share", example="20%", zero="0%", usual="%", units=MappingProxyType({"%": 1}))
 """In percent; `parse_share` reads a bare number, too."""
 QUANTITIES = (TIME, SIZE, RATE, SHARE)
 
@@ -146,7 +156,7 @@ def parse_duration_ns(text: str) -> int:
 
 
 def parse_size_bytes(text: str) -> int:
-    """Parse a size such as "64KiB", "16MiB", "1GB" or "4096" to bytes.
+    """Parse a size such as "64KiB", "16MiB", "1GB" or "4096B" to bytes.
 
     Raises:
         ValueError: not a number with a unit of size, or not a whole number of bytes.
@@ -170,6 +180,8 @@ def parse_share(text: str) -> float:
         ValueError: neither a percentage nor a number.
     """
     match = _NUMBER_AND_UNIT.fullmatch(text)
-    if match is not None and not match["unit"] and math.isfinite(number := float(match["number"])):
+    if match is not None and not match["unit"]:
+        if not math.isfinite(number := float(match["number"])):
+            raise ValueError(f'"{text}" is too large for a share; write less')
         return number
     return float(SHARE.parse(text) / 100)

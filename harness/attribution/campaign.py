@@ -15,6 +15,7 @@ from typing import Literal
 
 from faultbed.harness.experiment.toml_text import inline
 from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.kinds.catalogue import kind_named
 from faultbed.testbed.errors import FaultbedError
 from faultbed.testbed.model.lab_kind import LabKind
 from faultbed.testbed.model.topology import Topology
@@ -130,7 +131,7 @@ def experiment(label: Label, topology: Topology, *, probe: bool = False) -> byte
         f"seed = {1000 * label.seed + label.number}",
         "[workload]",
         'collective = "all-to-all"',
-        f'size = "{block_bytes * len(ranks)}"',
+        f'size = "{block_bytes * len(ranks)}B"',
         f"ranks = {inline(ranks)}",
         f'duration = "{DURATION_S + lasting_s - FOR_S}s"',
         "compute_units = 0" if is_computeless else "compute_units = 8",
@@ -148,7 +149,7 @@ def experiment(label: Label, topology: Topology, *, probe: bool = False) -> byte
             f'target = "{label.target}"',
             f'at = "{AT_S}s"',
             f'for = "{lasting_s}s"',
-            f"set = {inline(label.parameters)}",
+            f"set = {inline(kind_named(label.kind).spelled(label.parameters))}",
         ]
     return ("\n".join(lines) + "\n").encode()
 

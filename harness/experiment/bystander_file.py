@@ -31,7 +31,7 @@ class Bystander(Section):
     size_bytes: Annotated[int, Size("Message size; an atomic has 8 bytes.", key="size", above=0)] = 65536
     qps: Annotated[int, Count("Queue pairs.", least=1, most=MAX_QPS)] = 1
     depth: Annotated[int, Count("Messages outstanding on each queue pair; 0 chooses by size.", least=0, most=4096)] = 4
-    rate_bps: Annotated[float, Rate("Payload rate; a bare number is in Mb/s; 0: no limit.", key="rate", least=0)] = 0.0
+    rate_bps: Annotated[float, Rate("Payload rate; 0b/s: no limit.", key="rate", least=0)] = 0.0
     qp: Annotated[QpParams, Table("Parameters of the queue pairs.", section=QueuePair)] = field(
         default_factory=QpParams
     )

@@ -50,12 +50,13 @@ from faultbed.harness.experiment.stop import Metric as StopMetric
 from faultbed.harness.experiment.workload_file import WORKLOAD, Workload
 from faultbed.harness.verdict import Verdict
 from faultbed.inject.evidence.exposure import Exposed
+from faultbed.inject.param_units import why_no_quantity
 from faultbed.testbed.errors import ConfigError
 from faultbed.testbed.model.lab_kind import LabKind
 from faultbed.testbed.packets.cnp_rule import CnpRule, CnpScope
 from faultbed.testbed.suggestions import hint
 from faultbed.testbed.text_files import decoded, read_text
-from faultbed.testbed.units import parse_duration_ns, parse_rate_bps, parse_share
+from faultbed.testbed.units import RATE, TIME, parse_duration_ns, parse_rate_bps, parse_share
 from faultbed.traffic.flows.flow_spec import FlowSpec
 from faultbed.traffic.probes.prober import ProbeSpec
 
@@ -479,6 +480,9 @@ def _cnp(capture: _Capture | None) -> CnpRule | None:
 
 
 def _fault(item: _Fault, fault_id: str) -> Fault:
+    for name, value in item.parameters.items():
+        if wrong := why_no_quantity(item.kind, name, value):
+            raise Wrong(f"set.{name}", wrong)
     return Fault(
         id=fault_id,
         kind=item.kind,
@@ -531,15 +535,16 @@ def _expectation(item: _Expect, ids: Sequence[str]) -> Expectation:
 
 
 def _bound(value: Scalar | None, metric: Metric | StopMetric, key: str) -> float | None:
-    """Return a bound in the metric's unit: a time needs its unit, a share may be a percentage, all others are bare."""
+    """Return a bound in the metric's unit: a time or a rate needs its unit, a share may be a percentage."""
     if value is None:
         return None
     if isinstance(value, bool):
         raise Wrong(key, f"{metric.name} is a number ({metric.unit}), not {str(value).lower()}; write it out")
     if isinstance(value, str):
         return _bound_of_text(value, metric, key)
-    if metric.unit == "s":
-        raise Wrong(key, f'a time needs its unit: write "{value}s" if seconds are meant')
+    quantity = next((quantity for quantity in (TIME, RATE) if metric.unit in quantity.units), None)
+    if quantity is not None:
+        raise Wrong(key, quantity.without_unit(value, metric.unit))
     _refuse_beyond(value, metric, key)
     return float(value) if metric.unit != "count" else value
 

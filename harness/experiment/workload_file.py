@@ -138,9 +138,7 @@ class Flow(Section):
     admit: Annotated[
         int, Count("Chains of messages that a receiver's host grants at a time; 0: no admission.", least=0)
     ] = 0
-    rate_bps: Annotated[
-        float, Rate("Payload rate of each flow; a bare number is in Mb/s; 0: no limit.", key="rate", least=0)
-    ] = 0.0
+    rate_bps: Annotated[float, Rate("Payload rate of each flow; 0b/s: no limit.", key="rate", least=0)] = 0.0
     on_s: Annotated[float, Duration("Length of each burst; `off` is the pause after it.", key="on", to="s")] = 0.0
     off_s: Annotated[float, Duration("Pause after each burst.", key="off", to="s")] = 0.0
     latency: Annotated[bool, Flag("Time every message, from posting to completion.")] = False

@@ -8,6 +8,7 @@ from typing import Any
 
 from faultbed.harness.experiment.toml_text import inline, lines
 from faultbed.inject.fault_plan import FaultSpec
+from faultbed.inject.kinds.catalogue import kind_named
 
 __all__ = ["NAME", "Case", "describe", "describe_fault", "duration_s", "size", "to_toml"]
 
@@ -59,7 +60,7 @@ def to_toml(case: Case, *, comments: Sequence[str] = ()) -> str:
         parts += ["", "[[faults]]", *lines({"kind": fault.kind, "target": fault.target})]
         parts += lines({"at": f"{fault.at_s:g}s", "for": f"{fault.for_s:g}s"})
         if fault.params:
-            parts += lines({"set": fault.params})
+            parts += lines({"set": kind_named(fault.kind).spelled(fault.params)})
     for metric in metrics:
         parts += ["", "[[expect]]", *lines({"metric": metric, "max": 0})]
     return "\n".join(parts) + "\n"
@@ -73,7 +74,7 @@ def describe(case: Case) -> str:
 
 def describe_fault(fault: FaultSpec) -> str:
     """Return a fault in one phrase for people."""
-    params = "".join(f" {key}={value}" for key, value in fault.params.items())
+    params = "".join(f" {key}={value}" for key, value in kind_named(fault.kind).spelled(fault.params).items())
     return f"{fault.kind} on {fault.target} at {fault.at_s:g} s for {fault.for_s:g} s{params}"
 
 

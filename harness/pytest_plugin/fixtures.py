@@ -26,6 +26,7 @@ from faultbed.inject.evidence.receipt import FaultReceipt
 from faultbed.inject.fault_plan import FaultSpec, plan_beside
 from faultbed.inject.injector import Injector, Mutation
 from faultbed.inject.journal import Journal
+from faultbed.inject.param_units import why_no_quantity
 from faultbed.inject.policy import safety
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import LabError, Unsupported, UsageError
@@ -204,6 +205,9 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
         ) -> PreparedFault:
             if exposed not in get_args(Exposed):
                 raise UsageError(f"inject: exposed: {exposed!r} is none of {', '.join(get_args(Exposed))}; write one")
+            for name, value in params.items():
+                if wrong := why_no_quantity(kind, name, value):
+                    raise UsageError(f"inject: {name}: {wrong}")
             length_s = _MAX_FAULT_S if for_s is None else for_s
             spec = FaultSpec(kind=kind, target=target, for_s=length_s, params=params, seed=seed)
             active = injector.active()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
 from faultbed.inject.kinds.effect import EffectOf
+from faultbed.testbed.units import RATE, SIZE, TIME, Quantity
 
 __all__ = ["Binding", "Example", "FaultKind", "Fidelity", "Param", "ParamType", "Trait", "described"]
 
@@ -20,6 +22,8 @@ Binding = Literal["fd", "unit", "local"]
 
 `fd`: the kernel, when the holder's socket closes; `unit`: PID 1 of the target; `local`: the guardian beside QEMU.
 """
+
+_BARE = re.compile(r"[+-]?[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?")
 
 ParamType = Literal["number", "integer", "psn", "qpn", "rnic", "choice"]
 
@@ -37,6 +41,23 @@ class Param:
     default: float | str | None = None
     choices: tuple[str, ...] = ()
     required: bool = False
+
+    @property
+    def quantity(self) -> Quantity | None:
+        """The quantity that it is a number of; None: it has no unit that a person can write in another way."""
+        return next((quantity for quantity in (TIME, SIZE, RATE) if quantity.size_of(self.unit) is not None), None)
+
+    @property
+    def plain_unit(self) -> str:
+        """The unit as messages spell it: `Mb/s`, also if `unit` is the alias `Mbit/s`."""
+        return self.unit if self.quantity is None else self.quantity.aliases.get(self.unit, self.unit)
+
+    def spelled(self, value: object) -> object:
+        """Return a value as a person writes it: a bare number of a time, a size or a rate with its unit."""
+        is_bare = isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(value, str):
+            is_bare = _BARE.fullmatch(value.strip()) is not None
+        return f"{value}{self.plain_unit}" if is_bare and self.quantity is not None else value
 
     @property
     def range(self) -> str:
@@ -144,8 +165,13 @@ class FaultKind:
     @property
     def command(self) -> str:
         """A command that injects the example."""
-        values = "".join(f" --set {name}={value}" for name, value in self.example.params.items())
+        values = "".join(f" --set {name}={value}" for name, value in self.spelled(self.example.params).items())
         return f"faultbed inject {self.name} {self.example.target} --for 5s{values}"
+
+    def spelled(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return parameters of a plan as a person writes them, with their units."""
+        by_name = {param.name: param for param in self.params}
+        return {name: by_name[name].spelled(value) if name in by_name else value for name, value in params.items()}
 
     def param(self, name: str) -> Param | None:
         """Return the parameter of that name, or None."""

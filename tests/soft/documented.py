@@ -102,7 +102,7 @@ NO_LAB = {
     ),
     f"{_BOX} inventory check": Expected(says="nothing wrong"),
     f"{_BOX} inject packet.drop host1:mlx5_0 --qp 17 --psn +100 --for 5s --plan": Expected(says="held on box1"),
-    f"{_BOX} inject packet.delay box1:ctsw1 --set delay=5 --set direction=from --for 5s --plan": Expected(
+    f"{_BOX} inject packet.delay box1:ctsw1 --set delay=5ms --set direction=from --for 5s --plan": Expected(
         says="fired when this moves: box1/ip.InECT1Pkts"
     ),
     f"{_RACK} inject gpu.throttle host1:gpu0 --for 60s --set percent=5 --plan": Expected(says="nvidia-smi"),

@@ -31,16 +31,16 @@ CASES = (
     ("host.freeze", "host3", 2.5, {}),
     ("host.cpu-steal", "host3", 2.0, {"share": 0.5}),
     ("host.memory-pressure", "host4", 5.0, {}),
-    ("host.clock-step", "host4", 2.0, {"step": 60}),
+    ("host.clock-step", "host4", 2.0, {"step": "60s"}),
     ("host.disk-full", "host4", 2.0, {}),
-    ("gpu.thermal", "host1:gpu0", 2.0, {"period": 2}),
+    ("gpu.thermal", "host1:gpu0", 2.0, {"period": "2s"}),
     ("gpu.noisy-neighbour", "host1:gpu0", 2.0, {"neighbours": 2}),
     # Windows long enough for a second reading that is late on a starved machine.
     ("host.rank-hang", "host3", 15.0, {}),
     ("packet.forge", "host1:rxe0", 1.5, {"what": "nak"}),
-    ("congestion.background", "host3:rxe0", 1.5, {"rate": 5}),
-    ("congestion.incast", "host3:rxe0", 1.5, {"rate": 20}),
-    ("congestion.shallow-queue", "host3:rxe0", 1.5, {"packets": 3, "rate": 5}),
+    ("congestion.background", "host3:rxe0", 1.5, {"rate": "5Mb/s"}),
+    ("congestion.incast", "host3:rxe0", 1.5, {"rate": "20Mb/s"}),
+    ("congestion.shallow-queue", "host3:rxe0", 1.5, {"packets": 3, "rate": "5Mb/s"}),
     ("congestion.hash-collision", "rtsw1:ctsw1", 2.0, {}),
     # The sending end: the receiver's CPU is not involved in writes.
     ("congestion.slow-receiver", "host1", 15.0, {}),
@@ -49,7 +49,7 @@ CASES = (
     ("rnic.reset", "host3:rxe0", 1.5, {}),
     ("rnic.remove", "host2:rxe1", 15.0, {}),
     ("gpu.lost", "host2:gpu0", 15.0, {}),
-    ("gpu.xid", "host2:gpu0", 2.0, {"xid": 63, "period": 0.5, "count": 3}),
+    ("gpu.xid", "host2:gpu0", 2.0, {"xid": 63, "period": "0.5s", "count": 3}),
     # Last, because it ends only when the host has booted.
     ("host.reboot", "host2", 2.0, {}),
 )

@@ -122,7 +122,7 @@ def skew(inject, *, idle=None):
     The workloads begin and end while the faults are on, so that the receipts alone prove them.
     """
     faults = [
-        inject("link.rate", uplink, rate=rate, prove=False)
+        inject("link.rate", uplink, rate=f"{rate}Mb/s", prove=False)
         for uplink, rate in ((UPLINK, SLOW_MBPS), (OTHER, FAST_MBPS))
     ]
     for fault in faults:

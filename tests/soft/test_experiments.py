@@ -59,7 +59,7 @@ kind = "link.rate"
 target = "host3:rxe0"
 at = "4s"
 for = "3s"
-set = { rate = 2 }
+set = { rate = "2Mb/s" }
 
 [[expect]]
 metric = "ttft.p50"

@@ -29,7 +29,7 @@ timeout = 18
 src = "host2:rxe1"
 dst = "host4:rxe1"
 size = "16KiB"
-rate = 4
+rate = "4Mb/s"
 qp = { timeout = 18 }
 [[expect]]
 metric = "bystander.goodput_ratio"
@@ -51,12 +51,12 @@ set = {{ {parameters} }}
 """
 ONE, GPU = "host1:rxe0", "host1:gpu0"
 GROUPS = (
-    (("packet.drop", ONE, "share = 0.1"), ("packet.delay", ONE, "delay = 20"), ("link.down", ONE, ""),
+    (("packet.drop", ONE, "share = 0.1"), ("packet.delay", ONE, 'delay = "20ms"'), ("link.down", ONE, ""),
      ("gpu.throttle", GPU, "percent = 50")),
-    (("packet.corrupt", ONE, "share = 0.1"), ("packet.duplicate", ONE, ""), ("link.flap", ONE, "period = 1"),
+    (("packet.corrupt", ONE, "share = 0.1"), ("packet.duplicate", ONE, ""), ("link.flap", ONE, 'period = "1s"'),
      ("gpu.noisy-neighbour", GPU, "")),
-    (("packet.reorder", ONE, 'share = 0.1, direction = "from"'), ("link.rate", ONE, "rate = 5"),
-     ("link.oneway", ONE, ""), ("congestion.shallow-queue", ONE, "packets = 3, rate = 5")),
+    (("packet.reorder", ONE, 'share = 0.1, direction = "from"'), ("link.rate", ONE, 'rate = "5Mb/s"'),
+     ("link.oneway", ONE, ""), ("congestion.shallow-queue", ONE, 'packets = 3, rate = "5Mb/s"')),
 )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def test_cpu_contention_lengthens_the_busy_parts_of_an_operation(lab, inject, me
 def test_delay_of_packets_lengthens_the_wait_for_the_wire(lab, inject, measure):
     """The rank still works during a part of the delay, and waits for the rest of it."""
     clean_busy_ns, clean_wire_ns = measure()
-    fault = inject("packet.delay", f"{lab.topology.hosts[0].name}:rxe0", delay=DELAY_MS)
+    fault = inject("packet.delay", f"{lab.topology.hosts[0].name}:rxe0", delay=f"{DELAY_MS}ms")
     fault.arm()
     busy_ns, wire_ns = measure()
     assert fault.clear().proved

@@ -32,11 +32,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ACKs are lost": ("packet.drop", {"share": 0.3, "opcode": "ack", "to": "sender"}),
     "marked": ("packet.mark", {"share": 0.5, "opcode": "data"}),
     "corrupted": ("packet.corrupt", {"every": 50, "opcode": "data"}),
-    "delayed": ("packet.delay", {"delay": 20}),
-    "delayed on the way in": ("packet.delay", {"delay": 20, "direction": "from", "to": "sender"}),
+    "delayed": ("packet.delay", {"delay": "20ms"}),
+    "delayed on the way in": ("packet.delay", {"delay": "20ms", "direction": "from", "to": "sender"}),
     "duplicated": ("packet.duplicate", {"share": 0.2, "opcode": "data"}),
     "overtaken": ("packet.reorder", {"every": 20, "opcode": "data"}),
-    "a short queue": ("congestion.shallow-queue", {"packets": 3, "rate": 5}),
+    "a short queue": ("congestion.shallow-queue", {"packets": 3, "rate": "5Mb/s"}),
     "silently wrong": ("data.corrupt", {"every": 50}),
     "forged NAKs": ("packet.forge", {"what": "nak", "to": "sender"}),
     "ACKs again": ("packet.forge", {"what": "ack", "to": "sender"}),
@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "data again": ("packet.forge", {"what": "replay"}),
     "to a QP that does not exist": ("packet.forge", {"what": "stray"}),
     "a wrong transport version": ("packet.forge", {"what": "malformed"}),
-    "slow link": ("link.rate", {"rate": 2}),
+    "slow link": ("link.rate", {"rate": "2Mb/s"}),
     "silent one way": ("link.oneway", {}),
 }
 
@@ -147,7 +147,7 @@ def test_detour_is_set_up_and_removed_without_packet_loss(lab, tmp_path, warm):
     before = counters.read(lab)
     with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
         for index in range(3):
-            fault = planned(lab, "packet.delay", {"delay": 5}, index=index)
+            fault = planned(lab, "packet.delay", {"delay": "5ms"}, index=index)
             _, receipt = receipt_of(injector, fault, keep_holder=True)
             assert receipt.fired.count > 0
             assert receipt.cleared.ok, receipt.cleared.error

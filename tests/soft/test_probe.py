@@ -43,7 +43,7 @@ def test_probes_name_the_delaying_link_and_tell_network_from_hosts(lab, inject):
     answered = sum(path.answered for path in healthy.paths)
     assert answered > 0.9 * sum(path.sent for path in healthy.paths)
     assert not any("host3:rxe1" in name for one in healthy.slow for name in one.names), healthy.slow
-    fault = inject("packet.delay", "host3:rxe1", delay=200)
+    fault = inject("packet.delay", "host3:rxe1", delay="200ms")
     fault.arm()
     hurt = prober.run(lab, SPEC)
     fault.clear()
@@ -74,7 +74,7 @@ kind = "packet.delay"
 target = "host3:rxe0"
 at = "10s"
 for = "5s"
-set = { delay = 200 }
+set = { delay = "200ms" }
 """
 
 

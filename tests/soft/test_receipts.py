@@ -70,7 +70,7 @@ def _queue_changed(lab, uplink):
     [
         ("link.down", {}, _flapped),
         ("switch.withdraw", {}, _line_restored),
-        ("packet.delay", {"delay": 20}, _queue_changed),
+        ("packet.delay", {"delay": "20ms"}, _queue_changed),
     ],
     ids=["removed-and-put-back", "restored-in-frr", "queue-changed"],
 )
@@ -153,7 +153,7 @@ def test_drop_by_psn_loses_exactly_one_packet(lab, tmp_path):
 def test_flap_train_is_counted_at_both_ends(lab, tmp_path):
     """The holder's edges show three flaps, and the other switch's carrier counts three."""
     spec = FaultSpec(
-        kind="link.flap", target=lab.topology.uplinks[0].name, for_s=3.0, params={"period": 1.0, "duty": 0.3}
+        kind="link.flap", target=lab.topology.uplinks[0].name, for_s=3.0, params={"period": "1.0s", "duty": 0.3}
     )
     planned = plan(spec, lab.topology, lab_kind="soft")
     with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:

@@ -136,9 +136,9 @@ def test_shaper_deleted_or_changed_by_hand_is_reported(lab, put_back):
 @pytest.mark.parametrize(
     ("kind", "target", "params"),
     [
-        ("link.rate", "ctsw1:atsw1", {"rate": 1}),
-        ("packet.delay", "rtsw1:host1:rxe0", {"delay": 20}),
-        ("congestion.shallow-queue", "host1:rxe0", {"packets": 8, "rate": 2}),
+        ("link.rate", "ctsw1:atsw1", {"rate": "1Mb/s"}),
+        ("packet.delay", "rtsw1:host1:rxe0", {"delay": "20ms"}),
+        ("congestion.shallow-queue", "host1:rxe0", {"packets": 8, "rate": "2Mb/s"}),
         ("packet.drop", "rtsw1:ctsw1", {"share": 0.1}),
     ],
 )

@@ -33,6 +33,7 @@ from faultbed.inject.journal import Journal
 from faultbed.inject.kinds import catalogue
 from faultbed.inject.mechanisms.mechanism import Witness
 from faultbed.inject.mechanisms.rack.rack_mechanism import typed_command
+from faultbed.inject.param_units import why_no_quantity
 from faultbed.inject.policy import blast_radius, safety
 from faultbed.inject.policy.conflicts import touches
 from faultbed.inject.prepared_fault import PreparedFault
@@ -138,6 +139,9 @@ def inject(
     """
     inventory = session.inventory()
     params = _params([*settings, *([f"qp={qp}"] if qp else []), *([f"psn={psn}"] if psn else [])])
+    for name, value in params.items():
+        if wrong := why_no_quantity(kind, name, value):
+            raise UsageError(f"--set {name}: {wrong}")
     seed = secrets.randbelow(MOST_SEED + 1) if seed is None else seed
     spec = FaultSpec(kind=kind, target=target, for_s=parse_duration(duration), params=params, seed=seed)
     planned = plan_fault(spec, inventory.topology, lab_kind=inventory.kind)

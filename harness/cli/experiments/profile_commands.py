@@ -11,6 +11,7 @@ from faultbed.harness.cli.options.numbers import parse_duration
 from faultbed.harness.experiment import toml_text
 from faultbed.harness.run.prepare import exclusions
 from faultbed.inject.fault_plan import FaultSpec, plan_all
+from faultbed.inject.kinds.catalogue import kind_named
 from faultbed.inject.profiles import PROFILES, as_plain, digest, schedule
 from faultbed.testbed.inventory.subset import without_hosts
 
@@ -71,7 +72,7 @@ def _toml_of(spec: FaultSpec) -> str:
         "[[faults]]",
         *toml_text.lines({"kind": spec.kind, "target": spec.target}),
         *toml_text.lines({"at": f"{spec.at_s:.3f}s", "for": f"{spec.for_s:.3f}s"}),
-        *toml_text.lines({"set": spec.params} if spec.params else {}),
+        *toml_text.lines({"set": kind_named(spec.kind).spelled(spec.params)} if spec.params else {}),
     ]
     return "\n".join(lines)
 

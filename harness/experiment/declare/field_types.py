@@ -321,11 +321,9 @@ class _WithUnit(Ranged):
         return value
 
     def _without_unit(self, raw: object) -> ValueError:
-        example = self.quantity.example
         if isinstance(raw, int | float) and not isinstance(raw, bool):
-            remedy = f'write a {self.quantity.name} with one of {", ".join(self.quantity.units)}, such as "{example}"'
-            return ValueError(f"{shown(raw)} has no unit; {remedy}")
-        return expected(f"a {self.quantity.name}", raw, f'write one such as "{example}"')
+            return ValueError(self.quantity.without_unit(shown(raw)))
+        return expected(f"a {self.quantity.name}", raw, f'write one such as "{self.quantity.example}"')
 
     def write(self, value: Any) -> Any:
         """Return the text of a quantity."""
@@ -334,8 +332,7 @@ class _WithUnit(Ranged):
     def schema(self) -> dict[str, Any]:
         """Return the schema of a number with a unit."""
         units = "|".join([*self.quantity.units, *self.quantity.aliases])
-        optional = "?" if self.quantity.bare else ""
-        return {"type": "string", "pattern": rf"^\s*[0-9]+(\.[0-9]+)?\s*({units}){optional}\s*$"}
+        return {"type": "string", "pattern": rf"^\s*[0-9]+(\.[0-9]+)?\s*({units})\s*$"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,30 +360,18 @@ class Duration(_WithUnit):
 
 @dataclass(frozen=True, slots=True)
 class Rate(_WithUnit):
-    """A rate in bits per second, such as "400Gb/s". A bare number is in `bare_unit`, as older files have it."""
-
-    _: KW_ONLY
-    bare_unit: str = "Mb/s"
+    """A rate in bits per second, such as "400Gb/s"."""
 
     kind = "rate"
     quantity = RATE
 
     def read(self, raw: Any) -> float:
         """Return the rate."""
-        if isinstance(raw, str):
-            value = float(RATE.parse(raw))
-        else:
-            value = Number(self.says).read(raw) * RATE.units[self.bare_unit]
+        if not isinstance(raw, str):
+            raise self._without_unit(raw)
+        value = float(RATE.parse(raw))
         self._within(value, raw)
         return value
-
-    def raw_of(self, text: str) -> Any:
-        """Return a bare number as a number, any other text as it is."""
-        return Number(self.says).raw_of(text)
-
-    def schema(self) -> dict[str, Any]:
-        """Return the schema of text with a unit, or of a number."""
-        return {"anyOf": [_WithUnit.schema(self), {"type": "number", **({"minimum": 0} if self.least == 0 else {})}]}
 
 
 @dataclass(frozen=True, slots=True)

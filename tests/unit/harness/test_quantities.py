@@ -32,10 +32,25 @@ def test_duration_without_a_valid_unit_is_rejected(text):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("64KiB", 65536), ("16MiB", 1 << 24), ("1GB", 10**9), ("4096", 4096), ("1.5KiB", 1536)],
+    [("64KiB", 65536), ("16MiB", 1 << 24), ("1GB", 10**9), ("4096B", 4096), ("4096bytes", 4096), ("1.5KiB", 1536)],
 )
 def test_sizes_are_read_exactly(text, expected):
     assert parse_size_bytes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("parse", "sentence"),
+    [
+        (parse_duration_ns, '2 has no unit; write "2s", or another of ns, us, ms, m, h, d'),
+        (parse_size_bytes, '2 has no unit; write "2B", or another of kB, MB, GB, KiB, MiB, GiB'),
+        (parse_rate_bps, '2 has no unit; write "2Mb/s", or another of b/s, kb/s, Gb/s, Tb/s'),
+    ],
+)
+def test_number_without_unit_is_refused_with_a_unit_that_may_be_meant(parse, sentence):
+    for text in ("2", " 2 "):
+        with pytest.raises(ValueError, match="has no unit") as refused:
+            parse(text)
+        assert str(refused.value) == sentence
 
 
 @given(st.integers(min_value=0, max_value=10**15))
@@ -66,7 +81,7 @@ def test_rates_are_read_exactly(text, expected):
     assert parse_rate_bps(text) == expected
 
 
-@pytest.mark.parametrize("text", ["20", "20Mb", "20MB/s", "-1Mb/s", "1e3Mb/s", "", "nan Mb/s", "20%"])
+@pytest.mark.parametrize("text", ["20Mb", "20MB/s", "-1Mb/s", "1e3Mb/s", "", "nan Mb/s", "20%"])
 def test_rate_without_a_valid_unit_is_rejected(text):
     with pytest.raises(ValueError, match='such as "400Gb/s"'):
         parse_rate_bps(text)

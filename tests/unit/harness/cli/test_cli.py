@@ -50,7 +50,7 @@ from faultbed.testbed.tenancy.dirty import Outcome
             ["label"],
         ),
         (["traffic", "flow", "--late-receives", "20ms"], 4, ["late receives need"]),
-        (["traffic", "collective", "all-reduce", "--size", "0"], 4, ['--size: "0"', "more than 0B"]),
+        (["traffic", "collective", "all-reduce", "--size", "0B"], 4, ['--size: "0B"', "more than 0B"]),
         (["traffic", "collective", "--rank", "host1:rxe0", "--rank", "host9:rxe0"], 4, ["host9:rxe0"]),
         (["traffic", "job", "--grid", "dp=4", "--phase", "tp:all-reduce:64KiB"], 4, ["tp"]),
         (["traffic", "ranking", "--rank", "host9:rxe0"], 4, ["host9:rxe0"]),

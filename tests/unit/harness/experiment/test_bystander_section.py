@@ -28,7 +28,7 @@ def planned(section):
 
 
 def test_bystander_is_in_the_plan_with_its_rnics_and_absent_without_a_section():
-    plan = planned('src = "host[1]:rnic[1]"\ndst = "host4:rxe1"\nsize = "16KiB"\nrate = 4')
+    plan = planned('src = "host[1]:rnic[1]"\ndst = "host4:rxe1"\nsize = "16KiB"\nrate = "4Mb/s"')
 
     assert json.loads(run_plan.encode(plan))["bystander"] == {
         "src": "host2:rxe1",
@@ -55,7 +55,7 @@ def test_bystander_is_in_the_plan_with_its_rnics_and_absent_without_a_section():
         ('src = "host2:rxe1"', "bystander: `dst` is missing; add it"),
         (f'{OTHERS}\nsise = "4KiB"', 'bystander: no key "sise" here; did you mean size?'),
         (f'{OTHERS}\nflow = "wriet"', 'bystander.flow: no flow "wriet"; did you mean write?'),
-        (f'{OTHERS}\nsize = "0"', "bystander.size: "),
+        (f'{OTHERS}\nsize = "0B"', "bystander.size: "),
         (f"{OTHERS}\nrate = nan", "bystander.rate: "),
         (
             'src = "host1:rxe0"\ndst = "host4:rxe1"',

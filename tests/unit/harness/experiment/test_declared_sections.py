@@ -19,7 +19,6 @@ from faultbed.harness.experiment.experiment_file import ExperimentFile, decode
 from faultbed.harness.experiment.parameters import parse_settings
 from faultbed.harness.run import loop
 from faultbed.testbed.errors import ConfigError, UsageError
-from faultbed.testbed.units import SIZE
 
 BAD = """name = "X Y"
 sed = 3
@@ -46,7 +45,7 @@ def test_all_errors_of_a_file_are_reported_at_once_with_line_path_value_and_reme
     assert str(caught.value).splitlines() == [
         'x.toml:1: name: "X Y" must be 1 to 63 lower-case letters, digits, dots and dashes; correct it',
         'x.toml:2: no key "sed" here; did you mean seed?',
-        f'x.toml:5: workload.size: 4096 has no unit; write a size with one of {", ".join(SIZE.units)}, such as "16MiB"',
+        'x.toml:5: workload.size: 4096 has no unit; write "4096B", or another of kB, MB, GB, KiB, MiB, GiB',
         'x.toml:6: workload.iterations: expected a whole number, got "3"; write one such as 1',
         "x.toml:7: workload.ranks[1]: expected text, got 7; write it in quotes",
         "x.toml:8: faults[0]: `target` and `at` are missing; add them",
@@ -71,9 +70,23 @@ def test_bound_may_have_the_unit_of_its_metric(metric, written, bound):
     assert read(text).expectations[0].maximum == bound
 
 
-@pytest.mark.parametrize(("written", "rate_bps"), [("20", 20e6), ('"20Mb/s"', 20e6), ('"0.4Gb/s"', 400e6)])
-def test_rate_of_a_flow_has_a_unit_or_is_in_megabits(written, rate_bps):
+@pytest.mark.parametrize(("written", "rate_bps"), [('"20Mb/s"', 20e6), ('"0.4Gb/s"', 400e6), ('"0b/s"', 0)])
+def test_rate_of_a_flow_has_a_unit(written, rate_bps):
     assert read(FLOW.format("write", f"rate = {written}")).workload.rate_bps == rate_bps
+
+
+@pytest.mark.parametrize("written", ["20", "0", '"20"'])
+def test_rate_of_a_flow_without_a_unit_is_refused(written):
+    number = written.strip('"')
+    with pytest.raises(ConfigError, match=f'workload.rate: {number} has no unit; write "{number}Mb/s"'):
+        read(FLOW.format("write", f"rate = {written}"))
+
+
+@pytest.mark.parametrize(("metric", "unit"), [("goodput.mean", "Gb/s"), ("recovery.total", "s")])
+def test_bound_on_a_time_or_a_rate_needs_its_unit(metric, unit):
+    text = COLLECTIVE.format("all-reduce", f'[[expect]]\nmetric = "{metric}"\nmax = 2')
+    with pytest.raises(ConfigError, match=rf'expect\[0\].max: 2 has no unit; write "2{unit}"'):
+        read(text)
 
 
 def test_schema_and_pages_are_up_to_date():
@@ -90,7 +103,7 @@ def test_schema_accepts_shipped_experiments_and_rejects_what_the_decoder_rejects
         assert path.read_text().startswith("#:schema ./schema.json\n")
         jsonschema.validate(tomllib.loads(path.read_text()), schema)
     storage = '[workload.storage]\nhost = "host4"\ncheckpoint = "4MiB:5:async"\n'
-    for text in (COLLECTIVE.format("barrier", ""), FLOW.format("send", "rate = 20\ncheck = true"), JOB.format(storage)):
+    for text in (COLLECTIVE.format("barrier", ""), FLOW.format("send", 'rate = "20Mb/s"\ncheck = true'), JOB.format(storage)):
         read(text)
         jsonschema.validate(tomllib.loads(text), schema)
     for old, new in (("1MiB", "1MiBB"), ("iterations = 3", "iterations = 0"), ("size", "sise"), ("all-reduce", "x")):
@@ -146,7 +159,7 @@ def test_run_set_changes_the_plan_and_the_recorded_file_alike(monkeypatch, tmp_p
     [
         ("workload.siz=1MiB", "workload.siz: this experiment has no such parameter; did you mean workload.size?"),
         ("workload.size=big", 'workload.size: "big" is not a size; write a number and one of B,'),
-        ("faults[0].for=3", 'faults[0].for: "3" is not a duration; write a number'),
+        ("faults[0].for=3", 'faults[0].for: 3 has no unit; write "3s"'),
         ("expect[9].max=3", "expect[9].max: this experiment has no such parameter; did you mean expect["),
         ("workload.size", "--set workload.size: write PATH=VALUE, such as workload.size=1MiB"),
         ("seed=3", "seed: this experiment has no such parameter"),

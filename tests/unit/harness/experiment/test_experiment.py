@@ -78,7 +78,7 @@ def test_experiment_quantities_become_numbers_and_the_result_is_frozen():
         ('recovery.total"\nmax = "3s"', 'straggler"\nequals = "hots2"', "expect[0].equals", "did you mean host2?"),
         ('size = "1MiB"', 'size = "1MB "\nsise = 3', "workload", "did you mean size?"),
         ('size = "1MiB"', 'size = "big"', "workload.size", "16MiB"),
-        ('size = "1MiB"', 'size = "0"', "workload.size", "write more than 0B"),
+        ('size = "1MiB"', 'size = "0B"', "workload.size", "write more than 0B"),
         ('duration = "30s"', "", "workload", "iterations or duration"),
         ('collective = "all-reduce"', "", "workload", "say what runs"),
         ('collective = "all-reduce"', 'collective = "all-gossip"', "workload.collective", "all-gossip"),

@@ -4,6 +4,7 @@ import pytest
 from house import HOUSE
 
 from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.experiment.toml_text import inline
 from faultbed.harness.model.experiment_prediction import default_parameters, predict
 from faultbed.harness.model.fault_effects import drained_links
 from faultbed.harness.model.step_times import StepParameters
@@ -39,10 +40,8 @@ def predicted(
 
 
 def fault(kind, target, *, at="1s", lasts="2s", **params):
-    values = ", ".join(
-        f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}" for name, value in params.items()
-    )
-    return f'[[faults]]\nkind = "{kind}"\ntarget = "{target}"\nat = "{at}"\nfor = "{lasts}"\nset = {{ {values} }}\n'
+    values = inline(CATALOGUE[kind].spelled(params))
+    return f'[[faults]]\nkind = "{kind}"\ntarget = "{target}"\nat = "{at}"\nfor = "{lasts}"\nset = {values}\n'
 
 
 FLOW = """
@@ -70,7 +69,7 @@ def test_flows_across_a_taper_get_what_the_uplinks_leave():
 
 
 def test_flows_paced_by_their_rate_stay_below_it():
-    paced = flows("in-zone", more="rate = 0.5").fault_free
+    paced = flows("in-zone", more='rate = "0.5Mb/s"').fault_free
     assert paced.goodput_bps.median == pytest.approx(8 * 0.5e6)
     assert paced.worst_share < 1
 

@@ -49,7 +49,7 @@ def test_offered_rate_is_the_smaller_sum_of_senders_and_receivers():
         ('flow = "write"\npattern = "in-zone"\nduration = "5s"\n', 8),
         ('flow = "write"\npattern = "incast"\nduration = "5s"\n', 1),
         ('flow = "write"\nsrc = "host1:rxe0"\ndst = "host3:rxe0"\nduration = "5s"\n', 1),
-        ('flow = "write"\npattern = "in-zone"\nrate = 1.0\nduration = "5s"\n', 8e6 / EACH),
+        ('flow = "write"\npattern = "in-zone"\nrate = "1Mb/s"\nduration = "5s"\n', 8e6 / EACH),
         ('collective = "all-reduce"\nsize = "1MiB"\niterations = 3\n', 4),
     ],
 )
