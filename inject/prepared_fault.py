@@ -36,9 +36,9 @@ __all__ = ["USE_S", "PreparedFault"]
 STATES_S = 5.0
 """How long neighbours of a drained switch may take to follow its BGP update, on a starved machine."""
 
-USE_S = 2.0
+USE_S = 4.0
 """Pause between two readings of what workloads use, while nothing shows that they use the target of a fault."""
-LAST_USE_S = 5.0
+LAST_USE_S = 10.0
 
 
 class PreparedFault:
@@ -229,7 +229,7 @@ class PreparedFault:
                 learned=bound,
             )
             outcome |= {"ok": self._armed.ok, "armed_at_ns": self._armed.at_ns, "readback": readback}
-        if self._armed.ok and self._injector.use_of is not None:
+        if self._armed.ok and self._uses:  # without a workload nothing is used, and a target that hangs answers late
             self._following = threading.Thread(target=self._follow_use, name="use", daemon=True)
             self._following.start()
         return self._armed

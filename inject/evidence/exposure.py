@@ -60,8 +60,8 @@ class WorkloadUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     """What workloads used when a fault was armed, and while it acted, in the order of time.
 
-    It is read before the fault is armed. Unless that shows that the target is used, it is read again and again until
-    the fault is cleared. No use: no workload was known.
+    It is read before the fault is armed. If there is a workload then, and nothing shows that it uses the target, it is
+    read again every few seconds until the fault is cleared. No use: no workload was known.
     """
 
     uses: tuple[WorkloadUse, ...] = ()

@@ -104,7 +104,7 @@ def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> 
     "--exposed",
     type=click.Choice(get_args(Exposed)),
     help="What the fault must act on: something that running workloads use, or nothing that they use. Default: "
-    "workload if a queue pair is connected while the fault is on; otherwise not judged.",
+    "workload if a queue pair is connected when the fault is armed; otherwise not judged.",
 )
 @click.option("--plan", "only_plan", is_flag=True, help="Print every command and its revert, and do nothing.")
 @click.option(
@@ -182,7 +182,9 @@ def inject(
     unproven = (*receipt.unproven, *_why_not_exposed(receipt, planned, inventory.topology, judged))
     _show_receipt(session, receipt, unproven, outcome, as_json=as_json)
     if judged is None and not as_json:
-        session.out.print("exposure is not judged: no queue pair was connected while the fault was on", soft_wrap=True)
+        session.out.print(
+            "exposure is not judged: no queue pair was connected when the fault was armed", soft_wrap=True
+        )
     if outcome.state == "DIRTY":
         return ExitCode.DIRTY
     return ExitCode.INCONCLUSIVE if unproven else ExitCode.PASS

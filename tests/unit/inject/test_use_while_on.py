@@ -62,10 +62,19 @@ def test_use_is_read_once_if_it_shows_that_the_target_is_used(receipt_beside):
 
 
 def test_use_is_read_while_the_fault_is_on_until_the_target_is_used(receipt_beside):
-    receipt, readings = receipt_beside([None, "host2:rxe0", "host2:rxe0", "host1:rxe0"], readings=4)
-    assert [use.rnics[0] for use in receipt.exposed.uses] == ["host2:rxe0", "host2:rxe0", "host1:rxe0"]
+    receipt, readings = receipt_beside(["host2:rxe0", "host3:rxe0", "host3:rxe0", "host1:rxe0"], readings=4)
+    assert [use.rnics[0] for use in receipt.exposed.uses] == [
+        "host2:rxe0", "host3:rxe0", "host3:rxe0", "host1:rxe0",
+    ]  # fmt: skip
     assert receipt.armed.at_ns < receipt.exposed.uses[-1].at_ns < receipt.cleared.at_ns
     assert readings == 4
+
+
+def test_lab_without_a_workload_is_read_once(receipt_beside):
+    """A frozen host of an idle lab does not answer any more, which would leave its exposure unknown."""
+    receipt, readings = receipt_beside([None, LabError("host1: no answer")], readings=1)
+    assert receipt.exposed.uses == ()
+    assert readings == 1
 
 
 def test_use_that_cannot_be_read_while_the_fault_is_on_is_unknown_and_ends_no_fault(receipt_beside):

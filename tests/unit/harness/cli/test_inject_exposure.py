@@ -24,7 +24,7 @@ RECEIPT = msgspec.structs.replace(
 )
 USE = msgspec.structs.replace(RECEIPT.exposed.uses[0], at_ns=RECEIPT.armed.at_ns, paths=PATHS[:3])
 """Nothing crosses ctsw2."""
-NOT_JUDGED = "exposure is not judged: no queue pair was connected while the fault was on"
+NOT_JUDGED = "exposure is not judged: no queue pair was connected when the fault was armed"
 
 
 @pytest.fixture
