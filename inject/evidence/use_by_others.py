@@ -29,8 +29,8 @@ _WATCH_S = 2.0
 """How long links are watched for RoCEv2 packets: a collective with compute phases pauses for a second."""
 _LIST_S = 15.0
 _CONNECTED = ("RTR", "RTS")
-_OF_THE_FABRIC = ("GSI", "SMI")
-"""Types of the queue pairs that every port has for management (InfiniBand 13.5)."""
+_CARRYING = ("RC", "UC", "UD", "XRC_INI", "XRC_TGT", "DRIVER")
+"""All types but GSI, SMI and raw ones, which every port has for management (iproute2, rdma/res.c)."""
 
 
 def use_by_others(lab: Lab, planned: PlannedFault) -> WorkloadUse | None:
@@ -76,8 +76,13 @@ def _with_queue_pairs(entries: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(
         str(entry["ifname"])
         for entry in entries
-        if entry["type"] not in _OF_THE_FABRIC and entry.get("state") in _CONNECTED
+        if entry["type"] in _CARRYING and entry.get("state") in _CONNECTED and not _is_of_a_driver(entry)
     )
+
+
+def _is_of_a_driver(entry: Mapping[str, Any]) -> bool:
+    """Return whether it is a datagram queue pair of the kernel: every mlx5 port has one that is always ready."""
+    return entry["type"] == "UD" and "pid" not in entry
 
 
 def _links_of(planned: PlannedFault, topology: Topology) -> dict[str, Link]:

@@ -7,14 +7,17 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from house import HOUSE
 from planned_faults import SOFT, soft
 
 from faultbed.inject.evidence import use_by_others as module
 from faultbed.inject.evidence.use_by_others import use_by_others
 from faultbed.testbed.errors import CommandFailed
 
-READY = {"ifname": "rxe0", "type": "RC", "state": "RTS", "lqpn": 17}
-OF_EVERY_PORT = [{"ifname": "rxe0", "type": "GSI", "state": "RTS", "lqpn": 1}]
+READY = {"ifname": "rxe0", "type": "RC", "state": "RTS", "lqpn": 17, "pid": 7}
+IDLE = json.loads((HOUSE / "tests/data/recorded/rdma/qps-none-connected.json").read_text())
+OF_EVERY_PORT = [entry | {"ifname": "rxe0"} for entry in IDLE]
+"""As recorded on an idle host with a ConnectX: a datagram queue pair of the driver is ready, too."""
 
 
 def lab_with(listed, topology=SOFT):
@@ -61,6 +64,15 @@ def test_lab_without_a_connected_queue_pair_has_no_workload(capture):
         use_by_others(lab_with({"host1": idle, "host2": "[]", "host3": ""}), soft("link.down", "rtsw1:ctsw1")) is None
     )
     assert not capture.ports
+
+
+@pytest.mark.parametrize("kind", ["RC", "UC", "UD"])
+def test_queue_pair_of_a_process_is_a_workload_and_a_datagram_one_of_the_kernel_is_none(capture, kind):
+    planned = soft("link.down", "host1:rxe0")
+    of_kernel = {key: value for key, value in READY.items() if key != "pid"} | {"comm": "nvme_rdma"}
+    assert use_by_others(lab_with({"host1": [READY | {"type": kind}]}), planned).rnics == ("host1:rxe0",)
+    use = use_by_others(lab_with({"host1": [of_kernel | {"type": kind}]}), planned)
+    assert (use is None) == (kind == "UD")
 
 
 def test_uplink_is_used_if_packets_are_seen_on_it(capture):
