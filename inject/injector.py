@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from faultbed.inject.evidence.exposure import WorkloadUse
 from faultbed.inject.evidence.receipt import FaultReceipt, end_sentence, not_cleared
+from faultbed.inject.evidence.workload_use import WorkloadUse
 from faultbed.inject.leases.channels import last_heal
 from faultbed.inject.leases.claim_request import claim_of
 from faultbed.inject.policy import blast_radius, safety

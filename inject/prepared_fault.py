@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from faultbed.inject.evidence.exposure import Exposure, WorkloadUse, is_used
+from faultbed.inject.evidence.exposure import is_used
 from faultbed.inject.evidence.firing_times import on_time_of_fault
 from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired, judge_fired
 from faultbed.inject.evidence.witnesses import Witnesses, rebooting_hosts
+from faultbed.inject.evidence.workload_use import Exposure, WorkloadUse
 from faultbed.inject.leases.channels import healed_file, local_args, revert_dir
 from faultbed.inject.leases.lease import ANSWER_S, Lease
 from faultbed.inject.leases.remote_claims import refuse_remote_conflicts

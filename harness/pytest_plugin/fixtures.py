@@ -19,7 +19,7 @@ from faultbed.harness.pytest_plugin.keys import FAILED, FAULTS, NOT_CLEARED, NOT
 from faultbed.harness.pytest_plugin.receipts import FaultOfTest
 from faultbed.harness.pytest_plugin.session_lab import closing_after_error, open_session_lab
 from faultbed.harness.pytest_plugin.skips import skip
-from faultbed.harness.run.faults.workload_use import use_of
+from faultbed.harness.run.faults.use_by_workloads import use_of
 from faultbed.harness.verdict import ExitCode
 from faultbed.inject.evidence.exposure import Exposed
 from faultbed.inject.evidence.receipt import FaultReceipt

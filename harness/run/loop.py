@@ -34,7 +34,7 @@ from faultbed.harness.run import emulation_limit, ends, flight_dump, workload
 from faultbed.harness.run.conclude import Finished, conclude, not_recorded
 from faultbed.harness.run.faults.drive_faults import drive_all, end_early, prepare_all
 from faultbed.harness.run.faults.live_guard import Live, StopWatcher
-from faultbed.harness.run.faults.workload_use import use_of
+from faultbed.harness.run.faults.use_by_workloads import use_of
 from faultbed.harness.run.online import Online
 from faultbed.harness.run.prepare.bind_to_lab import needs_baseline
 from faultbed.harness.run.prepare.resolve import ResolvedRun, refusal, resolve, touched

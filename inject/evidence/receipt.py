@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from faultbed.inject.evidence import firing_times
-from faultbed.inject.evidence.exposure import Exposure
 from faultbed.inject.evidence.firing_times import OnTime
 from faultbed.inject.evidence.reboots import COUNTER as REBOOTS
+from faultbed.inject.evidence.workload_use import Exposure
 from faultbed.inject.kinds.kind import Fidelity
 from faultbed.testbed.observe.counters import Snapshot, flat_deltas, value_at, why_reset
 

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from faultbed.inject.evidence.exposure import WorkloadUse, default_gpu
+from faultbed.inject.evidence.exposure import default_gpu
+from faultbed.inject.evidence.workload_use import WorkloadUse
 from faultbed.testbed.errors import FaultbedError, LabError, UsageError
 from faultbed.testbed.observe import packet_capture
 from faultbed.testbed.packets import columns

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from faultbed.inject.evidence.exposure import WorkloadUse, crossed
+from faultbed.inject.evidence.exposure import crossed
+from faultbed.inject.evidence.workload_use import WorkloadUse
 from faultbed.testbed.errors import FaultError, UsageError
 from faultbed.testbed.model.selectors import choose
 

@@ -25,8 +25,8 @@ from faultbed.harness.record.evidence.workload_evidence import (
     Summary,
     WorkloadEvidence,
 )
-from faultbed.inject.evidence.exposure import Exposure, WorkloadUse
 from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
+from faultbed.inject.evidence.workload_use import Exposure, WorkloadUse
 from faultbed.testbed.model.topology import Gpu, Host, Link, Port, Rnic, Switch, Topology
 from faultbed.traffic.engine.run_results import QpError
 

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 from synthetic_run import PATHS, T0, USE, S, synthetic_run
 
-from faultbed.inject.evidence.exposure import MAX_GAP_S, Exposure, WorkloadUse, is_used, why_not_exposed
+from faultbed.inject.evidence.exposure import MAX_GAP_S, is_used, why_not_exposed
+from faultbed.inject.evidence.workload_use import Exposure, WorkloadUse
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.selectors import choose
 

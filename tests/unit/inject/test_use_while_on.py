@@ -11,7 +11,7 @@ from local_lab import SOFT, lab_at
 from qmp_server import Qemu
 
 from faultbed.inject import prepared_fault
-from faultbed.inject.evidence.exposure import WorkloadUse
+from faultbed.inject.evidence.workload_use import WorkloadUse
 from faultbed.inject.fault_plan import FaultSpec, plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal

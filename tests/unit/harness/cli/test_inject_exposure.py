@@ -13,8 +13,8 @@ from synthetic_run import PATHS, synthetic_run
 
 from faultbed.harness.cli.experiments import faults
 from faultbed.harness.verdict import ExitCode
-from faultbed.inject.evidence.exposure import Exposure
 from faultbed.inject.evidence.receipt import FaultReceipt
+from faultbed.inject.evidence.workload_use import Exposure
 
 SYNTHETIC = synthetic_run().faults[0].receipt
 RECEIPT = msgspec.structs.replace(

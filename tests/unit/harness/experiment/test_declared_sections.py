@@ -103,7 +103,8 @@ def test_schema_accepts_shipped_experiments_and_rejects_what_the_decoder_rejects
         assert path.read_text().startswith("#:schema ./schema.json\n")
         jsonschema.validate(tomllib.loads(path.read_text()), schema)
     storage = '[workload.storage]\nhost = "host4"\ncheckpoint = "4MiB:5:async"\n'
-    for text in (COLLECTIVE.format("barrier", ""), FLOW.format("send", 'rate = "20Mb/s"\ncheck = true'), JOB.format(storage)):
+    flow = FLOW.format("send", 'rate = "20Mb/s"\ncheck = true')
+    for text in (COLLECTIVE.format("barrier", ""), flow, JOB.format(storage)):
         read(text)
         jsonschema.validate(tomllib.loads(text), schema)
     for old, new in (("1MiB", "1MiBB"), ("iterations = 3", "iterations = 0"), ("size", "sise"), ("all-reduce", "x")):

@@ -60,7 +60,8 @@ def test_command_line_with_a_bare_number_is_refused(tmp_path, kind, name, value,
         ("packet.delay", "delay", "20ms"), ("packet.delay", "delay", "0.02s"), ("link.rate", "rate", "10Mbit/s"),
         ("gpu.throttle", "percent", 50), ("packet.drop", "share", 0.1), ("packet.drop", "share", "10%"),
         ("packet.drop", "every", 7), ("gpu.ecc", "rate", 2), ("gpu.overheat", "celsius", 92),
-        ("packet.drop", "psn", "+1"), ("no.kind", "delay", 5), ("packet.delay", "no", 5), ("packet.delay", "delay", True),
+        ("packet.drop", "psn", "+1"), ("no.kind", "delay", 5), ("packet.delay", "no", 5),
+        ("packet.delay", "delay", True),
     ],
 )  # fmt: skip
 def test_value_with_its_unit_or_without_any_unit_is_no_matter_of_units(kind, name, value):

@@ -11,7 +11,7 @@ from faultbed.harness.judge import judge
 from faultbed.harness.parts.part import Planned
 from faultbed.harness.proof import why_not_exposed_in
 from faultbed.harness.verdict import Verdict
-from faultbed.inject.evidence.exposure import Exposure
+from faultbed.inject.evidence.workload_use import Exposure
 
 RUN = synthetic_run()
 FAULT = RUN.injected.faults[0]

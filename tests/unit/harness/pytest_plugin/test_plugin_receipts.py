@@ -19,8 +19,8 @@ from synthetic_run import PATHS, synthetic_run
 from faultbed.harness.pytest_plugin import receipts
 from faultbed.harness.pytest_plugin.keys import RUNNING
 from faultbed.harness.report.step_summary import JobResults, markdown, read_junit
-from faultbed.inject.evidence.exposure import Exposure
 from faultbed.inject.evidence.receipt import FaultReceipt
+from faultbed.inject.evidence.workload_use import Exposure
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.process

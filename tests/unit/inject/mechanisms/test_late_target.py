@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_faults import SOFT, soft
 
-from faultbed.inject.evidence.exposure import WorkloadUse
+from faultbed.inject.evidence.workload_use import WorkloadUse
 from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
 from faultbed.inject.journal import Journal, read
 from faultbed.inject.mechanisms import late_target

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from synthetic_run import soft_topology
 
-from faultbed.harness.run.faults import workload_use
+from faultbed.harness.run.faults import use_by_workloads
 from faultbed.testbed.errors import LabError
 
 SOFT = soft_topology()
@@ -45,7 +45,7 @@ def paths(monkeypatch):
             raise known["error"]
         return {one.index: known[one.index] for one in connections if one.index in known}
 
-    monkeypatch.setattr(workload_use, "data_and_ack_paths", read)
+    monkeypatch.setattr(use_by_workloads, "data_and_ack_paths", read)
     return known
 
 
@@ -53,13 +53,13 @@ FLOW = workload("host1:rxe0", "host3:rxe0")
 
 
 def test_use_without_a_workload_is_none_and_of_an_ended_one_is_empty(paths):
-    assert workload_use.use_of(lab_with(), []) is None
-    ended = workload_use.use_of(lab_with(), [workload("host1:rxe0", "host3:rxe0", over=True)])
+    assert use_by_workloads.use_of(lab_with(), []) is None
+    ended = use_by_workloads.use_of(lab_with(), [workload("host1:rxe0", "host3:rxe0", over=True)])
     assert (ended.rnics, ended.gpus, ended.paths, ended.unknown_paths) == ((), (), (), None)
 
 
 def test_use_has_both_paths_and_both_ends(paths):
-    use = workload_use.use_of(lab_with(), [FLOW])
+    use = use_by_workloads.use_of(lab_with(), [FLOW])
     assert use.paths == tuple(sorted((PATH, ACK_PATH)))
     assert use.rnics == ("host1:rxe0", "host3:rxe0")
     assert use.gpus == ("host1:gpu0", "host3:gpu0")
@@ -68,24 +68,25 @@ def test_use_has_both_paths_and_both_ends(paths):
 
 def test_use_says_which_path_was_not_read(paths):
     paths[0] = (PATH, ())
-    use = workload_use.use_of(lab_with(), [FLOW])
+    use = use_by_workloads.use_of(lab_with(), [FLOW])
     assert (use.paths, use.unknown_paths) == ((PATH,), "the path from host1:rxe0 to host3:rxe0 was not read")
     paths["error"] = LabError("fabric: no answer")
-    assert workload_use.use_of(lab_with(), [FLOW]).unknown_paths == (
+    assert use_by_workloads.use_of(lab_with(), [FLOW]).unknown_paths == (
         "a switch did not say by which port it forwards: fabric: no answer"
     )
 
 
 def test_use_of_sprayed_queue_pairs_has_no_paths_and_says_why_not(paths):
     paths[0] = ((), ())
-    use = workload_use.use_of(lab_with(per_packet=True), [FLOW])
+    use = use_by_workloads.use_of(lab_with(per_packet=True), [FLOW])
     assert (use.paths, use.sprayed, use.unknown_paths) == ((), (("host1:rxe0", "host3:rxe0"),), None)
 
 
 def test_use_leaves_out_ranks_that_have_finished(paths):
     """A fault on a rank that finished early counted while another group went on."""
     paths[1] = (("host3", "rtsw2", "host4"),) * 2
-    use = workload_use.use_of(lab_with(), [workload("host1:rxe0", "host3:rxe0", "host4:rxe0", done=("host1:rxe0",))])
+    job = workload("host1:rxe0", "host3:rxe0", "host4:rxe0", done=("host1:rxe0",))
+    use = use_by_workloads.use_of(lab_with(), [job])
     assert use.rnics == ("host3:rxe0", "host4:rxe0")
     assert use.paths == (("host3", "rtsw2", "host4"),)
 
@@ -93,11 +94,11 @@ def test_use_leaves_out_ranks_that_have_finished(paths):
 def test_use_has_the_storage_and_the_gpu_of_a_task(paths):
     storage = next(host for host in SOFT.hosts if host.name == "host4").front_end_ip
     spec = {"storage": {"address": storage}, "gpu": {"socket": "/run/faultbed/gpu7.sock"}}
-    use = workload_use.use_of(lab_with(), [workload("host1:rxe0", spec=spec)])
+    use = use_by_workloads.use_of(lab_with(), [workload("host1:rxe0", spec=spec)])
     assert use.hosts == ("host4",)
     assert use.gpus == ("host1:gpu7",)
 
 
 def test_use_of_two_workloads_keeps_their_connections_apart(paths):
-    use = workload_use.use_of(lab_with(), [FLOW, workload("host2:rxe0", "host4:rxe0")])
+    use = use_by_workloads.use_of(lab_with(), [FLOW, workload("host2:rxe0", "host4:rxe0")])
     assert use.rnics == ("host1:rxe0", "host2:rxe0", "host3:rxe0", "host4:rxe0")

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from faultbed.inject.evidence.exposure import WorkloadUse, default_gpu
+from faultbed.inject.evidence.exposure import default_gpu
+from faultbed.inject.evidence.workload_use import WorkloadUse
 from faultbed.testbed.errors import LabError
 from faultbed.testbed.lab import Lab
 from faultbed.testbed.model.topology import Topology
