@@ -25,10 +25,10 @@ from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.ledger.settle import Finding, settle
 from faultbed.harness.parts.part import Planned, Row, View
 from faultbed.harness.parts.registry import PARTS
+from faultbed.harness.proof import why_unproven_in
 from faultbed.harness.record.evidence.fault_evidence import FaultRun
 from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
-from faultbed.harness.proof import why_unproven_in
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from faultbed.traffic.engine.flight_recorder import Flight

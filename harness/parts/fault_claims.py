@@ -8,6 +8,7 @@ from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.parts.part import Part, Planned, Row, View
 from faultbed.harness.proof import why_not_exposed_in, why_not_happened_in
+from faultbed.harness.record.evidence.fault_evidence import FaultsEvidence
 from faultbed.inject.evidence import firing_times
 from faultbed.inject.evidence.receipt import Receipt
 
