@@ -29,7 +29,7 @@ def wait_for_iterations(job, count):
 @pytest.mark.needs("rdma", "uplinks >= 2", "hosts >= 4")
 def test_job_survives_uplink_flap_with_correct_results(lab, traffic, inject):
     """eBGP moves the traffic off a flapping uplink that is in use: the job completes and all sums are correct."""
-    fault = inject("link.flap", "uplink[0]", for_s=2.0)
+    fault = inject("link.flap", "rtsw[0]:used-uplink[0]", for_s=2.0)
     job = traffic.collective(ranks=RANKS, size_bytes=1 << 18, duration_s=300.0, qp=PATIENT)
     wait_for_iterations(job, 2)
     assert fault.arm().ok
