@@ -215,7 +215,10 @@ class _Fault(Section):
     ] = field(default_factory=dict)
 
     def problems(self) -> Iterable[tuple[str, str]]:
-        """Return ids that cannot name a file or are the name of a metric, and times in the wrong order."""
+        """Return wrong ids, times in the wrong order, and parameters without their unit."""
+        for parameter, value in self.parameters.items():
+            if wrong := why_no_quantity(self.kind, parameter, value):
+                yield f"set.{parameter}", wrong
         name = self.id or self.kind
         if len(name) > _LONGEST_ID:
             problem = f"has {len(name)} characters, and at most {_LONGEST_ID} fit; files of the run are named by it"
@@ -480,9 +483,6 @@ def _cnp(capture: _Capture | None) -> CnpRule | None:
 
 
 def _fault(item: _Fault, fault_id: str) -> Fault:
-    for name, value in item.parameters.items():
-        if wrong := why_no_quantity(item.kind, name, value):
-            raise Wrong(f"set.{name}", wrong)
     return Fault(
         id=fault_id,
         kind=item.kind,

@@ -10,8 +10,8 @@ from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.selectors import choose
 
 RUN = synthetic_run()
-SOFT = RUN.topology
-RECEIPT = RUN.faults[0].receipt
+SOFT = RUN.lab.topology
+RECEIPT = RUN.injected.faults[0].receipt
 ARMED_NS, CLEARED_NS = RECEIPT.armed.at_ns, RECEIPT.cleared.at_ns
 PATH = ("host1", "rtsw1", "ctsw1", "rtsw2", "host3")
 FLOW = WorkloadUse(

@@ -16,7 +16,7 @@ from faultbed.harness.verdict import ExitCode
 from faultbed.inject.evidence.receipt import FaultReceipt
 from faultbed.inject.evidence.workload_use import Exposure
 
-SYNTHETIC = synthetic_run().faults[0].receipt
+SYNTHETIC = synthetic_run().injected.faults[0].receipt
 RECEIPT = msgspec.structs.replace(
     SYNTHETIC,
     armed=msgspec.structs.replace(SYNTHETIC.armed, readback={"up": False}),

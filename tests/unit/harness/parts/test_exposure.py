@@ -55,7 +55,7 @@ def test_run_without_a_receipt_does_not_know_what_the_fault_touched():
 
 def test_run_with_exposed_none_judges_the_opposite():
     run = run_with("rtsw1:ctsw1", exposed="none")
-    assert "although the fault has exposed" in why_not_exposed_in(run, run.faults[0])[0]
+    assert "although the fault has exposed" in why_not_exposed_in(run, run.injected.faults[0])[0]
 
 
 def test_target_of_a_fault_is_the_chosen_one_only_if_the_plan_leaves_it_open():

@@ -261,7 +261,7 @@ def test_fault_on_what_the_traffic_of_the_test_does_not_use_fails_it(session):
 @pytest.mark.parametrize(("target", "code"), [("rtsw1:ctsw1", 0), ("rtsw1:ctsw2", 2)])
 def test_fault_on_an_uplink_that_no_queue_pair_of_the_test_crosses_fails_it(target, code):
     run = synthetic_run()
-    receipt = run.faults[0].receipt
+    receipt = run.injected.faults[0].receipt
     use = msgspec.structs.replace(receipt.exposed.uses[0], paths=PATHS[:3])
     fault = receipts.FaultOfTest(
         receipt=FaultReceipt(
@@ -269,10 +269,10 @@ def test_fault_on_an_uplink_that_no_queue_pair_of_the_test_crosses_fails_it(targ
         ),
         target=target, seed=1, exposed="workload", prove=True,
     )  # fmt: skip
-    ran = SimpleNamespace(started_ns=run.t0_ns, ended_ns=run.end_ns)
+    ran = SimpleNamespace(started_ns=run.workload.t0_ns, ended_ns=run.workload.end_ns)
     item = SimpleNamespace(stash={RUNNING: [ran]}, user_properties=[], config=SimpleNamespace(stash={}), nodeid="it")
     with pytest.raises(receipts.Unproven, match="did not use") if code else contextlib.nullcontext():
-        receipts.conclude(item, [fault], run.topology)
+        receipts.conclude(item, [fault], run.lab.topology)
     assert dict(item.user_properties)["faultbed_exit_code"] == code
 
 
