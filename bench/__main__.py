@@ -78,7 +78,7 @@ PARTS = (
 )
 SLOW = ("memory", "report", "taper", "a-a", *bench_restarts.PARTS)
 TTL_S = 10.0
-LEASES: tuple[tuple[str, str, dict[str, float]], ...] = (
+LEASED_FAULTS: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("link.flap", "rtsw1:ctsw1", {}),
     ("link.flap", "host1:rxe0", {}),
     ("packet.drop", "host1:rxe0", {"share": 0.5}),
@@ -178,7 +178,7 @@ def bench(
             show()
     if not chosen:
         return
-    inventory = _lab_that_is_up(session)
+    inventory = _start_lab(session)
     options = _Options(cold=cold, drops=drops, losses=losses, pairs=pairs)
     failed = [part for part in chosen if not _measure_part(session, inventory, part, options)]
     if failed:
@@ -195,7 +195,7 @@ class _Options:
     pairs: int
 
 
-def _lab_that_is_up(session: Session) -> Inventory:
+def _start_lab(session: Session) -> Inventory:
     inventory = session.inventory()
     backend_of(inventory.kind).check_can_start(inventory)
     with session.progress() as booting:
@@ -282,13 +282,13 @@ def _calibration(session: Session) -> None:
     )
     session.table(bench_calibration.COLUMNS, rows)
     session.out.print()
-    _show(session, summary, columns=("at the true value: wrong by", "above / below", "", "goal", ""))
+    _show(session, summary, columns=("wrong intervals, worst case", "above / below the truth", "", "goal", ""))
     _show(session, list(bench_calibration.measure_limits()), columns=("intervals", "", "", "goal", ""))
     for name, generator in noises.generators():
-        made = decisions.measure(
+        rows_of_noise = decisions.measure(
             generator, lengths=(10, 40, 300), counts=(9, 12, 20), trials=500, tolerance=DECLARED["emulated"]
         )
-        _show_noise(session, made, title=name)
+        _show_noise(session, rows_of_noise, title=name)
 
 
 def _numbers(option: str, text: str, *, least: int) -> tuple[int, ...]:
@@ -303,9 +303,9 @@ def _show_noise(
     session: Session, rows: Iterator[decisions.NoiseRow], *, as_json: bool = False, title: str = "noise"
 ) -> None:
     """Show how often decisions on noise are wrong at the true value, and how often they decide beyond it."""
-    made = list(rows)
+    shown = list(rows)
     if as_json:
-        session.json([asdict(row) for row in made])
+        session.json([asdict(row) for row in shown])
         return
     beyond = [f"decided {percent} % beyond" for percent in decisions.BEYOND]
     session.table(
@@ -322,7 +322,7 @@ def _show_noise(
                 f"{row.decided_far:.0%}",
                 mark(reached=row.is_right),
             )
-            for row in made
+            for row in shown
         ],
     )
     session.out.print()
@@ -342,13 +342,13 @@ def _schedule() -> Iterator[Row]:
         cost.predict_ns(schedule, 1 << 30, cost.NETWORKS["rack"], group=8)
 
     for title, work, most in (
-        ("schedule made and proven right, 1,024 ranks", checked, 5),
-        ("schedule made and its time predicted, 24,576 ranks", predicted, 10),
+        ("build and check a schedule, 1,024 ranks", checked, 5),
+        ("build a schedule and predict its time, 24,576 ranks", predicted, 10),
     ):
-        took = {pair: _computed(work, *pair) for pair in schedules.ALGORITHMS}
-        slowest = max(took, key=took.__getitem__)
-        slowest_text = f"{' by '.join(slowest)}, of {len(took)}"
-        yield title, f"{took[slowest]:.2f} s CPU", slowest_text, f"<= {most} s", mark(reached=took[slowest] <= most)
+        cpu_s = {pair: _cpu_s(work, *pair) for pair in schedules.ALGORITHMS}
+        slowest = max(cpu_s, key=cpu_s.__getitem__)
+        slowest_text = f"{' by '.join(slowest)}, of {len(cpu_s)}"
+        yield title, f"{cpu_s[slowest]:.2f} s CPU", slowest_text, f"<= {most} s", mark(reached=cpu_s[slowest] <= most)
 
 
 def _lab(inventory: Inventory, *, cold: bool) -> Iterator[Row]:
@@ -363,8 +363,8 @@ def _lab(inventory: Inventory, *, cold: bool) -> Iterator[Row]:
             150,
         )
     if built := image.cached():
-        took = float((built.folder / "complete").read_text().split()[0])
-        yield _row("image build (when it was built)", [took], "<= 120 s", 120)
+        build_s = float((built.folder / "complete").read_text().split()[0])
+        yield _row("image build (when it was built)", [build_s], "<= 120 s", 120)
     yield _row("reset", [_timed(lifecycle.reset, inventory, nothing) for _ in range(RESETS)], "<= 6 s", 6)
     resumes = []
     for _ in range(RESUMES):
@@ -390,11 +390,11 @@ def _collective(lab: Lab) -> Iterator[Row]:
 
 
 def _lease(inventory: Inventory) -> Iterator[Row]:
-    for kind, target, params in LEASES:
+    for kind, target, params in LEASED_FAULTS:
         lifecycle.reset(inventory, lambda _: None)
         with open_lab(inventory) as lab:
-            took = [_restored_after_kill(lab, kind, target, params)]
-        yield _row(f"controller SIGKILLed during {kind} on {target}", took, f"<= {TTL_S + 2:.0f} s", TTL_S + 2)
+            times_s = [_restored_after_kill(lab, kind, target, params)]
+        yield _row(f"controller SIGKILLed during {kind} on {target}", times_s, f"<= {TTL_S + 2:.0f} s", TTL_S + 2)
 
 
 def _restored_after_kill(lab: Lab, kind: str, target: str, params: dict[str, float]) -> float:
@@ -427,8 +427,8 @@ def _is_restored(lab: Lab, kind: str, target: str, params: dict[str, float]) -> 
     return all(readings[key.partition("/")[0]].get(key.partition("/")[2]) == value for key, value in planned.restored)
 
 
-def _computed(work: Callable[..., object], *arguments: object) -> float:
-    """Return the CPU time of a computation in s, which does not depend on the machine's load."""
+def _cpu_s(work: Callable[..., object], *arguments: object) -> float:
+    """Return the CPU time of a call in s, which depends little on the machine's load."""
     started = time.process_time()
     work(*arguments)
     return time.process_time() - started

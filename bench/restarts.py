@@ -148,7 +148,7 @@ def _run_with_losses(
 
 def end_of(lab: Lab, result: ElasticResult, without_loss: ElasticResult, *, mode: Mode, restarts: int = 1) -> JobEnd:
     """Compare a job with losses with a job without a loss. Each loss must cause one restart."""
-    every = result.spec.storage.every if result.spec.storage is not None else 0
+    checkpoint_every = result.spec.storage.every if result.spec.storage is not None else 0
     digests = {state.sha256 for state in result.states}
     expected = digests if mode == "shrink" else {state.sha256 for state in without_loss.states}
     rank_count = len(without_loss.ranks) - (mode == "shrink")
@@ -164,7 +164,7 @@ def end_of(lab: Lab, result: ElasticResult, without_loss: ElasticResult, *, mode
         ),
         "state differs from the job without a loss": len(digests) != 1 or digests != expected,
         "more iterations lost than a checkpoint covers": any(
-            restart.lost_iterations is None or restart.lost_iterations > every for restart in result.restarts
+            restart.lost_iterations is None or restart.lost_iterations > checkpoint_every for restart in result.restarts
         ),
     }
     resilience = resilience_of(result)
@@ -173,7 +173,7 @@ def end_of(lab: Lab, result: ElasticResult, without_loss: ElasticResult, *, mode
             name=lab.name, kind=lab.kind, accelerator=lab.accelerator, topology=lab.topology, state="CLEAN"
         ),
         workload=WorkloadEvidence(
-            planned={"storage": {"every": every}},
+            planned={"storage": {"every": checkpoint_every}},
             t0_ns=result.window.start_ns,
             end_ns=result.window.end_ns,
             ranks=ranks_of(result),

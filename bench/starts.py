@@ -34,7 +34,7 @@ def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[R
         LabError: a machine has no warm parent after a reset, or a command failed.
     """
     whats = _starts(inventory)
-    took: dict[str, list[tuple[float, float]]] = {what: [] for what in whats}
+    times_s: dict[str, list[tuple[float, float]]] = {what: [] for what in whats}
     for number in range(PAIRS):
         times: list[dict[str, float]] = []
         for kind in ("warm", "cold"):
@@ -49,8 +49,8 @@ def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[R
             times.append({what: _timed(inventory, start) for what, start in whats.items()})
             progress(f"pair {number + 1} of {PAIRS}, {kind}: {times[-1]}")
         for what in whats:
-            took[what].append((times[0][what], times[1][what]))
-    for what, pairs in took.items():
+            times_s[what].append((times[0][what], times[1][what]))
+    for what, pairs in times_s.items():
         yield _row(what, pairs, GOALS[what])
 
 

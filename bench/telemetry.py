@@ -68,9 +68,9 @@ def _cpu(lab: Lab, load: str) -> Row:
     """Return a row about the CPU time that telemetry adds, in the VMs and in this process, as a share of all CPUs."""
     pids = [*(lab.vm_pid(name) for name in lab.nodes()), os.getpid()]
     cpus, length_s = len(os.sched_getaffinity(0)), CPU_WINDOW_S - SETTLE_S
-    used = [_pair(lab, number, CPU_WINDOW_S, lambda: sum(map(cpu_s, pids))) for number in range(CPU_PAIRS)]
-    shares = [((on[1] - on[0]) - (off[1] - off[0])) / length_s / cpus for on, off in used]
-    other_share = float(np.median([off[1] - off[0] for _, off in used])) / length_s / cpus
+    cpu_readings = [_pair(lab, number, CPU_WINDOW_S, lambda: sum(map(cpu_s, pids))) for number in range(CPU_PAIRS)]
+    shares = [((on[1] - on[0]) - (off[1] - off[0])) / length_s / cpus for on, off in cpu_readings]
+    other_share = float(np.median([off[1] - off[0] for _, off in cpu_readings])) / length_s / cpus
     interval = _interval(shares)
     spread = f"{interval.low:.2%}..{interval.high:.2%} ({interval.level:.0%}), n={CPU_PAIRS}"
     title = f"CPU time of telemetry / all {cpus} CPUs, {load} (VMs and bench used {other_share:.1%} without it)"

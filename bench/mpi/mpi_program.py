@@ -33,9 +33,9 @@ def main() -> None:
                     world.Allreduce(sent, received, op=MPI.SUM)
                 else:
                     world.Alltoall(sent, received)
-                took = world.allreduce(time.monotonic_ns() - begun, op=MPI.MIN)
+                time_ns = world.allreduce(time.monotonic_ns() - begun, op=MPI.MIN)
                 if number >= WARM_UP:
-                    times.append(took)
+                    times.append(time_ns)
             right = float(received[0]) == (world.size if name == "all-reduce" else 1.0)
             if world.rank == 0:
                 row = {"collective": name, "size_bytes": size_bytes, "times_ns": times, "right": right}

@@ -192,7 +192,9 @@ def _row(
         rng = np.random.default_rng((seed, n, k, trial))
         observations = _drawn(noise, of, rng, k, n, level)
         for bound, collected in zip(bounds, verdicts, strict=True):
-            alone = [check_bound(bound, one, (), tolerance=tolerance, tail=TAIL) for one in observations]
+            alone = [
+                check_bound(bound, observation, (), tolerance=tolerance, tail=TAIL) for observation in observations
+            ]
             collected.append(_together(bound, observations, alone, planned).verdict)
     at_truth, *beyond, far = [
         {verdict: collected.count(verdict) / trials for verdict in Verdict} for collected in verdicts
@@ -217,7 +219,9 @@ def _together(
     """Return the check of one run, or of all of them."""
     if len(alone) == 1:
         return alone[0]
-    values = [float(one.value) if isinstance(one.value, int | float) else None for one in observations]
+    values = [
+        float(observation.value) if isinstance(observation.value, int | float) else None for observation in observations
+    ]
     if planned is None:
         return check_several(bound, values, alone, tail=TAIL)
     check = alone[0]
@@ -240,9 +244,9 @@ def _drawn(noise: Generator, of: str, rng: np.random.Generator, k: int, n: int, 
         if len(drawn) != k:
             raise ValueError(f"{len(drawn)} runs instead of {k}")  # noqa: TRY301 - reported as any other error of the file
         if of == "pairs":
-            made = [(_series(run), _series(twin), int(first), int(last)) for run, twin, first, last in drawn]
-            return [_observe_pair(noise.metric, pair, level) for pair in made]
-        return [_observe_series(noise.metric, _series(one), level) for one in drawn]
+            pairs = [(_series(run), _series(twin), int(first), int(last)) for run, twin, first, last in drawn]
+            return [_observe_pair(noise.metric, pair, level) for pair in pairs]
+        return [_observe_series(noise.metric, _series(series), level) for series in drawn]
     except UsageError:
         raise
     except Exception as error:

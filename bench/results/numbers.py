@@ -117,10 +117,12 @@ def main(*, show_history: bool, word: str | None) -> None:
         rows = numbers()
         click.echo(page(rows, [is_older(row) for row in rows]), nl=False)
         return
-    found = [row for row in history() if word is None or word.lower() in " ".join(msgspec.structs.astuple(row)).lower()]
-    if not found:
+    matching = [
+        row for row in history() if word is None or word.lower() in " ".join(msgspec.structs.astuple(row)).lower()
+    ]
+    if not matching:
         raise UsageError(f"no earlier measurement contains {word!r}; leave it out to see all {len(history())}")
-    for row in found:
+    for row in matching:
         click.echo(f"{row.section}: {row.what}\n  {row.measured}\n  {row.by}\n")
 
 

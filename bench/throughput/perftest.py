@@ -180,14 +180,14 @@ def _perftest(lab: TrafficLab, src: Endpoint, dst: Endpoint, command: list[str],
     """Run both ends of a perftest program, and return the output of the active end."""
     sender, receiver = lab.node(src.host), lab.node(dst.host)
 
-    def at(node: Node, place: Endpoint) -> list[str]:
+    def command_on(node: Node, place: Endpoint) -> list[str]:
         index = str(gid_index(node, place))
         # `timeout` on the node ends a server whose client never connects.
         limited = ["timeout", f"{limit_s:.0f}", *command]
-        patient = ["-u", str(PATIENT.timeout)]
-        return [*limited, "-d", place.rnic, "-x", index, "-m", "4096", *patient, "-p", str(PORT), "-F"]
+        qp_timeout = ["-u", str(PATIENT.timeout)]
+        return [*limited, "-d", place.rnic, "-x", index, "-m", "4096", *qp_timeout, "-p", str(PORT), "-F"]
 
-    passive, active = at(receiver, dst), at(sender, src)
+    passive, active = command_on(receiver, dst), command_on(sender, src)
     with ThreadPoolExecutor(max_workers=1) as pool:
         listening = pool.submit(receiver.run, passive, timeout_s=limit_s + 5, check=False)
         _wait_for_listener(receiver, dst.host, command[0])

@@ -88,7 +88,7 @@ def match_lost_in_switch(run: RunEvidence, signs: Signs, switch: str) -> tuple[L
     if not (gaps or naks or signs.dead):
         return None
     ends = {end for sign, end in signs.counts if sign == "gap"}
-    every = len(run.workload.connections)
+    connections = len(run.workload.connections)
     candidates: list[tuple[float, Link]] = []
     for link in run.lab.topology.links_of(switch):
         far = link.other(switch).node
@@ -108,7 +108,7 @@ def match_lost_in_switch(run: RunEvidence, signs: Signs, switch: str) -> tuple[L
         likely += _log_likelihood(naks, [src for src, _ in out], ends)
         for pair in signs.dead:  # its data was lost, or the ACKs for data in the other direction
             hit = pair in out or pair in back
-            likely += math.log((1 - _STRAY) * hit / len({*out, *back}) + _STRAY / every)
+            likely += math.log((1 - _STRAY) * hit / len({*out, *back}) + _STRAY / connections)
         candidates.append((likely, link))
     if not candidates:
         return None
@@ -117,10 +117,10 @@ def match_lost_in_switch(run: RunEvidence, signs: Signs, switch: str) -> tuple[L
     return (link, share) if share > _LEAST_SHARE else None
 
 
-def _log_likelihood(counted: dict[str, int], ends: list[str], every: set[str]) -> float:
+def _log_likelihood(counted: dict[str, int], ends: list[str], rnic_count: set[str]) -> float:
     """Return the log-likelihood of the counts at each RNIC, if events occur at `ends` or, rarely, at any RNIC."""
     share = Counter(ends)
     return sum(
-        count * math.log((1 - _STRAY) * share[end] / len(ends) + _STRAY / max(1, len(every)))
+        count * math.log((1 - _STRAY) * share[end] / len(ends) + _STRAY / max(1, len(rnic_count)))
         for end, count in counted.items()
     )

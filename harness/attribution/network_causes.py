@@ -31,7 +31,7 @@ _FEW = 3
 
 def carriers(topology: Topology, deltas: Deltas) -> list[Attribution]:
     """Return links with a lost carrier at an end, or the node if all its links lost theirs."""
-    gone: dict[str, tuple[Link, str]] = {}
+    lost_carriers: dict[str, tuple[Link, str]] = {}
     for link in topology.links:
         changes = [
             f"{end.node}: carrier of {end.netdev} changed {count} times"
@@ -39,18 +39,18 @@ def carriers(topology: Topology, deltas: Deltas) -> list[Attribution]:
             if (count := deltas.get(end.node, {}).get(f"{end.netdev}.carrier_changes", 0))
         ]
         if changes:
-            gone[link.name] = link, "; ".join(changes)
+            lost_carriers[link.name] = link, "; ".join(changes)
     for node in (*topology.switch_by_name, *topology.host_by_name):
         links = topology.links_of(node)
-        if len(links) > 1 and len(gone) > 1 and {link.name for link in links} == gone.keys():
+        if len(links) > 1 and len(lost_carriers) > 1 and {link.name for link in links} == lost_carriers.keys():
             place: Place = "rank" if node in topology.host_by_name else place_of_switch(topology, node)
-            evidence = tuple(words for _, words in gone.values())
+            evidence = tuple(words for _, words in lost_carriers.values())
             return [Attribution(cause="link-down", place=place, name=node, confidence=0.95, evidence=evidence)]
     return [
         Attribution(
             cause="link-down", place=place_of_link(topology, link), name=name, confidence=0.97, evidence=(words,)
         )
-        for name, (link, words) in gone.items()
+        for name, (link, words) in lost_carriers.items()
     ]
 
 
@@ -93,12 +93,12 @@ def withdrawn(run: RunEvidence) -> list[Attribution]:
             network = ipaddress.ip_interface(rnic.address).network
             owners[str(network)] = run.lab.topology.rnic_link(host.name, rnic.name).a.node
     lost: dict[str, set[str]] = {}
-    gone: set[str] = set()
+    lost_prefixes: set[str] = set()
     for change in run.telemetry.changes:
         prefix = next((word for word in change.subject.split() if word in owners), None)
         if change.subject.startswith("route ") and change.text is None and prefix is not None:
             lost.setdefault(owners[prefix], set()).add(change.node)
-            gone.add(prefix)
+            lost_prefixes.add(prefix)
     if len(lost) != 1:
         return []
     ((name, nodes),) = lost.items()
@@ -106,7 +106,7 @@ def withdrawn(run: RunEvidence) -> list[Attribution]:
     if len(nodes) < 2:  # noqa: PLR2004 - a single switch could have lost them by itself
         return []
     words = (
-        f"{', '.join(sorted(nodes))} lost {len(gone)} routes, all of them to {name}, whose links and sessions stayed"
+        f"{', '.join(sorted(nodes))} lost {len(lost_prefixes)} routes, all of them to {name}, whose links and sessions stayed"
     )
     place = place_of_switch(run.lab.topology, name)
     return [Attribution(cause="control-plane", place=place, name=name, confidence=0.8, evidence=(words,))]

@@ -158,8 +158,8 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
     for key, kind in (("checked", str), ("not_looked", dict)):
         entries = content.get(key, [])
         if not isinstance(entries, list) or not all(isinstance(entry, kind) for entry in entries):
-            wanted = "names of checks" if kind is str else "objects"
-            raise UsageError(f"{origin}: {key}: must be a list of {wanted}; give a file that --out has written")
+            expected = "names of checks" if kind is str else "objects"
+            raise UsageError(f"{origin}: {key}: must be a list of {expected}; give a file that --out has written")
     best: dict[str, Strike] = {}
     pairs: dict[tuple[str, str], str] = {}
     for row in wrong:

@@ -164,9 +164,9 @@ def _ranks_by_rnic(run: RunEvidence) -> dict[str, tuple[int, ...]]:
 
 def _rnics_by_ip(run: RunEvidence) -> dict[str, str]:
     """Return the RNICs that have ranks, by their addresses."""
-    used = _ranks_by_rnic(run)
+    with_ranks = _ranks_by_rnic(run)
     names = {rnic.ip: f"{host.name}:{rnic.name}" for host in run.lab.topology.hosts for rnic in host.rnics}
-    return {ip: name for ip, name in names.items() if name in used}
+    return {ip: name for ip, name in names.items() if name in with_ranks}
 
 
 def _iteration_at(series: Sequence[RankSeries], rank: int, at_ns: int) -> int | None:

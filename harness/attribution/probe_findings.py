@@ -34,7 +34,7 @@ __all__ = ["with_probes"]
 _LEAST_TIMES = 3.0
 """A place is slow if its round trips take this many times as long as elsewhere. On a busy machine, twice happens by
 chance."""
-_SURE, _AT_HOST = 0.7, 0.5
+_IN_NETWORK, _AT_HOST = 0.7, 0.5
 """Confidence in a link or switch, and in a host, if probes identify it; divided by the number of possible places."""
 
 
@@ -54,43 +54,50 @@ def with_probes(run: RunEvidence, findings: Sequence[Attribution], trips: Sequen
     """Return the findings with the evidence of the probes that were sent while the workload ran."""
     topology, t0_ns = run.lab.topology, run.workload.t0_ns
     during = [trip for trip in trips if t0_ns <= trip.echo.sent_ns < run.workload.end_ns]
-    every = [*_losses(topology, during, t0_ns), *_waits(topology, during, t0_ns)]
-    known = [finding for finding in findings if not _answered_all_along(finding, during, every)]
-    for evidence in every:
+    all_evidence = [*_losses(topology, during, t0_ns), *_waits(topology, during, t0_ns)]
+    known = [finding for finding in findings if not _answered_all_along(finding, during, all_evidence)]
+    for evidence in all_evidence:
         if not evidence.places:
             continue
         place, name = evidence.places[0]
         is_host = place == "rank"
-        sure = (_AT_HOST if is_host else _SURE) / len(evidence.places)
-        at = next((index for index, finding in enumerate(known) if _is_there(finding, evidence, sure)), None)
-        if at is not None:
-            known[at] = msgspec.structs.replace(known[at], evidence=(*known[at].evidence, evidence.words))
+        confidence = (_AT_HOST if is_host else _IN_NETWORK) / len(evidence.places)
+        same = next((i for i, finding in enumerate(known) if _supports(evidence, finding, confidence)), None)
+        if same is not None:
+            known[same] = msgspec.structs.replace(known[same], evidence=(*known[same].evidence, evidence.words))
         elif not evidence.weak:
             known.append(
                 Attribution(
-                    cause=evidence.causes[is_host], place=place, name=name, confidence=sure, evidence=(evidence.words,)
+                    cause=evidence.causes[is_host],
+                    place=place,
+                    name=name,
+                    confidence=confidence,
+                    evidence=(evidence.words,),
                 )
             )
     return known
 
 
-def _answered_all_along(known: Attribution, trips: Sequence[Trip], every: Sequence[_Evidence]) -> bool:
+def _answered_all_along(known: Attribution, trips: Sequence[Trip], all_evidence: Sequence[_Evidence]) -> bool:
     """Return whether a host that seems silent, by its peers' timers, answered every probe without delay.
 
     Its peers' timers may have expired because a link delayed packets for longer than the timeout.
     """
     if known.cause != "silent-host":
         return False
-    pointed = {part for evidence in every for _, name in evidence.places for part in name.split(":")}
+    implicated = {part for evidence in all_evidence for _, name in evidence.places for part in name.split(":")}
     probed = any(known.name in {end.partition(":")[0] for end in (trip.there[0], trip.there[-1])} for trip in trips)
-    return probed and known.name not in pointed
+    return probed and known.name not in implicated
 
 
-def _is_there(known: Attribution, evidence: _Evidence, sure: float) -> bool:
-    """Return whether the evidence belongs to a known finding: the same place, or a link of a more confident switch."""
+def _supports(evidence: _Evidence, known: Attribution, confidence: float) -> bool:
+    """Return whether evidence is about a known finding's place, or about a link of its switch.
+
+    A link counts only if the finding about the switch is at least as confident as the evidence.
+    """
     names = {name for _, name in evidence.places}
-    upper = {name.partition(":")[0] for name in names}
-    return bool(names & {known.name, *_hosts_of(known)}) or (known.name in upper and known.confidence >= sure)
+    switches = {name.partition(":")[0] for name in names}
+    return bool(names & {known.name, *_hosts_of(known)}) or (known.name in switches and known.confidence >= confidence)
 
 
 def _hosts_of(finding: Attribution) -> Sequence[str]:
@@ -119,15 +126,15 @@ def _waits(topology: Topology, trips: Sequence[Trip], t0_ns: int) -> list[_Evide
     start_ns, end_ns = trips[0].echo.sent_ns, trips[-1].echo.sent_ns + 1
     length_ns = min(WINDOW_NS, end_ns - start_ns)
     by_place: dict[tuple[str, ...], list[tuple[SlowPlace, WindowStats]]] = {}
-    every = results.windows(trips, length_ns=length_ns, start_ns=start_ns, end_ns=end_ns)
-    for window in every:
+    all_windows = results.windows(trips, length_ns=length_ns, start_ns=start_ns, end_ns=end_ns)
+    for window in all_windows:
         for slow in window.slow:
             by_place.setdefault(slow.place, []).append((slow, window))
     evidence = []
     for windows in sorted(by_place.values(), key=lambda slow_windows: -sum(slow.gain for slow, _ in slow_windows)):
         worst, worst_window = max(windows, key=lambda slow_window: slow_window[0].gain)
         since, until = (_seconds(at_ns - t0_ns) for at_ns in (windows[0][1].start_ns, windows[-1][1].end_ns))
-        period = f"in {len(windows)} of {len(every)} windows of {_seconds(length_ns)}, from {since} to {until}"
+        period = f"in {len(windows)} of {len(all_windows)} windows of {_seconds(length_ns)}, from {since} to {until}"
         evidence.append(
             _Evidence(
                 places=_places(topology, worst),

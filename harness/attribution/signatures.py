@@ -99,9 +99,9 @@ class Signs:
     @classmethod
     def of(cls, run: RunEvidence, deltas: Deltas) -> Signs:
         """Return the signs of a run on the RNICs of its workload."""
-        used = sorted({end for connection in run.workload.connections for end in (connection.src, connection.dst)})
+        rnics = sorted({end for connection in run.workload.connections for end in (connection.src, connection.dst)})
         counts: dict[_Key, float] = {}
-        for end in used:
+        for end in rnics:
             host, _, rnic = end.partition(":")
             counters = deltas.get(host, {})
             for sign, names in _COUNTERS.items():
@@ -109,9 +109,9 @@ class Signs:
             counts["mark", end] = float(counters.get("ip.InCEPkts", 0))
         counted = dict(counts)
         for sign in _BACKGROUND:
-            usual = float(np.median([counts[sign, end] for end in used])) if used else 0.0
+            usual = float(np.median([counts[sign, end] for end in rnics])) if rnics else 0.0
             noise = max(_FEW, 5 * math.sqrt(usual), usual / 2)
-            for end in used:
+            for end in rnics:
                 excess = counts[sign, end] - usual
                 counts[sign, end] = excess if excess > noise else 0.0
         counts |= {

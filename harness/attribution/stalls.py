@@ -157,8 +157,8 @@ def _peer(stall: Stall) -> int:
 
 def _connection(flight: Flight, peer: int, qpn: int) -> int:
     """Return the number of the connection that a rank's QP belongs to; -1 if its flight recorder does not have it."""
-    mine = (entry.connection for entry in reversed(flight.entries) if (entry.peer, entry.qpn) == (peer, qpn))
-    return next(mine, -1)
+    connections = (entry.connection for entry in reversed(flight.entries) if (entry.peer, entry.qpn) == (peer, qpn))
+    return next(connections, -1)
 
 
 def _psn(flight: Flight | None, iteration: int, receiver: int, segment: int, connection: int) -> int:

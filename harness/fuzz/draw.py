@@ -140,8 +140,8 @@ def _settings(section: type[Section], shapes: st.SearchStrategy[dict[str, Any]],
         keys = st.integers(0, _MOST_SETTINGS).flatmap(
             lambda number: st.lists(st.sampled_from(free), unique=True, min_size=number, max_size=number)
         )
-        whole = keys.map(lambda drawn: [*drawn, *(_PAIRED_KEYS[key] for key in drawn if key in _PAIRED_KEYS)])
-        return whole.flatmap(
+        complete_keys = keys.map(lambda drawn: [*drawn, *(_PAIRED_KEYS[key] for key in drawn if key in _PAIRED_KEYS)])
+        return complete_keys.flatmap(
             lambda drawn: st.fixed_dictionaries({key: st.sampled_from(values[key]) for key in dict.fromkeys(drawn)})
         ).map(lambda more: {key: value for key in fields if (value := (shape | more).get(key)) is not None})
 

@@ -74,9 +74,11 @@ def outcome_of(case: Case, verdict: VerdictFile, *, run_dir: Path | None = None)
     A check that is FAIL or ERROR is a failure, and so is a DIRTY lab. INCONCLUSIVE is no failure: an
     unproven fault is reported separately. A fault excuses the checks that its kind may fail, if it was armed or fired.
     """
-    bad = {check.name: check.detail for check in verdict.checks if check.verdict in (Verdict.FAIL, Verdict.ERROR)}
+    failed_checks = {
+        check.name: check.detail for check in verdict.checks if check.verdict in (Verdict.FAIL, Verdict.ERROR)
+    }
     if verdict.lab_state == "DIRTY":
-        bad["lab_restored"] = next(
+        failed_checks["lab_restored"] = next(
             (check.detail for check in verdict.checks if check.name == "lab_restored"), "the lab is DIRTY"
         )
     idle = Counter(receipt.kind for receipt in verdict.faults if not receipt.armed.ok and receipt.fired.count <= 0)
@@ -89,8 +91,8 @@ def outcome_of(case: Case, verdict: VerdictFile, *, run_dir: Path | None = None)
     }
     return Outcome(
         verdict=verdict.verdict,
-        failures={name: detail for name, detail in bad.items() if name not in expected},
-        excused=tuple(sorted(bad.keys() & expected)),
+        failures={name: detail for name, detail in failed_checks.items() if name not in expected},
+        excused=tuple(sorted(failed_checks.keys() & expected)),
         unproven=tuple(
             Unproven(kind=receipt.kind, target=receipt.target, reason=receipt.unproven[0])
             for receipt in verdict.faults

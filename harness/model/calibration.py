@@ -145,7 +145,7 @@ def fit(samples: Mapping[str, Sample], conditions: Conditions, defaults: StepPar
         )
     rows = list(samples.values())
     groups = _separable(rows, defaults)
-    whole = _solve(rows, groups, defaults)
+    fitted = _solve(rows, groups, defaults)
     rng = np.random.default_rng(1)
     resampled = [
         _solve([rows[index] for index in rng.integers(len(rows), size=len(rows))], groups, defaults)
@@ -157,7 +157,7 @@ def fit(samples: Mapping[str, Sample], conditions: Conditions, defaults: StepPar
     ]
     spread = math.sqrt(float(np.mean(np.square(errors))) * (1 + 1 / len(rows)))
     quantile = float(stats.t.ppf((1 + LEVEL) / 2, len(rows) - 1))
-    estimates = [_estimate(whole[index], [item[index] for item in resampled]) for index in range(len(_NAMES))]
+    estimates = [_estimate(fitted[index], [item[index] for item in resampled]) for index in range(len(_NAMES))]
     # The third coefficient is the inverse of the rate.
     rate = estimates[2]
     return Calibration(
@@ -211,8 +211,8 @@ def _separable(rows: Sequence[Sample], defaults: StepParameters) -> _Groups:
     )
     for groups in choices:
         design = _design(rows, groups, defaults)
-        used = design[:, design.any(axis=0)]
-        if used.shape[1] <= len(rows) - 2 and np.linalg.cond(used / np.linalg.norm(used, axis=0)) < _CONDITION:
+        present = design[:, design.any(axis=0)]
+        if present.shape[1] <= len(rows) - 2 and np.linalg.cond(present / np.linalg.norm(present, axis=0)) < _CONDITION:
             return [group for group, column in zip(groups, design.T, strict=True) if column.any()]
     return choices[-1]
 

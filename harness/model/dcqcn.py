@@ -191,14 +191,14 @@ def simulate(
         raise UsageError(f"congestion: {duration_s:g} s are not 1 to {MOST_SLOTS} slots of {slot_s:g} s")
     rng = np.random.default_rng(seed)
     flows = max(setting.flows for setting in settings)
-    given = _parameters(settings)
-    delay = np.maximum(1, np.rint(given.rtt_s[:, 0] / slot_s).astype(int))
+    parameters = _parameters(settings)
+    delay = np.maximum(1, np.rint(parameters.rtt_s[:, 0] / slot_s).astype(int))
     shape = (len(settings), flows)
     exists = np.arange(flows) < np.array([[setting.flows] for setting in settings])
     start = np.where(exists, np.arange(flows) * min(2e-3, duration_s / 4 / flows), math.inf)
     state = _Senders(
-        rate=np.broadcast_to(given.capacity, shape).copy(),
-        target=np.broadcast_to(given.capacity, shape).copy(),
+        rate=np.broadcast_to(parameters.capacity, shape).copy(),
+        target=np.broadcast_to(parameters.capacity, shape).copy(),
         alpha=np.ones(shape),
         alpha_at=np.zeros(shape),
         timer_at=np.zeros(shape),
@@ -218,25 +218,26 @@ def simulate(
     queues = []
     for slot in range(slots):
         now = slot * slot_s
+        # CNPs and pauses take effect after `rtt_s`: `marks` and `pauses` are rings of the last slots.
         arrived = (slot - delay) % len(marks)
-        stopped = pauses[arrived, rows]
-        on = (start <= now) & ~stopped[:, None]
+        is_stopped = pauses[arrived, rows]
+        on = (start <= now) & ~is_stopped[:, None]
         sent = np.where(on, state.rate, 0.0) * slot_s
         fill = queue[:, None]
-        mark = np.clip((fill - given.kmin) / (given.kmax - given.kmin), 0.0, 1.0) * given.pmax
-        mark = np.where(fill > given.kmax, 1.0, mark)
+        mark = np.clip((fill - parameters.kmin) / (parameters.kmax - parameters.kmin), 0.0, 1.0) * parameters.pmax
+        mark = np.where(fill > parameters.kmax, 1.0, mark)
         arriving = sent.sum(axis=1)
-        leaving = np.minimum(queue + arriving, given.capacity[:, 0] * slot_s)
+        leaving = np.minimum(queue + arriving, parameters.capacity[:, 0] * slot_s)
         queue = queue + arriving - leaving
         was_paused = paused
-        paused = np.where(paused, queue > given.xon[:, 0], queue > given.xoff[:, 0])
+        paused = np.where(paused, queue > parameters.xon[:, 0], queue > parameters.xoff[:, 0])
         pauses[slot % len(pauses)] = paused
-        marked = rng.random(shape) < 1 - (1 - mark) ** (sent / given.mtu)
-        noticed = marked & (now - state.last_cnp >= given.cnp_s)
-        state.last_cnp[noticed] = now
-        marks[slot % len(marks)] = noticed
-        _react(state, marks[arrived, rows], now, given.g)
-        _recover(state, sent, on, now, given)
+        marked = rng.random(shape) < 1 - (1 - mark) ** (sent / parameters.mtu)
+        has_cnp = marked & (now - state.last_cnp >= parameters.cnp_s)
+        state.last_cnp[has_cnp] = now
+        marks[slot % len(marks)] = has_cnp
+        _react(state, marks[arrived, rows], now, parameters.g)
+        _recover(state, sent, on, now, parameters)
         if slot >= measured_from:
             totals["rate"] += sent
             totals["paused"] += paused

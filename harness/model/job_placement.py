@@ -165,34 +165,34 @@ def _total(sent: Matrix, cost: Matrix, at: npt.NDArray[np.int64]) -> float:
 def _exchanged(sent: Matrix, cost: Matrix, start: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Exchange the places of two ranks as long as that reduces the cost; for each rank, the best exchange is made."""
     at = start.copy()
-    least = _total(sent, cost, at) * _SAVED
+    least_saving = _total(sent, cost, at) * _SAVED
     improved = True
     while improved:
         improved = False
-        for one in range(len(at)):
+        for rank in range(len(at)):
             here = cost[np.ix_(at, at)]
             # What each rank would cost at the place of `one`, and `one` at the place of each, without what they send
             # to each other, which an exchange leaves as it is.
-            saved = (sent[one] * here[one]).sum() - here @ sent[one] + (sent * here).sum(axis=1) - sent @ here[one]
-            saved -= 2 * sent[one] * here[one]
-            saved[one] = 0.0
+            saved = (sent[rank] * here[rank]).sum() - here @ sent[rank] + (sent * here).sum(axis=1) - sent @ here[rank]
+            saved -= 2 * sent[rank] * here[rank]
+            saved[rank] = 0.0
             other = int(np.argmax(saved))
-            if saved[other] > least:
-                at[[one, other]] = at[[other, one]]
+            if saved[other] > least_saving:
+                at[[rank, other]] = at[[other, rank]]
                 improved = True
     return at
 
 
 def spares(topology: Topology, ranks: Sequence[str], rnics: Sequence[str]) -> tuple[str, ...]:
     """Return the RNICs that a placement leaves free, sorted by how many of its ranks are near."""
-    used, order = _places(topology, ranks), topology.rnic_names
-    hosts = {host for _, _, host in used}
+    occupied, order = _places(topology, ranks), topology.rnic_names
+    hosts = {host for _, _, host in occupied}
 
     def nearness(name: str) -> tuple[int, int, int]:
         ((zone, rack, _),) = _places(topology, [name])
         return (
-            -sum(rack == other for _, other, _ in used),
-            -sum(zone == other for other, _, _ in used),
+            -sum(rack == other for _, other, _ in occupied),
+            -sum(zone == other for other, _, _ in occupied),
             order.index(name),
         )
 

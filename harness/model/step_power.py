@@ -151,8 +151,14 @@ def step_power(
 
     Communication is assumed not to overlap with compute.
     """
-    one: list[Interval] = [("compute", step.compute_s), ("collective", step.pp_s + step.dp_s)]
-    intervals = [*one * steps, ("checkpoint", checkpoint_s), *one * steps, ("restart", restart_s), *one * steps]
+    one_step: list[Interval] = [("compute", step.compute_s), ("collective", step.pp_s + step.dp_s)]
+    intervals = [
+        *one_step * steps,
+        ("checkpoint", checkpoint_s),
+        *one_step * steps,
+        ("restart", restart_s),
+        *one_step * steps,
+    ]
     return power_trace(intervals, watts, gpus=step.gpus)
 
 

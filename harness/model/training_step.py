@@ -232,9 +232,9 @@ def _pipeline_s(
 
 def _unit_loads(unit_of_pair: Numbers, hops: Hops, qps: int, *, units: int) -> Loads:
     """Return the loads of units in which each pair of GPUs sends one byte, divided among its `qps` queue pairs."""
-    used = hops >= 0
-    unit = np.repeat(np.repeat(unit_of_pair, qps), used.sum(axis=1))
-    return merged(unit, hops[used], 1 / qps, units=units)
+    is_link = hops >= 0
+    unit = np.repeat(np.repeat(unit_of_pair, qps), is_link.sum(axis=1))
+    return merged(unit, hops[is_link], 1 / qps, units=units)
 
 
 def _flops(model: TrainedModel, layout: Layout) -> float:

@@ -263,12 +263,12 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
     )
     # Values that were measured while, for example, a fault did nothing must not be a reference for other runs.
     tracked = () if unmet(verdict.checks) else TRACKED
-    seen = {name: observed.metrics[name] for name in tracked if name in observed.metrics}
+    observations = {name: observed.metrics[name] for name in tracked if name in observed.metrics}
     index.executemany(
         "INSERT INTO metric VALUES (?, ?, ?, ?)",
         [
             (path.name, name, float(observation.value), observation.censored)
-            for name, observation in seen.items()
+            for name, observation in observations.items()
             if isinstance(observation.value, int | float) and math.isfinite(observation.value)
         ],
     )

@@ -103,6 +103,6 @@ def moment(at: datetime) -> str:
 
 def with_contents(html: str) -> str:
     """Return a page with links to its sections at `CONTENTS_HERE`."""
-    found = [(heading["id"], re.sub(r"<[^>]*>", "", heading["text"]).strip()) for heading in _HEADING.finditer(html)]
-    links = " ".join(f'<a href="#{name}">{text}</a>' for name, text in found)
+    headings = [(heading["id"], re.sub(r"<[^>]*>", "", heading["text"]).strip()) for heading in _HEADING.finditer(html)]
+    links = " ".join(f'<a href="#{name}">{text}</a>' for name, text in headings)
     return html.replace(CONTENTS_HERE, links, 1)

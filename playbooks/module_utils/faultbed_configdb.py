@@ -61,15 +61,15 @@ def merged(tables, config_db):
     result = {table: dict(entries) for table, entries in tables.items()}
     dividing = []
     for table in RANGED:
-        ours, theirs = tables.get(table, {}), config_db.get(table, {})
-        for key, fields in theirs.items():
+        our_entries, switch_entries = tables.get(table, {}), config_db.get(table, {})
+        for key, fields in switch_entries.items():
             members = covered(key)
-            if key in ours or not any(f"{netdev}|{number}" in ours for netdev, number in members):
+            if key in our_entries or not any(f"{netdev}|{number}" in our_entries for netdev, number in members):
                 continue
             dividing.append((table, key))
             for netdev, number in members:
                 name = f"{netdev}|{number}"
-                if name not in theirs:
+                if name not in switch_entries:
                     result[table][name] = {**fields, **result[table].get(name, {})}
     return result, dividing
 

@@ -1,4 +1,4 @@
-"""BGP of a rack's switch: that of a soft lab's switch, except that it announces only its prefixes in the fabric.
+"""BGP configuration of a rack's switch. Unlike a soft lab's switch, it announces only prefixes of the fabric.
 
 A rack's switch is also connected to a management network and perhaps a container bridge. If it announced these, other
 switches would route to them through the fabric, and administrators could lose access to the racks.

@@ -1,6 +1,6 @@
 """Shared by the node programs of roles: run `ip`, read and write kernel state, report changes.
 
-Only few modules of the standard library are imported: a program starts in a guest whose CPU is emulated.
+This module imports few others, because importing takes long in a guest whose CPU is emulated.
 """
 
 import contextlib

@@ -35,10 +35,10 @@ def healthy_afterwards(saved, netdevs, notes, *, sonic, unless):
     if saved.changes.check:
         yield
         return
-    resumed, made = saved.pending("health"), len(saved.changes.made)
+    resumed, changes_before = saved.pending("health"), len(saved.changes.made)
     before = resumed or saved.pending("health", health(netdevs, sonic=sonic))
     yield
-    if resumed or len(saved.changes.made) > made:
+    if resumed or len(saved.changes.made) > changes_before:
         try:
             notes += require_health(before, netdevs, sonic=sonic, deadline_s=DEADLINE_S)
         except StateError as error:

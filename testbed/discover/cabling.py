@@ -109,8 +109,8 @@ def cables(nodes: Mapping[str, Node]) -> tuple[dict[End, Cable], list[tuple[End,
         for near, cable in known.items()
         if (back := known[cable.far]).far != near
     ]
-    bad = {near for near, _ in contradictions}
-    return {near: cable for near, cable in known.items() if near not in bad}, contradictions
+    contradictory = {near for near, _ in contradictions}
+    return {near: cable for near, cable in known.items() if near not in contradictory}, contradictions
 
 
 def unknown_ends(nodes: Mapping[str, Node], known: Mapping[End, Cable]) -> list[tuple[End, str]]:

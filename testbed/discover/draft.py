@@ -235,9 +235,9 @@ def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
         )
     cable = lab.cables.get((host.name, dev))
     if cable is None or not lab.nodes[cable.far[0]].is_switch:
-        heard = host.lldp.get(dev)
+        lldp_peer = host.lldp.get(dev)
         problem = "none of the queried switches is known to be at the other end"
-        problem += f"; LLDP reports {heard.description}" if heard else ""
+        problem += f"; LLDP reports {lldp_peer.description}" if lldp_peer else ""
         lab.add_gap(
             f"{place}.switch", problem, "query the switch too, run lldpd on both ends, or write switch and gateway"
         )

@@ -200,13 +200,13 @@ def machine_of(name: str, answers: Answers) -> Machine:
     machine.gpus = tuple(_gpus(own.get("gpu", "")))
     units = (line.rpartition("/")[2] for line in own.get("softgpu", "").split())
     machine.soft_gpus = tuple(sorted(unit.removeprefix("faultbed-").removesuffix(".service") for unit in units))
-    heard: dict[str, set[LldpPeer]] = {}
+    lldp_peers: dict[str, set[LldpPeer]] = {}
     with _output_of("lldp", name):
         for dev, peer in _lldp(own.get("lldp", "")):
-            heard.setdefault(dev, set()).add(peer)
-    machine.lldp = {dev: peers.pop() for dev, peers in heard.items() if len(peers) == 1}
+            lldp_peers.setdefault(dev, set()).add(peer)
+    machine.lldp = {dev: peers.pop() for dev, peers in lldp_peers.items() if len(peers) == 1}
     machine.ambiguous_lldp = {
-        dev: tuple(sorted(peer.description for peer in peers)) for dev, peers in heard.items() if len(peers) > 1
+        dev: tuple(sorted(peer.description for peer in peers)) for dev, peers in lldp_peers.items() if len(peers) > 1
     }
     machine.memory_mib = _memory_mib(own.get("memory", ""))
     cpus = own.get("cpus", "").strip()
@@ -332,11 +332,11 @@ def _gpus(body: str) -> Iterator[Gpu]:
 
 def _lldp(body: str) -> Iterator[tuple[str, LldpPeer]]:
     for interface in _listed(_object(body).get("lldp", {}).get("interface")):
-        for netdev, heard in interface.items():
-            port = heard.get("port", {})
+        for netdev, neighbour in interface.items():
+            port = neighbour.get("port", {})
             names = {str(_listed(port.get("id"))[0].get("value", "")) if port.get("id") else "", str(port.get("descr"))}
             # With a system name, that is the key; without one, lldpctl puts the chassis itself there.
-            for system, chassis in heard.get("chassis", {}).items():
+            for system, chassis in neighbour.get("chassis", {}).items():
                 if isinstance(chassis, dict) and "value" not in chassis:
                     yield netdev, LldpPeer(system=str(system), ports=frozenset(names - {"", "None"}))
 

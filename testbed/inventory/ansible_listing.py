@@ -60,9 +60,11 @@ def listing(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     if not path.exists():
-        beside = sorted(str(other) for other in path.parent.glob("*.yml")) if path.parent.is_dir() else []
-        meant = near(str(path), beside) if beside else "; name an Ansible inventory, or a lab such as soft"
-        raise ConfigError(f"{path}: no such inventory{meant}")
+        inventories = sorted(str(other) for other in path.parent.glob("*.yml")) if path.parent.is_dir() else []
+        suggestion = (
+            near(str(path), inventories) if inventories else "; name an Ansible inventory, or a lab such as soft"
+        )
+        raise ConfigError(f"{path}: no such inventory{suggestion}")
     return read_text(path, "name an Ansible inventory (YAML)")
 
 
@@ -144,9 +146,9 @@ def digest_of(path: Path, answer: Mapping[str, Any]) -> str:
     `answer` is its listing, which names its groups and hosts.
     """
     digest = hashlib.sha256(path.read_bytes())
-    used = {"all", *answer, *answer.get("_meta", {}).get("hostvars", {})}
+    names = {"all", *answer, *answer.get("_meta", {}).get("hostvars", {})}
     for file, content in _vars_beside(path):
-        if {file.parts[1], Path(file.parts[1]).stem} & used:
+        if {file.parts[1], Path(file.parts[1]).stem} & names:
             digest.update(f"\0{file}\0".encode() + content)
     return digest.hexdigest()
 
@@ -163,12 +165,12 @@ def _vars_beside(path: Path) -> list[tuple[Path, bytes]]:
 
 def _digest(path: Path, text: str) -> str:
     """Return a digest of what Ansible would read. It includes the path for templates, which may use inventory_dir."""
-    beside = _vars_beside(path)
-    contents = (text.encode(), *(content for _, content in beside))
+    vars_files = _vars_beside(path)
+    contents = (text.encode(), *(content for _, content in vars_files))
     has_templates = any(mark in content for mark in _TEMPLATES for content in contents)
     location = path.resolve() if has_templates else path.name
     digest = hashlib.sha256(f"{version('ansible-core')}\0{location}\0{text}".encode())
-    for file, content in beside:
+    for file, content in vars_files:
         digest.update(f"\0{file}\0".encode() + content)
     return digest.hexdigest()
 

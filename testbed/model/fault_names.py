@@ -32,9 +32,9 @@ def is_fault_on(name: str, targets: Iterable[str]) -> bool:
     match = _INSTANCE.fullmatch(name)
     if match is None:
         return False
-    found = match["slug"]
+    slug_in_name = match["slug"]
     for target in map(slug, targets):
-        least = len(target) if len(found) < _LONGEST else 1
-        if any(found.endswith(f"-{target[:length]}") for length in range(len(target), least - 1, -1)):
+        min_match = len(target) if len(slug_in_name) < _LONGEST else 1
+        if any(slug_in_name.endswith(f"-{target[:length]}") for length in range(len(target), min_match - 1, -1)):
             return True
     return False

@@ -357,16 +357,18 @@ def _compare(lab: Lab, before: Fingerprint, running_commands: Sequence[Mark]) ->
     """Return the differences to `before`, except in parts that other commands are changing and will compare."""
     if not running_commands:
         return fingerprint.settle(lab, before)
-    theirs = {name for command in running_commands for name in command.covers}
-    if WHOLE_LAB in theirs:
+    covered_by_others = {name for command in running_commands for name in command.covers}
+    if WHOLE_LAB in covered_by_others:
         return []
-    own = Fingerprint(nodes=_outside(before.nodes, lab.topology, theirs), covers=before.covers)
+    own = Fingerprint(nodes=_outside(before.nodes, lab.topology, covered_by_others), covers=before.covers)
     lab.reserved = before.covers
 
     def look() -> Look:
         now = fingerprint.capture(lab)
         rest = replace(
-            now, nodes=_outside(now.nodes, lab.topology, theirs), moved=_outside(now.moved, lab.topology, theirs)
+            now,
+            nodes=_outside(now.nodes, lab.topology, covered_by_others),
+            moved=_outside(now.moved, lab.topology, covered_by_others),
         )
         return fingerprint.look_of(fingerprint.diff(own, rest), rest)
 

@@ -164,8 +164,8 @@ def _is_below(entry: dict[str, Any], process: tuple[int, int | None]) -> bool:
 
 
 def _overlaps(entry: dict[str, Any], covers: Sequence[str]) -> bool:
-    theirs = entry.get("covers")
-    return not isinstance(theirs, list) or overlap(tuple(theirs), tuple(covers))
+    entry_covers = entry.get("covers")
+    return not isinstance(entry_covers, list) or overlap(tuple(entry_covers), tuple(covers))
 
 
 def _read(state_dir: Path) -> _Record:

@@ -117,8 +117,10 @@ class LabLease:
         with contextlib.suppress(FaultbedError):
             now = self.store.read()
             entries = reservation.live(now.book, now_s=now.now_s, is_dead=is_dead)
-            theirs = [entry for entry in entries if entry.token != self.token and entry.mode in ("shared", "exclusive")]
-            return tuple(sorted({name for entry in theirs for name in entry.covers}))
+            of_others = [
+                entry for entry in entries if entry.token != self.token and entry.mode in ("shared", "exclusive")
+            ]
+            return tuple(sorted({name for entry in of_others for name in entry.covers}))
         return ()
 
     def release(self, *, was_dirty: bool = False, is_dirty: bool = False) -> None:
@@ -130,12 +132,12 @@ class LabLease:
         if self._is_inherited:
             return
         me = owner()
-        found = self.store.change(
+        reading = self.store.change(
             lambda now: reservation.end_entry(
                 now.book, self.token, owner=me, was_dirty=was_dirty, is_dirty=is_dirty, now_s=now.now_s
             )
         )
-        reservation.refresh(found.book, self.token, until_s=found.now_s)
+        reservation.refresh(reading.book, self.token, until_s=reading.now_s)
 
 
 def store_of(inventory: Inventory) -> ReservationStore:
@@ -307,11 +309,11 @@ def owner() -> str:
     """Return the owner of this user's reservations: one identity for each FAULTBED_HOME, created at first use."""
     path = private_dir(home_dir()) / "owner"
     if not path.exists():
-        mine = path.with_name(f"owner.{secrets.token_hex(4)}")
-        mine.write_text(secrets.token_hex(8), encoding="ascii")
+        temporary = path.with_name(f"owner.{secrets.token_hex(4)}")
+        temporary.write_text(secrets.token_hex(8), encoding="ascii")
         with contextlib.suppress(FileExistsError):  # another process of this user was first: use its identity
-            path.hardlink_to(mine)
-        mine.unlink()
+            path.hardlink_to(temporary)
+        temporary.unlink()
     return path.read_text(encoding="ascii").strip()
 
 

@@ -114,11 +114,12 @@ def reserve(
         requested: the new entry.
         now_s: the store's time.
         is_dead: whether a process is known to be dead.
-        never_all: by switch, links of which at least one must stay up: any uplink that an entry covers may be down.
+        never_all: by rack switch, its uplinks, of which at least one must stay up. An uplink that an entry covers may
+            go down at any time.
 
     Raises:
-        Reserved: another entry covers a part of it, or the last of such links; the message says who, why and until
-            when.
+        Reserved: another entry covers a part of it, or the other entries leave a switch no further uplink; the message
+            says who, why and until when.
     """
     left = live(book, now_s=now_s, is_dead=is_dead)
     for entry in left:
@@ -137,12 +138,12 @@ def _refuse_the_last(left: Book, requested: Entry, never_all: Mapping[str, froze
     others_entries = [entry for entry in left if entry.token != requested.token and entry.mode != "booking"]
     for switch, links in never_all.items():
         own = links & set(requested.covers)
-        theirs = [entry for entry in others_entries if links & set(entry.covers) - own]
-        may_be_down = own.union(*(entry.covers for entry in theirs))
+        blocking = [entry for entry in others_entries if links & set(entry.covers) - own]
+        may_be_down = own.union(*(entry.covers for entry in blocking))
         if requested.mode != "booking" and own and own != links <= may_be_down:
             raise Reserved(
                 f"{_names(tuple(sorted(own)))}: the other uplinks of {switch} may be down ("
-                f"{'; '.join(describe(entry, now_s=now_s) for entry in theirs)}), and the rack behind it with them; "
+                f"{'; '.join(describe(entry, now_s=now_s) for entry in blocking)}), and the rack behind it with them; "
                 "wait, or choose another target (faultbed_safety.all_uplinks allows it)"
             )
 
@@ -179,23 +180,23 @@ def end_entry(book: Book, token: str, *, owner: str, was_dirty: bool, is_dirty: 
 
     With `was_dirty`, the lab was DIRTY already when the entry began, so nothing more is reserved.
     """
-    mine, rest = f"dirty-{owner}", release(book, token)
-    left = next((entry for entry in book if entry.token == token), None)
+    dirty_token, rest = f"dirty-{owner}", release(book, token)
+    ended = next((entry for entry in book if entry.token == token), None)
     if not is_dirty:
-        return release(rest, mine)
-    if was_dirty or left is None:
+        return release(rest, dirty_token)
+    if was_dirty or ended is None:
         return rest
-    before = next((entry for entry in rest if entry.token == mine), None)
-    covers = {*left.covers, *(before.covers if before else ())}
-    stays = msgspec.structs.replace(
-        before or left,
-        token=mine,
+    earlier = next((entry for entry in rest if entry.token == dirty_token), None)
+    covers = {*ended.covers, *(earlier.covers if earlier else ())}
+    dirty_entry = msgspec.structs.replace(
+        earlier or ended,
+        token=dirty_token,
         mode="dirty",
         covers=(WHOLE_LAB,) if WHOLE_LAB in covers else tuple(sorted(covers)),
         until_s=now_s + DIRTY_S,
         process=None,
     )
-    return (*release(rest, mine), stays)
+    return (*release(rest, dirty_token), dirty_entry)
 
 
 def outside(book: Book, owner: str, covers: Iterable[str], *, now_s: float) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ class Iteration:
     """One compute phase followed by one collective (in a job: by several collectives), on one rank.
 
     `start_ns` is the start of the compute phase, `end_ns` the end of the collective. The check of the result comes
-    after `end_ns`. `wait_ns` is the part of `comm_ns` before the first data of a neighbour could be used. `phases_ns`
+    after `end_ns`. `wait_ns` is the part of `comm_ns` until the first data from another rank could be used. `phases_ns`
     are the end times of a job's collectives, relative to the end of the compute phase. `paused_ns` are the lengths of
     the pauses in the program (`faultbed.traffic.node.ranks.gate`). `split_ns` divides `comm_ns` without the pauses
     into the parts of `faultbed.traffic.engine.latency_split`; it is empty if the engine did not report it.

@@ -27,7 +27,7 @@ MAX_ENTROPY = 4096
 
 PATIENT_TIMEOUT = 17
 """QP timeout for measurements without faults: the sender waits 0.5 s for an ACK. The default of 67 ms detects faults
-early, but on emulated machines many concurrent QPs then retransmit, and lose packets, by their own load."""
+early, but it is too short for many concurrent QPs on emulated machines: their load alone causes retransmissions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,8 +205,8 @@ def times_of(trips: Iterable[Trip]) -> tuple[PathTimes, ...]:
     with_usual = []
     for path in paths:
         like_ns = usual_ns_by_hops.get(len(path.places))
-        took = [echo.network_ns for echo in by_path[path.path, path.back] if echo.network_ns is not None]
-        over = () if like_ns is None else (sum(ns > level * like_ns for ns in took) for level in LEVELS)
+        network_ns = [echo.network_ns for echo in by_path[path.path, path.back] if echo.network_ns is not None]
+        over = () if like_ns is None else (sum(ns > level * like_ns for ns in network_ns) for level in LEVELS)
         with_usual.append(replace(path, over=tuple(over) or path.over, like_ns=like_ns))
     return tuple(with_usual)
 

@@ -64,7 +64,7 @@ def results(schedule: Schedule, rank: int) -> npt.NDArray[np.int64]:
         UsageError: there is no such collective.
     """
     ranks, chunks = schedule.ranks, schedule.chunks
-    every = np.arange(ranks)
+    all_ranks = np.arange(ranks)
     match schedule.collective:
         case "all-reduce":
             rows = [(0, chunks, ALL, 0)]
@@ -77,9 +77,9 @@ def results(schedule: Schedule, rank: int) -> npt.NDArray[np.int64]:
         case "send-recv":
             rows = [(0, chunks, (rank - 1) % ranks, 0)]
         case "all-gather" | "barrier":
-            return np.stack([every, np.ones_like(every), every, every], axis=1)
+            return np.stack([all_ranks, np.ones_like(all_ranks), all_ranks, all_ranks], axis=1)
         case "all-to-all" | "all-to-allv":
-            return np.stack([every, np.ones_like(every), every, np.full_like(every, rank)], axis=1)
+            return np.stack([all_ranks, np.ones_like(all_ranks), all_ranks, np.full_like(all_ranks, rank)], axis=1)
         case unknown:
             raise UsageError(f'no collective "{unknown}"; choose one of {", ".join(COLLECTIVES)}')
     return np.array(rows, dtype=np.int64).reshape(-1, 4)

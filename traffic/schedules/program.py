@@ -145,8 +145,8 @@ def programs(
 
 def _input_bounds(schedule: Schedule, layout: Layout, rank: int, *, in_place: bool) -> Ints:
     """Return the offsets of the input blocks in the rank's array. Those of blocks that it does not hold are invalid."""
-    whole = layout.input_bounds(schedule, rank)
-    return whole if in_place else whole - whole[input_blocks(schedule, rank)[0]]
+    bounds = layout.input_bounds(schedule, rank)
+    return bounds if in_place else bounds - bounds[input_blocks(schedule, rank)[0]]
 
 
 def _extent(bounds: Ints, first: int, span: int) -> tuple[int, int]:
@@ -182,14 +182,14 @@ def _results(schedule: Schedule, layout: Layout, rank: int, work: Ints, shift: i
             yield [offset + shift, count, source, index]
 
 
-def _add_local(program: Program, row: Any, whole: Ints, inputs: Ints, work: Ints, *, in_place: bool) -> None:
+def _add_local(program: Program, row: Any, all_inputs: Ints, inputs: Ints, work: Ints, *, in_place: bool) -> None:
     _, _, _, source, target, span, _, _ = row
     offset, count = _extent(inputs, source, span)
     offset_in_array = int(work[target]) + program["input"]
     if not count:
         return
     if in_place:
-        program["fills"].append([offset_in_array, count, int(whole[source]), 0])
+        program["fills"].append([offset_in_array, count, int(all_inputs[source]), 0])
     else:
         program["copies"].append([offset_in_array, offset, count])
 

@@ -60,15 +60,15 @@ def writes_by_queue_pair(
     for program in programs:
         turns: Counter[int] = Counter()
         for _, dst, _, count in program["sends"]:
-            mine = writes[program["rank"], dst]
+            writes_to_peer = writes[program["rank"], dst]
             shares = _equal_parts(count, min(qps, count)) if spread == "split" else [count]
             for number, share in enumerate(shares):
                 for size in _segments(share, segment_elements):
                     qp = number if spread == "split" else turns[dst] % qps
                     turns[dst] += 1
-                    while len(mine) <= qp:
-                        mine.append([])
-                    mine[qp].append(size)
+                    while len(writes_to_peer) <= qp:
+                        writes_to_peer.append([])
+                    writes_to_peer[qp].append(size)
     return writes
 
 

@@ -73,7 +73,8 @@ def _parents(size: int) -> tuple[Ints, Ints]:
     label = np.arange(1, size + 1)
     low = label & -label
     up, down = label + low, label - low
-    # A left child has bit 2*low set in its parent, a right child has not. Past the last label, climb further up.
+    # A label whose bit 2*low is set is a right child, so that its parent is smaller. If the parent would be larger than
+    # the last label, the next ancestor that exists is the parent.
     parent = np.where(label & (2 * low), down, up)
     while (over := parent > size).any():
         bit = parent & -parent
@@ -120,11 +121,11 @@ def _from_root(ranks: int, pieces: int) -> Moves:
 def tree_all_reduce(ranks: int, pieces: int) -> Moves:
     """Return moves that reduce up both trees to their roots, then broadcast down.
 
-    A piece turns around as soon as it is complete.
+    Blocks are pipelined: the broadcast of a block begins as soon as the root has reduced it completely.
     """
     down = [_down(number, tree, pieces, later=0, offset=0) for number, tree in enumerate(_trees(ranks))]
     up = transposed(joined(*down), ranks=ranks, chunks=2 * pieces, period=ranks)
-    # Transposed, the pieces arrive last one first. Renumber them, so that the first one arrives first.
+    # Transposing reverses the order of blocks: the last one arrives first. Renumber them in the order of arrival.
     number, piece = np.divmod(up["source"], pieces)
     up["source"] = up["target"] = number * pieces + pieces - 1 - piece
     levels = int(up["step"].max()) + 2 - pieces

@@ -153,14 +153,14 @@ def expanded(schedule: Schedule, *, turns: int | None = None) -> Moves:
     """Return the moves of all ranks (or of the first `turns` periods), split where they wrap at the end of a buffer."""
     listed, period = schedule.moves, schedule.period
     count = schedule.ranks // period if turns is None else turns
-    every = listed[np.tile(np.arange(len(listed)), count)]
+    all_moves = listed[np.tile(np.arange(len(listed)), count)]
     shift = np.repeat(np.arange(count, dtype=np.int32) * period, len(listed))
     sizes = (("src", schedule.ranks), ("dst", schedule.ranks), ("source", schedule.chunks), ("target", schedule.chunks))
     for name, size in sizes:
-        every[name] = (every[name] + shift) % size
+        all_moves[name] = (all_moves[name] + shift) % size
     for name in ("source", "target"):
-        every = _cut_at_end(every, name, schedule.chunks)
-    return every[np.argsort(every["step"], kind="stable")]
+        all_moves = _cut_at_end(all_moves, name, schedule.chunks)
+    return all_moves[np.argsort(all_moves["step"], kind="stable")]
 
 
 def relisted(rows: Moves, *, period: int, new_period: int, ranks: int, chunks: int) -> Moves:

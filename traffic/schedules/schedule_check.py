@@ -24,14 +24,14 @@ EXPLAINED_RANKS = 32
 MOST_SENTENCES = 10
 
 
-def _by_step(every: Moves) -> list[Moves]:
-    starts = np.flatnonzero(np.diff(every["step"], prepend=-2))
-    return np.split(every, starts[1:]) if len(every) else []
+def _by_step(all_moves: Moves) -> list[Moves]:
+    starts = np.flatnonzero(np.diff(all_moves["step"], prepend=-2))
+    return np.split(all_moves, starts[1:]) if len(all_moves) else []
 
 
-def _run(every: Moves, inputs: Numbers, work: Numbers) -> None:
+def _run(all_moves: Moves, inputs: Numbers, work: Numbers) -> None:
     """Execute all moves on arrays of shape (ranks, chunks, ...). `work` becomes the result."""
-    for rows in _by_step(every):
+    for rows in _by_step(all_moves):
         _step(rows, inputs, work)
 
 
@@ -69,16 +69,16 @@ def _inputs_like(schedule: Schedule, full: Numbers) -> Numbers:
 
 def faults(schedule: Schedule) -> list[str]:
     """Return the errors of a schedule, one sentence each; empty if it is correct. Similar errors are abbreviated."""
-    every = expanded(schedule)
-    return [*_malformed(schedule, every), *_wrong_results(schedule, every)]
+    all_moves = expanded(schedule)
+    return [*_malformed(schedule, all_moves), *_wrong_results(schedule, all_moves)]
 
 
-def _wrong_results(schedule: Schedule, every: Moves) -> list[str]:
+def _wrong_results(schedule: Schedule, all_moves: Moves) -> list[str]:
     random = np.random.default_rng(1)
     shape = (schedule.ranks, schedule.chunks)
     full = random.integers(0, 2**64, shape, dtype=np.uint64)
     work = random.integers(0, 2**64, shape, dtype=np.uint64)
-    _run(every, _inputs_like(schedule, full), work)
+    _run(all_moves, _inputs_like(schedule, full), work)
     total = full.sum(axis=0, dtype=np.uint64)
     wrong_blocks: list[tuple[int, int, int]] = []
     for rank in range(schedule.ranks):
@@ -116,21 +116,21 @@ def contributions(schedule: Schedule) -> npt.NDArray[np.int64]:
     return work
 
 
-def _malformed(schedule: Schedule, every: Moves) -> Iterator[str]:
-    moving = every[every["step"] >= 0]
+def _malformed(schedule: Schedule, all_moves: Moves) -> Iterator[str]:
+    moving = all_moves[all_moves["step"] >= 0]
     for name, size in (("src", schedule.ranks), ("dst", schedule.ranks)):
-        for row in every[(every[name] < 0) | (every[name] >= size)][:1]:
+        for row in all_moves[(all_moves[name] < 0) | (all_moves[name] >= size)][:1]:
             yield f"step {row['step']}: there is no rank {row[name]}"
     for row in moving[moving["src"] == moving["dst"]][:1]:
         yield f"step {row['step']}: rank {row['src']} sends to itself"
-    for row in every[(every["step"] < 0) & (every["src"] != every["dst"])][:1]:
+    for row in all_moves[(all_moves["step"] < 0) & (all_moves["src"] != all_moves["dst"])][:1]:
         yield f"rank {row['src']} sends to rank {row['dst']} in the local step"
-    yield from _written_twice(schedule, every)
+    yield from _written_twice(schedule, all_moves)
 
 
-def _written_twice(schedule: Schedule, every: Moves) -> Iterator[str]:
+def _written_twice(schedule: Schedule, all_moves: Moves) -> Iterator[str]:
     """Report blocks that are copied to and written a second time in one step: the order of the writes is undefined."""
-    for some in _by_step(every):
+    for some in _by_step(all_moves):
         if some["reduce"].all():
             continue
         row, place = _spread(some["span"])

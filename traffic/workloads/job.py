@@ -201,9 +201,11 @@ def job_programs(
         schedule = schedules.build(phase.collective, algorithm, shape)
         for members in teams:
             for program in schedules.programs(schedule, collective.layout(spec_of_phase, len(members))):
-                mine = schedules.with_own_pattern(schedules.with_world_ranks(program, members, world), number)
-                before = by_rank[mine["rank"]]
-                by_rank[mine["rank"]] = mine if before is None else schedules.in_sequence(before, mine, steps=steps)
+                rank_program = schedules.with_own_pattern(schedules.with_world_ranks(program, members, world), number)
+                before = by_rank[rank_program["rank"]]
+                by_rank[rank_program["rank"]] = (
+                    rank_program if before is None else schedules.in_sequence(before, rank_program, steps=steps)
+                )
         algorithms.append(algorithm)
         steps += schedule.steps
     return [program for program in by_rank if program is not None], tuple(algorithms)
@@ -334,17 +336,17 @@ def result_fields(
 
     `per_rank` are the iterations, `stored` the checkpoints of all ranks.
     """
-    whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
+    iteration_ns = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
     return {
         "spec": spec,
         "algorithms": algorithms,
         "ends": ends_of(running, ranks),
         "window": window_of(running),
-        "iterations_completed": len(whole),
+        "iterations_completed": len(iteration_ns),
         "groups": tuple(_group_times(spec, per_rank)),
         "checkpoints": stored,
         "storage_times": None if spec.storage is None else storage.times_of(per_rank, stored),
-        "iteration_p50_ns": traffic_metrics.percentile(whole, 50),
-        "iteration_p95_ns": traffic_metrics.percentile(whole, 95),
-        "iteration_p99_ns": traffic_metrics.percentile(whole, 99),
+        "iteration_p50_ns": traffic_metrics.percentile(iteration_ns, 50),
+        "iteration_p95_ns": traffic_metrics.percentile(iteration_ns, 95),
+        "iteration_p99_ns": traffic_metrics.percentile(iteration_ns, 99),
     }

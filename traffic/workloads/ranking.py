@@ -132,7 +132,7 @@ def run(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -> 
 def _result(spec: RankingSpec, done: Execution) -> RankingResult:
     ((_, running),) = done.runs
     per_rank = done.iterations[0]
-    whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
+    iteration_ns = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
     forward, backward, dense = (
         traffic_metrics.percentile(operation_times_ns(done.batches[0], index, per_rank), 50) for index in range(PARTS)
     )
@@ -140,12 +140,12 @@ def _result(spec: RankingSpec, done: Execution) -> RankingResult:
     return RankingResult(
         **common_results(running, done.ranks),
         spec=spec,
-        iterations_completed=len(whole),
+        iterations_completed=len(iteration_ns),
         mmr=max(sent) * len(sent) / sum(sent),
         forward_ns=forward,
         backward_ns=backward,
         dense_ns=dense,
-        iteration_p50_ns=traffic_metrics.percentile(whole, 50),
-        iteration_p95_ns=traffic_metrics.percentile(whole, 95),
-        iteration_p99_ns=traffic_metrics.percentile(whole, 99),
+        iteration_p50_ns=traffic_metrics.percentile(iteration_ns, 50),
+        iteration_p95_ns=traffic_metrics.percentile(iteration_ns, 95),
+        iteration_p99_ns=traffic_metrics.percentile(iteration_ns, 99),
     )

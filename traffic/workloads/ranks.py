@@ -208,8 +208,8 @@ def _lanes_of_busiest(spec: RanksSpec, programs: Sequence[schedules.Program]) ->
 def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
     """Return the segment size: at most one of the parts of the longest message, and less if slots are few."""
     longest = -(-schedules.longest_message(programs) // _parts_of_a_message(spec, programs)) * ITEM_BYTES[spec.dtype]
-    whole = round(spec.slots * spec.segment_bytes / max(1.0, _lanes_of_busiest(spec, programs)))
-    share = whole // 2 // MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES
+    bytes_in_flight = round(spec.slots * spec.segment_bytes / max(1.0, _lanes_of_busiest(spec, programs)))
+    share = bytes_in_flight // 2 // MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES
     return min(spec.segment_bytes, longest, max(MIN_SEGMENT_BYTES, share))
 
 

@@ -116,13 +116,13 @@ def rounds(done: Execution) -> RoundsResult:
     ((_, running),) = done.runs
     per_rank, batch = done.iterations[0], done.batches[0]
     lengths = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
-    took = [operation_times_ns(batch, index, per_rank) for index in range(len(batch.operations))]
+    times_ns = [operation_times_ns(batch, index, per_rank) for index in range(len(batch.operations))]
     return RoundsResult(
         **common_results(running, done.ranks),
         spec=done.spec,
         source=done.trace.source,
         iterations_completed=len(lengths),
-        operations=tuple(_time(batch, index, times) for index, times in enumerate(took) if times),
+        operations=tuple(_time(batch, index, times) for index, times in enumerate(times_ns) if times),
         iteration_p50_ns=traffic_metrics.percentile(lengths, 50),
         iteration_p95_ns=traffic_metrics.percentile(lengths, 95),
         iteration_p99_ns=traffic_metrics.percentile(lengths, 99),
@@ -141,7 +141,9 @@ def result(done: Execution) -> ReplayResult:
         outcome=done.outcome,
         where=done.where,
         ranks=tuple(rank.name for rank in done.ranks),
-        operations=tuple(_time(done.batches[at], index, took) for (at, index), took in sorted(times.items()) if took),
+        operations=tuple(
+            _time(done.batches[at], index, took_ns) for (at, index), took_ns in sorted(times.items()) if took_ns
+        ),
         wrong_elements=done.wrong_elements,
         time_ns=sum(window_of(running).duration_ns for _, running in done.runs),
         qp_errors=tuple(item for _, running in done.runs for item in running.qp_errors),
@@ -171,8 +173,8 @@ def _took_ns(item: Iteration, phase: int, gate: int | None) -> int:
     return max(0, item.phases_ns[phase] - began_ns - paused_ns)
 
 
-def _time(batch: Batch, index: int, took: Sequence[int]) -> OperationTime:
-    operation, time_ns = batch.operations[index], traffic_metrics.percentile(took, 50)
+def _time(batch: Batch, index: int, times_ns: Sequence[int]) -> OperationTime:
+    operation, time_ns = batch.operations[index], traffic_metrics.percentile(times_ns, 50)
     count = len(operation.members)
     if operation.counts:
         busiest = max(sum(row) - row[place] for place, row in enumerate(operation.counts))

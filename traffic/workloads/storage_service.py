@@ -37,15 +37,15 @@ __all__ = [
 MODULE = "faultbed.traffic.node.storage"
 FOLDER = "/var/tmp/faultbed-checkpoints"  # noqa: S108  # on the storage host; each job has its own folder in it
 LEAST_KEPT = 2
-"""The previous set of checkpoints must stay complete while the next one is written."""
+"""Minimum number of complete sets to keep: the previous set must stay complete while the next one is written."""
 PING_TIMEOUT_S = 15.0
-"""An emulated host may stall for seconds."""
+"""Timeout of a ping; an emulated host may stall for seconds."""
 NEWEST_TIMEOUT_S = 30.0
 VERIFIED_BYTES_PER_S = 5_000_000
 """Lowest rate at which an emulated host reads and verifies checkpoints."""
 MODES = ("sync", "staggered", "async")
 LEAST_READ_EVERY_NS = 10_000_000
-"""Lower limit of the interval. A reader that plans reads more often than it can begin them would measure itself."""
+"""Minimum interval between the reads of a reader. With a shorter one, it would measure its own delays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

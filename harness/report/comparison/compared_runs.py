@@ -121,10 +121,8 @@ def check_pairs(checks_a: Sequence[Check], checks_b: Sequence[Check]) -> tuple[C
 
     Two bounds of one metric are two checks.
     """
-    mine, others = dict(places(checks_a)), dict(places(checks_b))
-    pairs = [
-        CheckPair(name=place[0], a=mine.get(place), b=others.get(place)) for place in dict.fromkeys((*mine, *others))
-    ]
+    in_a, in_b = dict(places(checks_a)), dict(places(checks_b))
+    pairs = [CheckPair(name=place[0], a=in_a.get(place), b=in_b.get(place)) for place in dict.fromkeys((*in_a, *in_b))]
     return tuple(sorted(pairs, key=lambda pair: not pair.changed))
 
 
@@ -151,10 +149,10 @@ def recovery_pairs(side_a: Side, side_b: Side) -> tuple[RecoveryPair, ...]:
 def load_pairs(loads_a: Sequence[LinkLoad], loads_b: Sequence[LinkLoad]) -> tuple[LoadPair, ...]:
     """Return every link of either run, those between switches first."""
     uplinks = {load.name for load in (*loads_a, *loads_b) if load.is_uplink}
-    mine, others = ({load.name: load for load in loads} for loads in (loads_a, loads_b))
+    in_a, in_b = ({load.name: load for load in loads} for loads in (loads_a, loads_b))
     pairs = [
-        LoadPair(name=name, is_uplink=name in uplinks, a=mine.get(name), b=others.get(name))
-        for name in dict.fromkeys((*mine, *others))
+        LoadPair(name=name, is_uplink=name in uplinks, a=in_a.get(name), b=in_b.get(name))
+        for name in dict.fromkeys((*in_a, *in_b))
     ]
     return tuple(sorted(pairs, key=lambda pair: not pair.is_uplink))
 

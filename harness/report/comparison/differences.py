@@ -53,9 +53,9 @@ def of_plans(plan_a: Plan, plan_b: Plan) -> tuple[Difference, ...]:
         if value_a != value_b
     ]
     differences += _of_mappings("workload", plan_a.workload, plan_b.workload)
-    mine, other = ({fault.id: fault for fault in plan.faults} for plan in (plan_a, plan_b))
-    for fault_id in dict.fromkeys((*mine, *other)):
-        differences += _of_faults(fault_id, mine.get(fault_id), other.get(fault_id))
+    faults_a, faults_b = ({fault.id: fault for fault in plan.faults} for plan in (plan_a, plan_b))
+    for fault_id in dict.fromkeys((*faults_a, *faults_b)):
+        differences += _of_faults(fault_id, faults_a.get(fault_id), faults_b.get(fault_id))
     return tuple(differences)
 
 
@@ -137,11 +137,11 @@ def _fault(fault: ScheduledFault | None) -> str:
 
 def _of_paths(connections_a: Sequence[Connection], connections_b: Sequence[Connection]) -> list[Difference]:
     """Compare the paths of queue pairs between the same two RNICs, in order."""
-    mine, other = _by_ends(connections_a), _by_ends(connections_b)
+    paths_a, paths_b = _by_ends(connections_a), _by_ends(connections_b)
     shared = [
         (path_a, path_b)
-        for ends in mine.keys() & other.keys()
-        for path_a, path_b in zip(mine[ends], other[ends], strict=False)
+        for ends in paths_a.keys() & paths_b.keys()
+        for path_a, path_b in zip(paths_a[ends], paths_b[ends], strict=False)
         if path_a and path_b
     ]
     moved = sum(path_a != path_b for path_a, path_b in shared)

@@ -62,7 +62,8 @@ def moments(
 ) -> tuple[Moment, ...]:
     """Return moments before the first fault, after each firing, at each removal and at the end; none without faults.
 
-    With many faults, removals are left out, and then the last faults, so that there are at most `MOST` moments.
+    There are at most `MOST` moments: with many faults, removals are left out first, then the moments of the last
+    faults.
     """
     if not windows:
         return ()
@@ -83,10 +84,9 @@ def moments(
             title,
             (at_ns - t0_ns) / 1e9,
             [window for window in windows if window.start_ns <= at_ns < window.end_ns],
-            states,
+            _states(topology, windows, known, at_ns),
         )
         for title, at_ns in times
-        for states in [_states(topology, windows, known, at_ns)]
     )
 
 
@@ -169,12 +169,12 @@ def _device_names(topology: Topology) -> set[str]:
 
 def _settled(states: Mapping[str, Sequence[State]]) -> dict[str, tuple[State, ...]]:
     """Remove duplicates from states; `recovered` remains only if there is no other state."""
-    settled: dict[str, tuple[State, ...]] = {}
+    distinct: dict[str, tuple[State, ...]] = {}
     for place, states_of_place in states.items():
-        amiss = tuple(state for state in dict.fromkeys(states_of_place) if state != "recovered")
+        unhealthy = tuple(state for state in dict.fromkeys(states_of_place) if state != "recovered")
         if states_of_place:
-            settled[place] = amiss or ("recovered",)
-    return settled
+            distinct[place] = unhealthy or ("recovered",)
+    return distinct
 
 
 def _moment(
@@ -199,5 +199,5 @@ def _moment(
         faults=tuple(window.number for window in on),
         links=links,
         nodes=nodes,
-        summary="; ".join(sentences) or "nothing amiss",
+        summary="; ".join(sentences) or "all links and nodes are healthy",
     )

@@ -85,8 +85,8 @@ def sweep_chart(sweep: SweepFile) -> Chart | None:
             _row(axes, metric, lines, at)
             if is_log:
                 axes.set_xscale("log")
-            every = 2 if narrow and len(places) > _NARROW_TICKS else 1
-            axes.set_xticks(places[::every], last.values[::every], fontsize=8 if narrow else None)
+            label_step = 2 if narrow and len(places) > _NARROW_TICKS else 1
+            axes.set_xticks(places[::label_step], last.values[::label_step], fontsize=8 if narrow else None)
             axes.minorticks_off()
         stack[-1].set_xlabel(last.path)
         if len(lines) > 1:

@@ -71,13 +71,15 @@ def shrunk_grid(
     axis = names.index(SHRINKS) if SHRINKS in names else 0
     stride = prod(size for _, size in grid[:axis])
     size = grid[axis][1]
-    gone = {rank // stride % size for rank in lost}
-    left = size - len(gone)
+    lost_coordinates = {rank // stride % size for rank in lost}
+    left = size - len(lost_coordinates)
     if left < _LEAST:
         raise UsageError(
             f"the grid cannot shrink along {names[axis]} from {size} to {left}: a collective needs {_LEAST} ranks"
         )
-    kept = tuple(rank for rank in range(prod(size for _, size in grid)) if rank // stride % size not in gone)
+    kept = tuple(
+        rank for rank in range(prod(size for _, size in grid)) if rank // stride % size not in lost_coordinates
+    )
     return tuple((name, left if name == names[axis] else count) for name, count in grid), kept
 
 

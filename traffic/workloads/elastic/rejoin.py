@@ -1,4 +1,4 @@
-"""Start the engine of a host that joins a job, or waits until the host is back."""
+"""Start the engine of a host that joins a job; retry while the host is booting."""
 
 from __future__ import annotations
 

@@ -73,10 +73,10 @@ def _differing(desired):
     # Left by an earlier profile with ECN: its queues would continue to mark packets.
     if WRED in config_db.get("WRED_PROFILE", {}):
         tables.setdefault("WRED_PROFILE", {WRED: NO_MARKING})
-    whole, dividing = merged(tables, config_db)
-    if problems := unbuffered(whole, config_db, dividing):
+    merged_tables, dividing = merged(tables, config_db)
+    if problems := unbuffered(merged_tables, config_db, dividing):
         raise StateError("; ".join(problems))
-    return notes, differences(whole, config_db, dividing), config_db
+    return notes, differences(merged_tables, config_db, dividing), config_db
 
 
 def _watched(saved, desired, notes):

@@ -38,7 +38,11 @@ def test_fabric_states_link_down_reroutes_its_switch():
         ("1 cleared", 13),
         ("end", 20),
     ]
-    assert (states["before"].links, states["before"].nodes, states["before"].summary) == ({}, {}, "nothing amiss")
+    assert (states["before"].links, states["before"].nodes, states["before"].summary) == (
+        {},
+        {},
+        "all links and nodes are healthy",
+    )
     assert states["1 on"].links == {"rtsw1:ctsw1": ("fault", "down")}
     assert states["1 on"].nodes == {"rtsw1": ("routes",)}
     assert states["1 on"].faults == (1,)
