@@ -105,9 +105,8 @@ def withdrawn(run: RunEvidence) -> list[Attribution]:
     nodes.discard(name)
     if len(nodes) < 2:  # noqa: PLR2004 - a single switch could have lost them by itself
         return []
-    words = (
-        f"{', '.join(sorted(nodes))} lost {len(lost_prefixes)} routes, all of them to {name}, whose links and sessions stayed"
-    )
+    names = ", ".join(sorted(nodes))
+    words = f"{names} lost {len(lost_prefixes)} routes, all of them to {name}, whose links and sessions stayed up"
     place = place_of_switch(run.lab.topology, name)
     return [Attribution(cause="control-plane", place=place, name=name, confidence=0.8, evidence=(words,))]
 
