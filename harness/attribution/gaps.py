@@ -29,14 +29,14 @@ _LEAST_SHARE = 0.5
 _NEAR = 3.0
 """Links whose log-likelihoods differ by less cannot be distinguished."""
 _STRAY = 0.02
-"""Share of gaps and NAKs that may have another reason."""
+"""Assumed share of gaps and NAKs that another place causes."""
 
 
 def match_gaps(run: RunEvidence, signs: Signs, *, among: Iterable[Link], other: Match | None) -> Match | None:
     """Return the most likely link of the loss, or `other` if the gaps do not contradict it or are too few.
 
-    `other` is the best match by all signs, timers and duplicates included. If gaps and NAKs barely separate the links,
-    that is the better evidence.
+    `other` is the best match by all signs, timers and duplicates included. It is preferred if gaps and NAKs barely
+    separate its link from the most likely one.
     """
     gaps, naks = (
         {end: round(count) for (sign, end), count in signs.counts.items() if sign == kind and count}
@@ -54,9 +54,9 @@ def match_gaps(run: RunEvidence, signs: Signs, *, among: Iterable[Link], other: 
                 if crosses(connection, near, far, rnic=link.rnic)
             ]
             if pairs:
-                at_ends = _log_likelihood(gaps, [dst for _, dst in pairs], ends)
-                at_ends += _log_likelihood(naks, [src for src, _ in pairs], ends)
-                candidates.append((at_ends, link))
+                score = _log_likelihood(gaps, [dst for _, dst in pairs], ends)
+                score += _log_likelihood(naks, [src for src, _ in pairs], ends)
+                candidates.append((score, link))
     if not candidates:
         return other
     best, link = max(candidates, key=lambda candidate: candidate[0])
@@ -104,12 +104,12 @@ def match_lost_in_switch(run: RunEvidence, signs: Signs, switch: str) -> tuple[L
         ]
         if not out:
             continue
-        likely = _log_likelihood(gaps, [dst for _, dst in out], ends)
-        likely += _log_likelihood(naks, [src for src, _ in out], ends)
+        log_likelihood = _log_likelihood(gaps, [dst for _, dst in out], ends)
+        log_likelihood += _log_likelihood(naks, [src for src, _ in out], ends)
         for pair in signs.dead:  # its data was lost, or the ACKs for data in the other direction
             hit = pair in out or pair in back
-            likely += math.log((1 - _STRAY) * hit / len({*out, *back}) + _STRAY / connections)
-        candidates.append((likely, link))
+            log_likelihood += math.log((1 - _STRAY) * hit / len({*out, *back}) + _STRAY / connections)
+        candidates.append((log_likelihood, link))
     if not candidates:
         return None
     best, link = max(candidates, key=lambda candidate: candidate[0])
@@ -117,10 +117,10 @@ def match_lost_in_switch(run: RunEvidence, signs: Signs, switch: str) -> tuple[L
     return (link, share) if share > _LEAST_SHARE else None
 
 
-def _log_likelihood(counted: dict[str, int], ends: list[str], rnic_count: set[str]) -> float:
+def _log_likelihood(counted: dict[str, int], ends: list[str], all_rnics: set[str]) -> float:
     """Return the log-likelihood of the counts at each RNIC, if events occur at `ends` or, rarely, at any RNIC."""
     share = Counter(ends)
     return sum(
-        count * math.log((1 - _STRAY) * share[end] / len(ends) + _STRAY / max(1, len(rnic_count)))
+        count * math.log((1 - _STRAY) * share[end] / len(ends) + _STRAY / max(1, len(all_rnics)))
         for end, count in counted.items()
     )

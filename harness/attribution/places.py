@@ -17,6 +17,6 @@ def place_of_link(topology: Topology, link: Link) -> Place:
 
 
 def place_of_switch(topology: Topology, name: str) -> Place:
-    """Return the kind of place of a switch."""
+    """Return the kind of place of a switch. Findings have no kind for an ATSW: it counts with the uplinks of zones."""
     role = topology.switch_by_name[name].role
     return "rtsw" if role == "rtsw" else "ctsw" if role == "ctsw" else "zone-uplink"

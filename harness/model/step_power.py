@@ -107,11 +107,14 @@ def power_trace(intervals: Sequence[Interval], watts: Watts, *, gpus: int, sampl
     lengths = np.array([length for _, length in intervals])
     powers = np.array([watts.compute, watts.collective, watts.checkpoint, watts.restart])
     if not np.isfinite(lengths).all() or not lengths.size or (lengths < 0).any() or not lengths.sum():
-        raise UsageError("power: the phases need lengths above 0 s, together at least one; correct them")
+        raise UsageError("power: a phase has a negative or infinite length, or all lengths are 0; correct them")
     if not np.isfinite(powers).all() or (powers < 0).any() or not 0 < watts.rise_s < np.inf:
         raise UsageError("power: the watts of a phase are negative or not a number; correct them")
     if lengths.sum() / sample_s > MOST_SAMPLES:
-        raise UsageError(f"power: {lengths.sum():.0f} s are more than {MOST_SAMPLES} samples; use longer samples")
+        raise UsageError(
+            f"power: {lengths.sum():.0f} s in samples of {sample_s:g} s are more than {MOST_SAMPLES} samples; "
+            "use longer samples"
+        )
     names = get_args(Phase)
     ends = np.cumsum(lengths)
     times = np.arange(sample_s / 2, float(ends[-1]), sample_s)

@@ -180,7 +180,10 @@ class SavedState:
             self._save()
 
     def pending(self, key, value=None):
-        """Return what a check after a change compares with, from the run that first needed it; `value` if none did."""
+        """Return the state before a change, with which a check after the change compares.
+
+        It is the value that the first run saved, or `value` if no run has saved one.
+        """
         if key not in self.record["pending"] and value is not None:
             self._save_once("pending", key, value)
         return self.record["pending"].get(key)

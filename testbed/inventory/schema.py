@@ -372,7 +372,7 @@ class JumpVars(LabVars, frozen=True, kw_only=True):
 
 
 _TEMPLATE = re.compile(r"\{[{%#]")
-"""How a Jinja template begins."""
+"""The beginning of a Jinja template."""
 Vars = TypeVar("Vars", HostVars, SwitchVars, CarrierVars, JumpVars)
 
 
@@ -454,7 +454,7 @@ def _config_error(message: str, *, kind: type[Any], ours: Mapping[str, Any], fil
         return mistake(file, location, f'"{value}" is not allowed{near(str(value), allowed)}')
     shown = "" if isinstance(value, dict | list) else f' "{value}"'
     if problem.startswith("Expected `str") and isinstance(value, int | float):
-        shown += "; put it in quotes, or YAML reads it as a number"  # 10:20:30:40:50:59 is one, to base 60
+        shown += "; put it in quotes, or YAML reads it as a number"  # YAML 1.1 reads 10:20:30:40:50:59 in base 60
     if isinstance(value, dict) and any(str(key).startswith("__ansible_") for key in value):
         shown = "; tags of Ansible (!vault, !unsafe) are not resolved here, write the value itself"
     return mistake(file, location, f"{problem[0].lower()}{problem[1:].replace('`', '')}{shown}")

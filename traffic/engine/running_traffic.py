@@ -367,7 +367,7 @@ class Running(Generic[Result]):
         began_ns = time.monotonic_ns()
         deadline_ns = began_ns + int(POSTMORTEM_TIMEOUT_S * 1e9)
         timers = [4096 << task.spec["qp"]["timeout"] for task in self.plan.tasks if "qp" in task.spec]
-        noticed_ns = min(began_ns + 2 * max(timers, default=0), deadline_ns) if self._dead_hosts else began_ns
+        errors_by_ns = min(began_ns + 2 * max(timers, default=0), deadline_ns) if self._dead_hosts else began_ns
         with self._reply_arrived:
             self._received_flights = {}
         pending = self._request_flights()
@@ -376,7 +376,7 @@ class Running(Generic[Result]):
             if event is not None:
                 self._handle(event, time.monotonic_ns())
                 pending -= {task.name for task in self.plan.tasks if task.endpoint.host in self._dead_hosts}
-        while (left_ns := noticed_ns - time.monotonic_ns()) > 0:
+        while (left_ns := errors_by_ns - time.monotonic_ns()) > 0:
             event = self._engines.next(time.monotonic_ns() + left_ns)
             if event is not None:
                 self._handle(event, time.monotonic_ns())
@@ -446,7 +446,7 @@ class Running(Generic[Result]):
         self._rounds[message["task"]] = message["round"]
         ranks = [task for task in self.plan.tasks if task.kind == "rank"]
         if all(task.name in self._rounds for task in ranks):
-            # A measured iteration comes after the warm-up.
+            # Rounds count from 0 with the warm-up, so this leaves at least one measured iteration.
             last_round = max(*(task.spec.get("warmup", 0) for task in ranks), *self._rounds.values())
             for task in ranks:
                 self._try_send(task.endpoint.host, {"do": "end_after", "task": task.name, "round": last_round})

@@ -132,9 +132,10 @@ def transposed(rows: Moves, *, ranks: int, chunks: int, period: int) -> Moves:
 
 
 def mirrored(rows: Moves, *, ranks: int, period: int) -> Moves:
-    """Return the moves in the opposite direction around the ring of ranks, or of periods if these are longer than one.
+    """Return the moves in the opposite direction around the ring of ranks, or around the ring of periods.
 
-    Block numbers are rank numbers. With a period longer than one rank, only moves of single blocks are supported.
+    Block numbers are rank numbers. With a period of several ranks, periods are mirrored and ranks keep their place in
+    their period; only moves of single blocks are supported.
     """
     turns = ranks // period
 

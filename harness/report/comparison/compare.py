@@ -139,7 +139,7 @@ def _job_time(
         iteration_times(series, count, timeline.job_start_ns(run) or timeline.first_start_ns(run.workload.series))
         for run, series in ((run_a, series_a), (run_b, series_b))
     )
-    interval = confidence.total_ratio(
+    own = confidence.total_ratio(
         times_b,
         times_a,
         quiet=~disturbed(run_b, observed_b.impacts, times_b),
@@ -147,7 +147,7 @@ def _job_time(
         before=0,
     )
     ratio = float(times_b.sum() / times_a.sum())
-    own, interval = interval, _widened("job time", ratio, interval, floor)
+    interval = _widened("job time", ratio, own, floor)
     return Row(
         metric="job time",
         unit="s",

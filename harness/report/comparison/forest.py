@@ -97,9 +97,9 @@ def _reach(rows: Sequence[Row]) -> float:
 
 
 def _ticks(reach: float, place: Callable[[float], float]) -> tuple[Tick, ...]:
-    """Return 1 and, on both sides, the largest round ratio that fits and one about half as far."""
-    fit = [tick for tick in _TICKS if math.log(tick) <= reach * 0.92]
-    half = [tick for tick in fit if math.log(tick) <= reach * 0.55]
-    chosen = {1.0, *fit[-1:], *half[-1:]}
+    """Return ticks at 1 and, on both sides, at the largest round ratio that fits and at one near half of that."""
+    fitting = [tick for tick in _TICKS if math.log(tick) <= reach * 0.92]
+    near_half = [tick for tick in fitting if math.log(tick) <= reach * 0.55]
+    chosen = {1.0, *fitting[-1:], *near_half[-1:]}
     ratios = sorted({*chosen, *(1 / ratio for ratio in chosen)})
     return tuple(Tick(left=place(ratio), text=f"{ratio:.2f}".rstrip("0").rstrip(".")) for ratio in ratios)

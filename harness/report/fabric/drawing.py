@@ -21,11 +21,11 @@ from faultbed.harness.report.fabric.drawing_layout import (
     SWITCH_W,
     Box,
     Layout,
+    badge_position,
     box,
     ends_of,
     lay_out,
     link_of,
-    spot,
 )
 from faultbed.testbed.model.topology import Host, Link, Topology
 
@@ -142,7 +142,7 @@ def badges(layout: Layout, topology: Topology, marks: Sequence[Mark]) -> list[st
     badges_at: Counter[tuple[float, float]] = Counter()
     parts = []
     for mark in marks:
-        place = spot(layout, topology, mark.target)
+        place = badge_position(layout, topology, mark.target)
         if place is None:
             continue
         x, y = place[0] + 20 * badges_at[place], place[1]

@@ -15,16 +15,18 @@ __all__ = [
     "SWITCH_W",
     "Box",
     "Layout",
+    "badge_position",
     "box",
     "ends_of",
     "lay_out",
     "link_of",
     "rnic_x",
-    "spot",
 ]
 
 HOST_W, HOST_H, _GAP, PAD = 92, 76, 10, 12
-_TOP_Y, _BETWEEN, _TO_HOSTS = 30, 92, 114
+"""Width and height of a host, gap between hosts, and padding of a rack, in SVG units."""
+_TOP_Y, _TIER_DISTANCE, _HOST_DISTANCE = 30, 92, 114
+"""Position of the highest tier, distance between tiers of switches, and from rack switches to hosts."""
 SWITCH_W, SWITCH_H = 84, 30
 
 
@@ -70,8 +72,8 @@ def lay_out(topology: Topology) -> Layout:
     tiers = [
         row for role in ("atsw", "ctsw") if (row := [switch for switch in topology.switches if switch.role == role])
     ]
-    rtsw_y = float(_TOP_Y + _BETWEEN * max(1, len(tiers)))
-    host_y = rtsw_y + _TO_HOSTS
+    rtsw_y = float(_TOP_Y + _TIER_DISTANCE * max(1, len(tiers)))
+    host_y = rtsw_y + _HOST_DISTANCE
     switches: dict[str, tuple[float, float]] = {}
     for rack, (begin, end) in racks.items():
         inside = [switch for switch in topology.switches if switch.rack == rack]
@@ -80,7 +82,7 @@ def lay_out(topology: Topology) -> Layout:
     for level, row in enumerate(tiers):
         upper = [switch for switch in row if switch.name not in switches]
         for index, switch in enumerate(upper):
-            switches[switch.name] = (width * (index + 1) / (len(upper) + 1), _TOP_Y + _BETWEEN * level)
+            switches[switch.name] = (width * (index + 1) / (len(upper) + 1), _TOP_Y + _TIER_DISTANCE * level)
     return Layout(
         width=width,
         height=host_y + HOST_H + 40,
@@ -139,7 +141,7 @@ def ends_of(layout: Layout, topology: Topology, link: Link) -> tuple[float, floa
     return ax, ay + SWITCH_H / 2, rnic_x(layout, host, link.rnic), layout.host_y
 
 
-def spot(layout: Layout, topology: Topology, target: str) -> tuple[float, float] | None:
+def badge_position(layout: Layout, topology: Topology, target: str) -> tuple[float, float] | None:
     """Return the position of the badge of a fault on `target`."""
     try:
         resolved = topology.resolve(target)

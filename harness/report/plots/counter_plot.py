@@ -35,7 +35,7 @@ MOST_NODES = 8
 """Maximum number of rows of events; the list below the chart has all nodes."""
 _FEW = 4
 _MOST_STEPS, _MOST_TICKS, _MOST_MARKS = 300, 60, 300
-"""Maximum numbers in one row: more are finer than a screen and make the page heavy."""
+"""Maximum numbers of steps, ticks and marks in a row. A screen cannot show more, and they would bloat the page."""
 
 _SIGNS: dict[EventKind, tuple[str, str]] = {
     "down": ("v", FAIL),
@@ -106,7 +106,7 @@ def _steps(axes: Axes, steps: Sequence[Step]) -> None:
 def _marks(axes: Axes, marks: Sequence[EventMark], seconds: float, *, inches: float, narrow: bool) -> None:
     """Draw the marks of one node, labelled beside them if there is room, else above, else only in the list."""
     per_inch = seconds / inches
-    free_s = above_s = 0.0
+    beside_free_s = above_free_s = 0.0
     for index, mark in enumerate(marks):
         shape, colour = _SIGNS[mark.kind]
         size = 7 if shape == "|" else 4.5
@@ -116,9 +116,9 @@ def _marks(axes: Axes, marks: Sequence[EventMark], seconds: float, *, inches: fl
         if mark.kind == "kernel" or narrow or end_s > seconds:
             continue
         next_s = next((later.start_s for later in marks[index + 1 :] if later.start_s > begin_s), seconds)
-        if mark.start_s >= free_s and end_s <= next_s:
+        if mark.start_s >= beside_free_s and end_s <= next_s:
             axes.text(begin_s, 0.3, mark.words, fontsize=7.5, color=INK, va="center", ha="left")
-            free_s = end_s
-        elif mark.start_s >= above_s:
+            beside_free_s = end_s
+        elif mark.start_s >= above_free_s:
             axes.text(mark.start_s, 0.86, mark.words, fontsize=7.5, color=INK, va="center", ha="left")
-            above_s = end_s
+            above_free_s = end_s

@@ -67,7 +67,7 @@ class _PlannedFault(msgspec.Struct, frozen=True, gc=False):
 
 
 class _PlanHead(msgspec.Struct, frozen=True):
-    """What a verdict repeats of `plan.json`: bounds and workload take most of the time to decode, and go unused."""
+    """The fields of `plan.json` that a verdict repeats. The others, which take most of the time, are not decoded."""
 
     experiment: str
     seed: int
@@ -168,7 +168,7 @@ def _read_run(path: Path) -> _Run:
         OSError: a file cannot be read.
     """
     run = RunDir(path)
-    _refuse_long(f"{path}/verdict.json", _NO_VERDICT)
+    _checked_size(f"{path}/verdict.json", _NO_VERDICT)
     verdict = run.read_verdict()
     plan, environment = run.read_plan_by(_decode_plan), run.read_environment()
     planned = {fault.id: fault.kind for fault in plan.faults}
@@ -191,14 +191,14 @@ def _read_run(path: Path) -> _Run:
 
 
 def _lab_of(path: Path) -> str:
-    """Return the lab that a run was measured on, from its evidence. Of the workload's, only the end is looked at.
+    """Return the lab that a run was measured on, from its evidence. Only the end of the workload's evidence is read.
 
     Raises:
         RecordError: a file does not begin or end as this version writes it: it is damaged or cut off.
         OSError: it cannot be read.
     """
     for name in (_LAB, _WORKLOAD):
-        size = _refuse_long(f"{path}/{name}", "it has no evidence: it was killed, or it is an incomplete copy")
+        size = _checked_size(f"{path}/{name}", "it has no evidence: it was killed, or it is an incomplete copy")
         descriptor = os.open(f"{path}/{name}", os.O_RDONLY)
         try:
             end = os.pread(descriptor, 2, max(0, size - 2))
@@ -214,7 +214,7 @@ def _lab_of(path: Path) -> str:
         ) from error
 
 
-def _refuse_long(path: str, missing: str) -> int:
+def _checked_size(path: str, missing: str) -> int:
     """Return the size of a file, in bytes.
 
     Raises:
@@ -241,7 +241,7 @@ def _read_sweeps(
     verdict_of = {run.path: run.verdict for run in runs}
     for folder in folders:
         try:
-            _refuse_long(f"{folder}/sweep.json", "it has no sweep.json")
+            _checked_size(f"{folder}/sweep.json", "it has no sweep.json")
             sweep = sweep_file.read(folder)
         except (UsageError, OSError) as error:
             left_out[str(folder)] = str(error)

@@ -15,7 +15,7 @@ _TAIL_BYTES = 64 * 1024
 _STAMP = r"^\[ *\d+\.\d+\] "
 _PANIC = re.compile(_STAMP + r"Kernel panic - not syncing: (.+)$", re.MULTILINE)
 _OOPS = re.compile(_STAMP + r"(?:Oops: |BUG: |traps: PANIC: )(.+)$", re.MULTILINE)
-_WORK = re.compile(_STAMP + r"(?:RIP: \S+?:)(\S+)\+0x", re.MULTILINE)
+_FUNCTION = re.compile(_STAMP + r"(?:RIP: \S+?:)(\S+)\+0x", re.MULTILINE)
 
 
 def panic(console: Path) -> str | None:
@@ -36,8 +36,8 @@ def panic(console: Path) -> str | None:
     before, words = output[: died.start()], [died[1].strip()]
     if oops := _OOPS.search(before):
         words.append(oops[1].strip())
-    if work := _WORK.search(before):
-        words.append(f"in {work[1]}")
+    if function := _FUNCTION.search(before):
+        words.append(f"in {function[1]}")
     return ", ".join(words)
 
 
