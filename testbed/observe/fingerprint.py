@@ -40,6 +40,7 @@ __all__ = [
     "Look",
     "capture",
     "diff",
+    "differences",
     "look_of",
     "part",
     "settle",
@@ -181,10 +182,10 @@ def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
     A program that has ended is not a difference: a user's traffic may end before a fault that began during it. A fact
     that could not be read now always is one, even if it could not be read before.
     """
-    return [line for _, _, line in _differences(before, after)]
+    return [line for _, _, line in differences(before, after)]
 
 
-def _differences(before: Fingerprint, after: Fingerprint) -> Iterator[tuple[str, str, str]]:
+def differences(before: Fingerprint, after: Fingerprint) -> Iterator[tuple[str, str, str]]:
     """Yield the node, the subject and the line of every difference."""
     for node in sorted({*before.nodes, *after.nodes}):
         was, now = before.nodes.get(node, {}), after.nodes.get(node, {})
@@ -284,7 +285,7 @@ def wait_for_quiet(look: Callable[[], Look], *, within_s: float) -> list[str]:
 
 def _look(lab: Lab, before: Fingerprint) -> Look:
     now = capture(lab)
-    differences = list(_differences(before, now))
+    differences = list(differences(before, now))
     if any(subject.startswith(_OF_TRAFFIC) for _, subject, _ in differences):
         # Read after the capture: if that command has ended since, its traffic is a difference, and it is looked again.
         by_others = lab.held_by_others()

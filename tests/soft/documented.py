@@ -62,6 +62,7 @@ NO_LAB = {
     "faultbed fuzz --plan": Expected(says="nothing was touched"),
     "faultbed init mine": Expected(says="next: `faultbed run mine/experiment.toml`", makes="mine/test_fabric.py"),
     "faultbed run demo --plan": Expected(says="nothing is done yet"),
+    "faultbed run your-program --plan": Expected(says="nothing is done yet"),
     "faultbed run demo --plan --set workload.size=1MiB --set 'faults[0].for=2s'": Expected(says="nothing is done yet"),
     "faultbed schema": Expected(says="faultbed experiment"),
     (
@@ -252,6 +253,9 @@ NOT_RUN = {
     "python -m pytest tests/experiments --lab=soft": _SESSION,
     _DEMO: "two minutes and a half; `make nightly` has it by this command",
     "faultbed run node-loss": _SESSION,
+    "faultbed run your-program": _SESSION,
+    "faultbed witness -- ./pull-the-plug.sh": "an injector of the reader's; tests/unit/harness/cli/test_witness.py runs one",
+    "faultbed witness --watch 60": "somebody makes a fault by hand",
     "faultbed shrink demo --seed 7": "7 is the file's own seed: the same runs as without it",
     f"{_LOSS} --shard 1/3": "a third of the runs; tests/unit/harness/run/test_shards.py has shards of a sweep",
     f"{_LOSS} --merge runs/shard-*": "needs the runs of several labs; the same tests merge them",

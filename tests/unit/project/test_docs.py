@@ -126,6 +126,7 @@ def test_pages_contain_experiment_parts():
     assert {experiment.id.rpartition("-")[0] for experiment in EXPERIMENTS} == {
         "experiment-reference",
         "replay-a-trace",
+        "your-program",
         "write-an-experiment",
     }
 

@@ -1,4 +1,4 @@
-"""`[workload]` with `command`: what is wrong with it is said with the path and what to write, before any lab is touched."""
+"""`[workload]` with `command`: what is wrong is reported with its path and a remedy, before any lab is touched."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fitted(experiment):
         ({"command": "3"}, "workload.command: expected a command, got 3"),
         ({"command": "[]"}, "workload.command: expected a command, got a list"),
         ({"command": '{ server = "a" }'}, 'roles.client: there is no command for the role "client"'),
-        ({"command": '{ server = "a", client = "b", storage = "c" }'}, "command.storage: there is no RNIC for the role"),
+        ({"command": '{ server = "a", client = "b", storage = "c" }'}, "command.storage: there is no RNIC for"),
         ({"roles": "{}"}, "workload.roles: no role has an RNIC"),
         ({"roles": "{ server = [] }"}, "workload.roles.server: an empty list"),
         ({"roles": '{ rnic = "host1:rxe0" }'}, '"rnic" is a placeholder of its own'),
