@@ -285,13 +285,13 @@ def wait_for_quiet(look: Callable[[], Look], *, within_s: float) -> list[str]:
 
 def _look(lab: Lab, before: Fingerprint) -> Look:
     now = capture(lab)
-    differences = list(differences(before, now))
-    if any(subject.startswith(_OF_TRAFFIC) for _, subject, _ in differences):
+    found = list(differences(before, now))
+    if any(subject.startswith(_OF_TRAFFIC) for _, subject, _ in found):
         # Read after the capture: if that command has ended since, its traffic is a difference, and it is looked again.
         by_others = lab.held_by_others()
-        differences = [
+        found = [
             (node, subject, line)
-            for node, subject, line in differences
+            for node, subject, line in found
             if not (subject.startswith(_OF_TRAFFIC) and (node in by_others or WHOLE_LAB in by_others))
         ]
-    return look_of([line for _, _, line in differences], now)
+    return look_of([line for _, _, line in found], now)
