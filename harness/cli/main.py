@@ -43,7 +43,7 @@ SECTIONS: Sections = {
     },
     "Faults": {
         "faultbed.harness.cli.experiments.faults": "faults inject heal",
-        "faultbed.harness.cli.experiments.witnessing": "witness",
+        "faultbed.harness.cli.lab.witnessing": "witness",
         "faultbed.harness.cli.experiments.profile_commands": "profile",
     },
     "Traffic": {

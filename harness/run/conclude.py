@@ -9,7 +9,8 @@ from datetime import UTC
 from pathlib import Path
 
 from faultbed.harness.analysis import noise
-from faultbed.harness.record import program_output, rundir
+from faultbed.harness.parts.command import program_output
+from faultbed.harness.record import rundir
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.run import ends
 from faultbed.harness.run.judge_run import judge_run

@@ -41,6 +41,8 @@ class Connections:
         self._index: dict[tuple[int, int, int, int], int] = {}
         self._last: dict[int, Connection] = {}
         self._unread: set[int] = set()
+        self._paired: set[tuple[int, int, int]] = set()
+        """Rank and both numbers of every end that was paired at some time."""
 
     def update(self, rank: int, listed: Sequence[Sequence[int | str]] | None) -> None:
         """Set the queue pairs of a process as they are now; None: unknown. Those that are gone stay in `all_seen`."""
@@ -58,12 +60,10 @@ class Connections:
             )
             for entry in listed
         )
-        for connection in self.now:
-            self._last[connection.index] = connection
+        self._last |= self._listed_now()
 
-    @property
-    def now(self) -> tuple[Connection, ...]:
-        """The connections that exist now. Data goes from the later role to the earlier one, ACKs the other way."""
+    def _listed_now(self) -> dict[int, Connection]:
+        """Return a connection by index for each pair that is certain, and for each end without one."""
         every = [qp for several in self._listed.values() for qp in several]
         found: dict[int, Connection] = {}
         for qp in every:
@@ -71,17 +71,29 @@ class Connections:
             if len(peers) == 1 and len(_peers(peers[0], every, self._ends)) == 1:
                 src, dst = (qp, peers[0]) if qp.rank > peers[0].rank else (peers[0], qp)
                 key = (src.rank, src.lqpn, dst.rank, dst.lqpn)
+                self._paired |= {(end.rank, end.lqpn, end.rqpn) for end in (src, dst)}
             else:
                 src, dst, key = qp, None, (qp.rank, qp.lqpn, -1, qp.rqpn)
             index = self._index.setdefault(key, len(self._index))
             found[index] = self._connection(index, src, dst)
+        return found
+
+    @property
+    def now(self) -> tuple[Connection, ...]:
+        """The connections that exist now. Data goes from the later role to the earlier one, ACKs the other way."""
+        found = self._listed_now()
         return self._with_unknown([found[index] for index in sorted(found)], found)
 
     @property
     def all_seen(self) -> tuple[Connection, ...]:
         """Every connection of the run as it was seen last, in the order of their appearance."""
-        _ = self.now  # numbers what is unknown
-        return self._with_unknown([self._last[index] for index in sorted(self._last)], self._last)
+        seen = {index: one for index, one in self._last.items() if not self._was_unpaired_for_a_moment(index, one)}
+        return self._with_unknown([seen[index] for index in sorted(seen)], seen)
+
+    def _was_unpaired_for_a_moment(self, index: int, connection: Connection) -> bool:
+        """Return whether an end without a peer had one earlier or later: both ends do not appear at the same look."""
+        rank = next(key[0] for key, known in self._index.items() if known == index)
+        return not connection.src_ip and (rank, connection.lqpn, connection.rqpn) in self._paired
 
     def _with_unknown(self, known: list[Connection], by_index: Mapping[int, Connection]) -> tuple[Connection, ...]:
         """Return connections, and one of an unknown path for each process of which some may be missing."""

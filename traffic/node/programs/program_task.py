@@ -103,6 +103,8 @@ class ProgramTask(Task):
 
     def begin(self, now_ns: int) -> None:
         """Start the process for the first time."""
+        if self.finished:  # it was stopped before
+            return
         self._began_ns = now_ns
         self.running = True
         self._start(now_ns)
@@ -209,8 +211,7 @@ class ProgramTask(Task):
             return
         self._is_stopping = True
         if self._cgroup is None:  # between two attempts, or not started
-            if self.running:
-                self._finish(now_ns)
+            self._finish(now_ns)
             return
         self._term_ns = now_ns
         self._cgroup.signal(signal.SIGTERM)

@@ -9,7 +9,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from faultbed.harness.cli.experiments import witnessing
+from faultbed.harness.cli.lab import witnessing
 from faultbed.harness.cli.main import cli
 from faultbed.inject.evidence.outside_fault import OutsideFault
 
