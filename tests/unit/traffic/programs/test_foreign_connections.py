@@ -44,6 +44,14 @@ def test_end_with_two_possible_peers_has_an_unknown_path():
     assert set(unknown(seen.now)) == {end.name for end in ENDS}
 
 
+def test_end_that_two_others_name_is_not_paired_with_the_first():
+    seen = Connections(ENDS)
+    seen.update(0, [qp(17, 18)])
+    seen.update(1, [qp(18, 17)])
+    seen.update(2, [qp(18, 17)])
+    assert known(seen.now) == []
+
+
 def test_datagram_queue_pairs_have_an_unknown_path():
     seen = Connections(ENDS[:2])
     seen.update(0, [qp(17, 18, "ud")])
