@@ -254,7 +254,7 @@ NOT_RUN = {
     _DEMO: "two minutes and a half; `make nightly` has it by this command",
     "faultbed run node-loss": _SESSION,
     "faultbed run your-program": _SESSION,
-    "faultbed witness -- ./pull-the-plug.sh": "an injector of the reader's; tests/unit/harness/cli/test_witness.py runs one",
+    "faultbed witness -- ./pull-the-plug.sh": "an injector of the reader's; test_witness.py runs one",
     "faultbed witness --watch 60": "somebody makes a fault by hand",
     "faultbed shrink demo --seed 7": "7 is the file's own seed: the same runs as without it",
     f"{_LOSS} --shard 1/3": "a third of the runs; tests/unit/harness/run/test_shards.py has shards of a sweep",
