@@ -411,7 +411,7 @@ def test_judge_names_rejected_checkpoints():
 
 def test_measurements_with_restarts_round_trip():
     run = job(PLAIN)
-    assert reread(run).resilience == run.workload.resilience
+    assert reread(run).workload.resilience == run.workload.resilience
 
 
 def test_measurements_with_restarts_twice_or_out_of_order_are_refused():
