@@ -162,4 +162,4 @@ def test_report_lists_each_link_with_its_load(tmp_path):
 def test_report_without_link_counters_reports_their_absence(tmp_path):
     page = report.render(finished(tmp_path, synthetic_run()).path).read_text(encoding="utf-8")
 
-    assert "No port's bytes were read" in page
+    assert "No byte counter of a port was read" in page

@@ -136,7 +136,7 @@ def test_ratio_to_the_backlog_after_a_checkpoint_is_no_value(others, ratio):
 def test_recorded_reads_give_the_same_ratio_again():
     run = readers_run(reader((0, 5, 10), (190, 210, 220)))
     again = reread(changed(run, ranks=synthetic_run(fired=False).workload.ranks[:1]))
-    assert again.readers == run.workload.readers
+    assert again.workload.readers == run.workload.readers
     assert observe(again).metrics["ingest.p99_ratio"].value == pytest.approx(3.0)
 
 
