@@ -124,4 +124,4 @@ def test_report_shows_expected_beside_measured_loads(tmp_path):
     (one, *_) = with_expected(link_loads(run), expected_loads(run))
     assert one.up.expected_bytes == pytest.approx(one.up.size_bytes, rel=1e-6)
     text = " ".join(report.render(finished(tmp_path, run).path).read_text(encoding="utf-8").split())
-    assert "Expected: what follows from the collective's schedule" in text
+    assert "Expected: bytes computed from the collective's schedule" in text

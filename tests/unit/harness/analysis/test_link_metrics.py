@@ -147,8 +147,8 @@ def unread(counted_run, node, peer):
             for host, values in of.items()
         }
         for name, of in (
-            ("counters_before", counted_run.counters_before),
-            ("counters_after", counted_run.counters_after),
+            ("counters_before", counted_run.telemetry.counters_before),
+            ("counters_after", counted_run.telemetry.counters_after),
         )
     }
     return msgspec.structs.replace(counted_run, **readings)

@@ -243,7 +243,7 @@ def test_bisection_that_leaves_the_lab_dirty_reports_why(monkeypatch, state):
     monkeypatch.setattr(bisection_run, "_emulation_limit", lambda *_: "no rates")
     spec = BisectionSpec(tiers=("zone",), permutations=3, seed=1, seconds=1.0, qps=1, message_bytes=4096)
     lines = []
-    assert bisection_run.measure(None, spec, lines.append).lab.state == state
+    assert bisection_run.measure(None, spec, lines.append).lab_state == state
     assert lines == ([outcome.sentence] if state == "DIRTY" else [])
 
 
@@ -292,7 +292,7 @@ def routed(monkeypatch, tmp_path):
 
 def test_bisection_under_a_routing_scheme_has_its_receipt(routed):
     result = routed()
-    assert (result.tiers[0].verdict, result.lab.state) == (Verdict.PASS, "CLEAN")
+    assert (result.tiers[0].verdict, result.lab_state) == (Verdict.PASS, "CLEAN")
     assert (result.routing.scheme, result.routing.unproven) == ("pinned", ())
     assert result.routing.carried_packets == 6 * 999
 
@@ -322,7 +322,7 @@ def test_bisection_under_a_scheme_that_ends_early_is_inconclusive(routed, proper
 
 def test_bisection_whose_scheme_is_not_removed_leaves_the_lab_dirty(routed):
     result = routed(releases=False)
-    assert result.lab.state == "DIRTY"
+    assert result.lab_state == "DIRTY"
     assert result.tiers[0].verdict is Verdict.INCONCLUSIVE
 
 
