@@ -109,7 +109,7 @@ import pytest
 def fault_mutation():
     return "HOW"
 
-@pytest.mark.parametrize("params", [{}, {"for_s": 0.2}, {"period": 0.2, "count": 2}], ids=str)
+@pytest.mark.parametrize("params", [{}, {"for_s": 0.2}, {"period": "0.2s", "count": 2}], ids=str)
 @pytest.mark.parametrize("kind", ["link.flap", "link.down"])
 def test_it(still, inject, kind, params):
     if kind == "link.down":
@@ -283,7 +283,7 @@ def test_fault_outlives_the_workload(inject, traffic):
     fault.arm(); fault.wait(); fault.clear()
 
 def test_workload_begins_when_the_fault_is_nearly_over(inject, traffic):
-    fault = inject("link.flap", "host1:rxe0", for_s=2.0, period=0.5, count=4)
+    fault = inject("link.flap", "host1:rxe0", for_s=2.0, period="0.5s", count=4)
     fault.arm(); fault.wait(); fault.clear()
     traffic(-0.3, 30)
 """
