@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 from experiment_text import COLLECTIVE, read
 from synthetic_run import changed, synthetic_run
@@ -151,7 +150,7 @@ def unread(counted_run, node, peer):
             ("counters_after", counted_run.telemetry.counters_after),
         )
     }
-    return msgspec.structs.replace(counted_run, **readings)
+    return changed(counted_run, **readings)
 
 
 @pytest.mark.parametrize("name", ["mmr.rtsw", "mmr.rtsw1", "jfi", "link_utilisation.max", "link_utilisation.mean"])
