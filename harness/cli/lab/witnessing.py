@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
+from collections.abc import Sequence
 
 import click
 
@@ -12,6 +14,7 @@ from faultbed.harness.cli.options.numbers import FiniteRange
 from faultbed.harness.run.outside_command import watch_lab
 from faultbed.harness.verdict import ExitCode
 from faultbed.inject.evidence.outside_fault import opinion_of
+from faultbed.testbed import stopping
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.lab import open_lab
 
@@ -20,6 +23,8 @@ __all__ = ["COMMANDS"]
 _CODES = {"confirmed": ExitCode.PASS, "mismatch": ExitCode.FAIL, "inconclusive": ExitCode.INCONCLUSIVE}
 _STYLES = {"confirmed": "green", "mismatch": "red", "inconclusive": "yellow"}
 _MOST_ROWS = 12
+_UNDO_S = 3.0
+"""How long an interrupted command may take to undo its fault before SIGTERM, and again before it is killed."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -51,10 +56,7 @@ def witness(
         if watch_s is not None:
             time.sleep(watch_s)
             return
-        try:
-            codes.append(subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode)
-        except OSError as error:
-            raise UsageError(f"{command[0]}: {error.strerror}; name a program of this machine") from error
+        codes.append(_run(command))
 
     with open_lab(session.inventory()) as lab, session.progress() as progress:
         fault = watch_lab(lab, act, quiet_s=quiet_s, hold_s=hold_s, say=progress)
@@ -83,6 +85,45 @@ def witness(
         rows += [("undone", "everything")] if opinion.undone and changed else []
         session.table(("", ""), rows)
     return _CODES[opinion.result]
+
+
+def _run(command: Sequence[str]) -> int:
+    """Run a command until it ends, however long that takes, and return its exit code.
+
+    If faultbed is stopped meanwhile, the command has time to undo what it did.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise UsageError(f"{command[0]}: {error.strerror}; name a program of this machine") from error
+    try:
+        while process.poll() is None:  # in steps, so that a signal is answered
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=stopping.STEP_S)
+    except BaseException:
+        _end(process)
+        raise
+    return process.returncode
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait until an interrupted command ends; request it with SIGTERM if it does not, and kill it in the end.
+
+    Ctrl-C in a terminal has reached the command, too, and SIGTERM at once would end it before its fault is undone.
+    """
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=stopping.Deadline(_UNDO_S).left_s)
+        process.terminate()  # does nothing if it has ended
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=stopping.Deadline(_UNDO_S).left_s)
+    finally:
+        process.kill()  # does nothing if it has ended
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=stopping.STEP_S)
 
 
 COMMANDS = (witness,)

@@ -322,6 +322,11 @@ class _WithUnit(Ranged):
 
     def _without_unit(self, raw: object) -> ValueError:
         if isinstance(raw, int | float) and not isinstance(raw, bool):
+            if wrong := what_is_wrong(raw):
+                return ValueError(wrong)
+            if raw < 0:  # no unit would mend it
+                allowed = self.range or f"at least {self.quantity.zero}"
+                return ValueError(f"{shown(raw)} is out of range; write {allowed}")
             return ValueError(self.quantity.without_unit(shown(raw)))
         return expected(f"a {self.quantity.name}", raw, f'write one such as "{self.quantity.example}"')
 

@@ -18,7 +18,7 @@ from faultbed.inject.node.management import management_interfaces
 
 __all__ = ["PauseActuator", "pfc_frame"]
 
-_TO = bytes.fromhex("0180c2000001")
+_TO = b"\x01\x80\xc2\x00\x00\x01"
 _MAC_CONTROL, _PFC = 0x8808, 0x0101
 _LONGEST = 0xFFFF
 _SHORTEST_FRAME = 60

@@ -95,7 +95,7 @@ class SchemeActuator(Actuator):
         """Give each switch the rules of the same position in `rules`."""
         if len(rules) != len(self._agents):
             raise Refused(f"rules of {len(rules)} switches for {len(self._agents)}")
-        for agent, wanted in zip(self._agents, rules, strict=True):
+        for agent, wanted in zip(self._agents, rules):  # noqa: B905 - Python 3.9 on nodes has no `strict`
             heartbeat()
             agent.replace_rules(wanted)
 

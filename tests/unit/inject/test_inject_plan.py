@@ -13,6 +13,7 @@ from planned_faults import SAMPLES, SOFT, SOFT_KINDS, assert_shell, flaps, soft,
 from faultbed.inject.fault_plan import FaultSpec, plan
 from faultbed.inject.kinds.catalogue import CATALOGUE, kind_named
 from faultbed.inject.node.actuator import make
+from faultbed.inject.param_units import why_no_quantity
 from faultbed.testbed.errors import Unsupported, UsageError
 from faultbed.testbed.inventory import lab_inventory
 from faultbed.testbed.shipped import inventories
@@ -240,6 +241,12 @@ def test_example_command_of_each_kind_can_be_planned(name):
     words = shlex.split(kind.command)
     params = dict(word.split("=") for word in words[words.index("--for") + 2 :] if word != "--set")
     assert words[:3] == ["faultbed", "inject", name]
-    assert params == {key: str(value) for key, value in kind.example.params.items()}
-    spec = FaultSpec(kind=name, target=words[3], for_s=5.0, params=dict(kind.example.params))
-    assert plan(spec, SOFT if lab_kind == "soft" else RACK, lab_kind=lab_kind).kind == name
+    assert all(why_no_quantity(name, key, value) is None for key, value in params.items())
+    topology = SOFT if lab_kind == "soft" else RACK
+    written, meant = (
+        plan(FaultSpec(kind=name, target=words[3], for_s=5.0, params=dict(one)), topology, lab_kind=lab_kind)
+        for one in (params, kind.example.params)
+    )
+    assert written.kind == name
+    assert written.params == meant.params
+    assert params.keys() == kind.example.params.keys()

@@ -269,7 +269,7 @@ def test_receipt_is_the_faults_element_of_a_verdict():
     )  # fmt: skip
     decoded = json.loads(json.dumps(receipt.to_json()))
     assert list(decoded) == [
-        "id", "kind", "target", "fidelity", "armed", "fired", "cleared", "on_time", "unproven",
+        "id", "kind", "target", "fidelity", "armed", "fired", "exposed", "cleared", "on_time", "unproven",
     ]  # fmt: skip
     assert list(decoded["fired"]) == ["count", "first_ns", "last_ns", "witness", "must_move", "must_not_move"]
     chosen, _ = judged(DROP, moved={DROP.must_move[0].any_of[0]: 1})

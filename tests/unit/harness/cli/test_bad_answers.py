@@ -102,7 +102,7 @@ INJECT = ("inject", "packet.drop", "host3:rxe0", "--for", "5s")
             4,
             ["fault.delay", "5%", "ms"],
         ),
-        (["inject", "packet.drop", "host3:rxe0", "--for", "5"], 4, ["--for 5", "8s"]),
+        (["inject", "packet.drop", "host3:rxe0", "--for", "5"], 4, ["--for 5: 5 has no unit", 'write "5s"']),
         (["inject", "packet.drpo", "host3:rxe0", "--for", "5s"], 4, ["packet.drpo", "packet.drop"]),
         (["faults", "packet.drpo"], 4, ["packet.drpo", "packet.drop"]),
         # Files: missing, folders, other encodings, cut off, empty.
@@ -169,23 +169,22 @@ def test_byte_order_mark_is_no_mistake(answer, argv):
 
 
 @pytest.mark.parametrize(
-    ("kind", "setting", "plain"),
+    ("kind", "setting", "name", "value"),
     [
-        ("packet.drop", "share=20%", "share=0.2"),
-        ("packet.drop", "share=0.1%", "share=0.001"),
-        ("packet.delay", "delay=5ms", "delay=5"),
-        ("packet.delay", "delay=0.005s", "delay=5"),
-        ("packet.delay", "delay=5000us", "delay=5"),
+        ("packet.drop", "share=20%", "share", 0.2),
+        ("packet.drop", "share=0.2", "share", 0.2),
+        ("packet.drop", "share=0.1%", "share", 0.001),
+        ("packet.delay", "delay=5ms", "delay", 5.0),
+        ("packet.delay", "delay=0.005s", "delay", 5.0),
+        ("packet.delay", "delay=5000us", "delay", 5.0),
     ],
 )
-def test_parameter_takes_its_unit(folder, kind, setting, plain, monkeypatch, capsys):
-    params = []
-    for text in (setting, plain):
-        argv = ["faultbed", "inject", kind, "host3:rxe0", "--for", "5s", "--set", text, "--plan", "--json"]
-        monkeypatch.setattr(sys, "argv", argv)
-        assert ending._run(cli, "faultbed") == 0
-        params.append(json.loads(capsys.readouterr().out)["params"])
-    assert params[0] == params[1]
+def test_parameter_takes_its_unit(folder, kind, setting, name, value, monkeypatch, capsys):
+    """The plan has the number in the parameter's own unit, whichever one was written."""
+    argv = ["faultbed", "inject", kind, "host3:rxe0", "--for", "5s", "--set", setting, "--plan", "--json"]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert ending._run(cli, "faultbed") == 0
+    assert json.loads(capsys.readouterr().out)["params"][name] == value
 
 
 def test_purge_names_what_it_deletes(answer, tmp_path):

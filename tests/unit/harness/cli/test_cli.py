@@ -45,7 +45,7 @@ from faultbed.testbed.tenancy.dirty import Outcome
         (["traffic", "flow", "host1:rxe0", "host9:rxe0"], 4, ["host9:rxe0"]),
         (["traffic", "flow", "--check", "--verb", "write"], 4, ["bytes can be checked for"]),
         (
-            ["traffic", "flow", "--transport", "ud", "--verb", "send", "--size", "64", "--qp", "flow_label=3"],
+            ["traffic", "flow", "--transport", "ud", "--verb", "send", "--size", "64B", "--qp", "flow_label=3"],
             4,
             ["label"],
         ),

@@ -15,6 +15,7 @@ from faultbed.harness.cli.experiments import faults
 from faultbed.harness.verdict import ExitCode
 from faultbed.inject.evidence.receipt import FaultReceipt
 from faultbed.inject.evidence.workload_use import Exposure
+from faultbed.testbed.observe import counters, fingerprint
 
 SYNTHETIC = synthetic_run().injected.faults[0].receipt
 RECEIPT = msgspec.structs.replace(
@@ -30,6 +31,8 @@ NOT_JUDGED = "exposure is not judged: no queue pair was connected when the fault
 @pytest.fixture
 def inject(tmp_path, monkeypatch):
     """Run `faultbed inject` with a proven fault, beside what workloads use; return exit code and output."""
+    for module, name in ((counters, "read"), (fingerprint, "capture")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # restores what the lab of `Here` replaces
 
     def run(target, uses, *options):
         changed = msgspec.structs.replace(RECEIPT, target=target, exposed=Exposure(uses=uses))

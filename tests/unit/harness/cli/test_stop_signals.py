@@ -14,9 +14,11 @@ from faultbed.testbed import shipped
 
 pytestmark = pytest.mark.process
 
-# Deadlines that are a tenth of the real ones: the process under test runs the same code.
+# Deadlines that are a tenth of the real ones: the process under test runs the same code. It inherits no ignored SIGHUP
+# from tests that run under `nohup`.
 _SCALED = """
-import sys, threading, time, click
+import signal, sys, threading, time, click
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from faultbed.testbed import stopping
 from faultbed.harness.cli.ending import end_with
 stopping.FIRST_S, stopping.SECOND_S, stopping._MARGIN_S = 4.0, 1.0, 0.2

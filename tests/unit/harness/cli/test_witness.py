@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
+import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -61,6 +66,46 @@ def test_watch_needs_no_command(witness):
 @pytest.mark.parametrize("words", [(), ("--watch", "1", "--", "true")])
 def test_command_and_watch_exclude_each_other(witness, words):
     assert "either a command after -- or --watch SECONDS" in str(witness(FAULT, *words).exception)
+
+
+INJECTOR = """
+import os, pathlib, signal, sys, time
+made, undone, number = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
+def undo(*_):
+    time.sleep(0.6)
+    undone.touch()
+    os._exit(0)
+signal.signal(number, undo)
+made.write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_injector_has_time_to_undo_its_fault_when_witness_is_interrupted(tmp_path, number):
+    """Ctrl-C in a terminal reaches both; SIGTERM to `witness` is passed on."""
+    made, undone = tmp_path / "made", tmp_path / "undone"
+
+    def interrupt():
+        while not (made.exists() and made.read_text()):
+            time.sleep(0.02)
+        if number == signal.SIGINT:
+            os.kill(int(made.read_text()), number)
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        witnessing._run([sys.executable, "-c", INJECTOR, str(made), str(undone), str(int(number))])
+    assert undone.exists()
+
+
+def test_injector_that_does_not_end_is_killed_when_witness_is_interrupted(monkeypatch):
+    monkeypatch.setattr(witnessing, "_UNDO_S", 0.1)
+    process = subprocess.Popen(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"], stdout=-1)
+    assert process.stdout.readline() == b"ready\n"
+    witnessing._end(process)
+    assert process.returncode == -signal.SIGKILL
+    process.stdout.close()
 
 
 def test_program_that_does_not_exist_is_one_sentence(witness):

@@ -64,7 +64,7 @@ def test_experiment_quantities_become_numbers_and_the_result_is_frozen():
         ('target = "rtsw1:ctsw1"', "target = 7", "faults[0].target", "expected"),
         ('target = "rtsw1:ctsw1"', "target = []", "faults[0].target", "empty list"),
         ('at = "8s"', "", "faults[0]", "`at`"),
-        ('at = "8s"', 'at = "8"', "faults[0].at", '"8" is not a duration'),
+        ('at = "8s"', 'at = "8"', "faults[0].at", '8 has no unit; write "8s"'),
         ('at = "8s"', 'at = ["9s", "6s"]', "faults[0].at", "before it begins"),
         ('at = "8s"', 'at = "29500ms"', "faults[0]", "workload ends at 30 s"),
         ('at = "8s"', 'at = "1s"', "expect[0].metric", "fault-free start"),
@@ -113,7 +113,7 @@ def test_experiment_error_names_its_path(old, new, path, reason):
 
 
 def test_experiment_absolute_rate_bound_is_rejected_on_a_soft_lab():
-    text = GOOD.replace("recovery.total", "goodput.mean").replace('max = "3s"', "min = 1")
+    text = GOOD.replace("recovery.total", "goodput.mean").replace('max = "3s"', 'min = "1Gb/s"')
 
     assert "ratios within one run" in refused(text)
     fit(read(text), soft_topology(), "rack")

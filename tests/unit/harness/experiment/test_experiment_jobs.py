@@ -135,7 +135,7 @@ def test_experiment_job_names_its_storage():
             'ingest = "1KiB"\nreaders = "host3"',
             'workload.storage.readers: expected a list, got "host3"',
         ),
-        ('ingest = "1KiB"\nread_every = "1"', 'workload.storage.read_every: "1" is not a duration'),
+        ('ingest = "1KiB"\nread_every = "1"', 'workload.storage.read_every: 1 has no unit; write "1s"'),
         ('ingest = "1KiB"\nread_every = "1ms"', "workload.storage: a reader reads at most once every 10 ms, got 1 ms"),
     ],
 )
@@ -276,7 +276,7 @@ def test_experiment_ranking_job_becomes_a_workload():
         ),
         (SERVING.replace('"4KiB"', '"none"'), r"workload\.decode: "),
         (SERVING.replace("tokens", "tokns"), r'workload: no key "tokns" here; did you mean tokens\?'),
-        (RANKING.replace('"512KiB"', '"513"'), r"workload: embedding_bytes must be a multiple of 4"),
+        (RANKING.replace('"512KiB"', '"513B"'), r"workload: embedding_bytes must be a multiple of 4"),
         (RANKING + "requests = 3", r"workload: say what runs"),
     ],
 )

@@ -86,7 +86,7 @@ def test_parameter_of_a_fault_keeps_the_others_and_adds_missing_sections():
 
 def test_parameter_value_is_converted_for_its_place():
     text = FLOW.format("write", "").encode()
-    assert raw_of(text, **{"workload.size": "4096"})["workload"]["size"] == "4096"
+    assert raw_of(text, **{"workload.size": "4096B"})["workload"]["size"] == "4096B"
     assert raw_of(text, **{"workload.qps": "4"})["workload"]["qps"] == 4
     assert raw_of(text, **{"workload.latency": "true"})["workload"]["latency"] is True
     together = raw_of(text, **{"workload.check": "true", "workload.flow": "send"})

@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 from house import TRACES
-from synthetic_run import soft_topology
+from synthetic_run import changed, soft_topology, synthetic_run
 from trace_lab import TraceLab
 
 from faultbed.harness.experiment import replayed
@@ -147,7 +147,8 @@ def test_replay_repeats_rounds_and_measures_like_other_jobs(folder):
     assert [len(one.iterations) for one in workload_series.series_of(result)] == [2] * 4
     assert lab.beats
     decided = plan(experiment, inventory_digest="0", version="1")
-    output = summary.describe_workload(type("Run", (), {"workload": decided.workload, "ranks": result.ranks}))
+    run = changed(synthetic_run(), workload=decided.workload, ranks=result.ranks)
+    output = summary.describe_workload(run)
     assert output == "trace traces/ranking.json, replayed 2 times on 4 ranks"
     assert kind_of(experiment.workload).measured(experiment.workload, result) == {}, "it has no bus bandwidth"
 

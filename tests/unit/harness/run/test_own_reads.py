@@ -34,7 +34,7 @@ def prepared_fault():
     return PreparedFault(injector, ONE)
 
 
-def test_prepared_fault_records_its_baseline_and_lookup_reads(monkeypatch):
+def test_prepared_fault_records_its_baseline_use_and_lookup_reads(monkeypatch):
     one = prepared_fault()
     one._before = {}
     moments = []
@@ -45,6 +45,7 @@ def test_prepared_fault_records_its_baseline_and_lookup_reads(monkeypatch):
 
     monkeypatch.setattr(one._witnesses, "_read", read)
     monkeypatch.setattr("faultbed.inject.prepared_fault.bind", read)
+    one._injector.use_of = lambda planned: read() or None
     one.lease._channel = SimpleNamespace(
         send=lambda _: None, receive=lambda timeout_s: {"event": "error", "error": "not now", "where": "arm", "seq": 1}
     )
@@ -52,7 +53,7 @@ def test_prepared_fault_records_its_baseline_and_lookup_reads(monkeypatch):
     with pytest.raises(FaultError, match="not now"):
         one.arm()
 
-    assert len(one.reads) == len(moments) == 2
+    assert len(one.reads) == len(moments) == 3
     for (begin_ns, end_ns), at_ns in zip(one.reads, moments, strict=True):
         assert begin_ns <= at_ns <= end_ns
 

@@ -676,6 +676,7 @@ def test_fault_waiting_for_its_time_is_called_off():
         audit_change=Mock(),
         audit=Mock(),
         refuse_after_intervention=Mock(),
+        use_of=None,
     )
     prepared = PreparedFault(injector, planned)
     prepared._witnesses.before = {}

@@ -48,10 +48,10 @@ def test_points_are_all_combinations_and_the_last_parameter_changes_fastest():
     [
         ([f"{SHARE}=0.1", f"{SHARE}=0.2"], UsageError, "is given twice"),
         ([f"{SHARE}=0.1,0.10"], UsageError, "are the same; remove one"),
-        (["workload.size=256KiB,262144"], UsageError, "are the same; remove one"),
+        (["workload.size=256KiB,262144B"], UsageError, "are the same; remove one"),
         (["faults[1].at=6s,6000ms"], UsageError, "are the same; remove one"),
         ([f"{SHARE}=0.1,2"], UsageError, "faults[1]"),
-        (["workload.size=1MiB,0"], ConfigError, "workload.size"),
+        (["workload.size=1MiB,0B"], ConfigError, "workload.size"),
         (["faults[1].target=host3:rxe1,host9:rxe1"], ConfigError, "host9"),
     ],
 )

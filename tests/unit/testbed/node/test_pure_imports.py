@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[4]
 PURE = {
     "struct.Struct", "re.compile", "frozenset", "tuple", "range", "bytes", "str", "len", "Rule", "json.JSONEncoder",
     "functools.cache", "np.tile", "np.arange", "np.uint32", "sys.modules.setdefault", "vars", "ctypes.POINTER",
+    "namedtuple",
 }  # fmt: skip
 PURE_METHODS = {"values", "items", "to_bytes", "startswith", "endswith"}
 

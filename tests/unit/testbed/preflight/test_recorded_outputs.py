@@ -175,7 +175,7 @@ def test_rdma_link_outputs_are_decoded(one):
     facts_read = collect.Facts()
     collect._read_rdma(facts_read, text_of(one))
     assert {name: list(link) for name, link in facts_read.rdma.items()} == one["links"]
-    machine = facts.machine_of("host1", answers.Answers(own={"rdma": text_of(one)}, spaces={}))
+    machine = facts.machine_of("host1", answers.Answers(own={"rdma": text_of(one)}))
     assert dict(machine.rdma) == one["rnics"]
     assert set(machine.excluded_rnics) == set(one["links"]) - set(one["rnics"]), (
         "each other link is reported with its reason"
@@ -282,7 +282,7 @@ def test_parsers_survive_truncated_and_garbled_output(text, start, end, mess, at
     assert modes(garbled) == "refused" or set(modes(garbled).values()) <= {"Enabled", "Disabled"}
     assert value("gpu.throttle max", garbled) == "refused" or value("gpu.throttle max", garbled) in garbled
     try:
-        facts.machine_of("host1", answers.Answers(own={"rdma": garbled}, spaces={}))
+        facts.machine_of("host1", answers.Answers(own={"rdma": garbled}))
     except LabError as error:
         assert "rdma -j link" in str(error)
     with contextlib.suppress(
