@@ -121,7 +121,6 @@ ON_LAB_READING = {
     "faultbed counters --prometheus": Expected(says="# TYPE"),
     "faultbed preflight --no-burn-in": Expected(says="nothing wrong in"),
     "faultbed routing show": Expected(says="scheme: none"),
-    "faultbed te run --for 20s": Expected(says="cycles; the lab is CLEAN"),
 }
 """Seconds each. They only read the lab, so one test runs them all, two at a time, and compares the lab once."""
 
@@ -135,6 +134,7 @@ ON_LAB = {
         "--ingest 256KiB --checkpoint 4MiB:5:async --reader host3"
     ): Expected(says="reads beside the job: "),
     "faultbed traffic replay tests/data/traces/tensor-parallel": Expected(says=" 0 wrong elements"),
+    "faultbed te run --for 20s": Expected(says="cycles; the lab is CLEAN"),
     "faultbed heal --panic": Expected(says="nothing to heal"),
     "faultbed reset": Expected(says="restoring the snapshot", resets=True),
 }
