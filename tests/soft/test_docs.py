@@ -63,7 +63,7 @@ def test_documented_long_command(once, text, lab, folder):
 def test_documented_link_flap_under_a_flow(lab, folder):
     """In two terminals: the receipt has three parts, and the flow completes."""
     env = of_lab(lab)
-    with terminal(f"{FLOW} --for 60s", folder, env) as flow:
+    with terminal(FLOW, folder, env) as flow:
         flow.wait_for_output("arrived")  # the flow moves data; the fault must be armed in the remaining time
         with terminal(FLAP, folder, env) as fault:
             fault.wait_for_output("armed: ")
