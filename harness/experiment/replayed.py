@@ -19,7 +19,7 @@ from faultbed.traffic import traces
 from faultbed.traffic.traces import FORMATS, Trace
 from faultbed.traffic.workloads.replay_batches import ReplaySpec, check
 
-__all__ = ["COPY", "Replay", "digest", "keep", "spec_of", "trace_of"]
+__all__ = ["COPY", "Replay", "digest", "file_or_copy", "keep", "spec_of", "trace_of"]
 
 COPY = "trace"
 
@@ -65,7 +65,9 @@ def digest(path: str, groups: str | None, source: str) -> str:
     Raises:
         UsageError: there is no such trace.
     """
-    return traces.digest(_file(path, source), groups=None if groups is None else _file(groups, source))
+    return traces.digest(
+        file_or_copy(path, source, COPY), groups=None if groups is None else file_or_copy(groups, source, COPY)
+    )
 
 
 def trace_of(work: Replay, source: str, ranks: int) -> Trace:
@@ -78,11 +80,11 @@ def trace_of(work: Replay, source: str, ranks: int) -> Trace:
     if digest(work.replay, work.groups, source) != work.sha256:
         raise UsageError(f"{work.replay} has changed since the run was planned; plan it again")
     trace = traces.load(
-        _file(work.replay, source),
+        file_or_copy(work.replay, source, COPY),
         form=work.format,
         ranks=ranks,
         mirror=work.mirror,
-        groups=None if work.groups is None else _file(work.groups, source),
+        groups=None if work.groups is None else file_or_copy(work.groups, source, COPY),
     )
     if trace.ranks > ranks and not work.shrink:
         raise UsageError(
@@ -111,7 +113,7 @@ def keep(work: Replay, source: str, folder: Path) -> None:
     Raises:
         UsageError: they cannot be copied.
     """
-    trace_path = _file(work.replay, source)
+    trace_path = file_or_copy(work.replay, source, COPY)
     target = folder / COPY
     try:
         target.mkdir(exist_ok=True)
@@ -120,13 +122,13 @@ def keep(work: Replay, source: str, folder: Path) -> None:
         for file in traces.files_of(trace_path):
             shutil.copyfile(file, into / file.name)
         if work.groups is not None:
-            shutil.copyfile(_file(work.groups, source), target / Path(work.groups).name)
+            shutil.copyfile(file_or_copy(work.groups, source, COPY), target / Path(work.groups).name)
     except OSError as error:
         raise UsageError(f"{target}: the trace cannot be kept there: {error.strerror or error}") from error
 
 
-def _file(text: str, source: str) -> Path:
-    """Return the file at a path of the experiment `source`, or its copy beside the experiment."""
+def file_or_copy(text: str, source: str, copies: str) -> Path:
+    """Return the file at a path of the experiment `source`; if it is gone, its copy in `copies` beside it."""
     original = Path(source).parent / text
-    copy = Path(source).parent / COPY / original.name
+    copy = Path(source).parent / copies / original.name
     return copy if copy.exists() and not original.exists() else original

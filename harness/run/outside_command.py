@@ -92,8 +92,8 @@ def _looking(lab: Lab, before: Fingerprint, seen: _Seen) -> Iterator[None]:
                 for node, subject, line in fingerprint.differences(before, now):
                     seen.add(node, subject, line)
                 seen.unknown += fingerprint.unknown(now)
-        except LabError as error:
-            seen.unknown.append(str(error))
+        except Exception as error:  # noqa: BLE001 (a look that ended for any reason has not seen what came after it)
+            seen.unknown.append(f"the lab was no longer looked at: {error}")
 
     thread = threading.Thread(target=look, name="looks at the lab", daemon=True)
     thread.start()

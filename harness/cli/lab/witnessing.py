@@ -39,7 +39,7 @@ _UNDO_S = 3.0
 def witness(
     session: Session, *, watch_s: float | None, quiet_s: float, hold_s: float, as_json: bool, command: tuple[str, ...]
 ) -> ExitCode:
-    """Run COMMAND, somebody else's injector, and report what it did to the lab.
+    """Run COMMAND, an injector that is not faultbed's, and report what it did to the lab.
 
     The lab must carry traffic. The command is confirmed (0) if the lab's state changed where traffic is, and counters
     of loss moved; a mismatch (1) if nothing changed, or no traffic was there; otherwise the result is inconclusive (2).

@@ -25,6 +25,7 @@ from faultbed.harness.experiment.declare.field_types import (
     expected,
 )
 from faultbed.harness.experiment.declare.section import Named, Section, Wrong
+from faultbed.harness.experiment.replayed import file_or_copy
 from faultbed.testbed.errors import UsageError
 from faultbed.traffic.node.programs.placeholders import names_in
 from faultbed.traffic.node.programs.readers import LINES, NAMES
@@ -201,7 +202,7 @@ class Command(Section):
         contents = []
         for index, text in enumerate(self.files):
             try:
-                content = _file(text, source).read_bytes()
+                content = file_or_copy(text, source, COPY).read_bytes()
             except OSError as error:
                 raise Wrong(
                     f"files[{index}]", f"{text}: {error.strerror}; name a file beside the experiment"
@@ -259,13 +260,6 @@ def keep_files(work: Command, source: str, folder: Path) -> None:
     try:
         target.mkdir(exist_ok=True)
         for text in work.files:
-            shutil.copy(_file(text, source), target / Path(text).name)
+            shutil.copy(file_or_copy(text, source, COPY), target / Path(text).name)
     except OSError as error:
         raise UsageError(f"{target}: the files cannot be kept there: {error.strerror or error}") from error
-
-
-def _file(text: str, source: str) -> Path:
-    """Return the file at a path of the experiment `source`, or its copy beside the experiment."""
-    original = Path(source).parent / text
-    copy = Path(source).parent / COPY / original.name
-    return copy if copy.exists() and not original.exists() else original
