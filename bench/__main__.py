@@ -27,6 +27,7 @@ from bench import fault_free as bench_fault_free
 from bench import faults as bench_faults
 from bench import model as bench_model
 from bench import packets as bench_packets
+from bench import predictions as bench_predictions
 from bench import restarts as bench_restarts
 from bench import starts as bench_starts
 from bench import telemetry as bench_telemetry
@@ -76,7 +77,7 @@ PARTS = (
     "lease",
     "faults",
 )
-SLOW = ("memory", "report", "taper", "a-a", *bench_restarts.PARTS)
+SLOW = ("memory", "report", "taper", "predictions", "a-a", *bench_restarts.PARTS)
 TTL_S = 10.0
 LEASED_FAULTS: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("link.flap", "rtsw1:ctsw1", {}),
@@ -142,10 +143,11 @@ def bench(
 ) -> None:
     """Measure PARTS of the bench.
 
-    The default is all but those that take ten minutes or more: memory, report, taper, a-a, restart-*.
+    The default is all but those that take ten minutes or more: memory, report, taper, predictions, a-a,
+    restart-*.
 
-    `taper` needs a lab with zones and rates: `--lab soft-zones`, or a copy of that inventory with another taper
-    and name.
+    `taper` and `predictions` need a lab with zones and rates: `--lab soft-zones`, or a copy of that inventory with
+    another taper and name.
     """
     session = Session(lab)
     chosen = list(parts or PARTS)
@@ -248,6 +250,7 @@ def _measures(
         "report": lambda: bench_pages.measure(inventory, progress),
         "a-a": lambda: on_lab(lambda lab: bench_fault_free.measure(lab, progress, pairs=options.pairs)),
         "taper": lambda: on_lab(lambda lab: bench_taper.measure(lab, progress)),
+        "predictions": lambda: bench_predictions.measure(inventory, progress),
         "restart-spare": restarts("spare"),
         "restart-shrink": restarts("shrink"),
         "restart-same": restarts("same"),
