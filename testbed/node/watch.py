@@ -14,6 +14,9 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"egress","flows":{NODE:[NETNS,[..]]}}  {"event":"egress","ports":{NODE:[PORT or null,..]}} (next_hops.py)
     {"do":"decisions","flows":{..}}         {"event":"decisions","decisions":{NODE:[[PORT or null,TABLE],..]}}
     {"do":"routing","nodes":{NODE:NETNS}}   {"event":"routing","nodes":{NODE:{..}},"held":[KIND,..]} (routing_state.py)
+    {"do":"rnics_in_use"}                   {"event":"rnics_in_use","rnics":[NAME,..]} (in_use/queue_pairs.py)
+    {"do":"tap","id":ID,"ports":{PORT:[NETNS,NETDEV]}}  {"event":"tapping"}: from now on, RoCEv2 packets are noticed
+    {"do":"untap","id":ID}                  {"event":"untapped","seen":{PORT:true|false|null}} (roce_taps.py there)
     {"do":"follow","nodes":{..},"every_ms":100,"report_ms":4000}
                                     {"event":"following","no_log":WHY or null}, and from then on
                     every report_ms {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
@@ -45,6 +48,8 @@ from faultbed.testbed.node import netns, state
 from faultbed.testbed.node.counts import Place, soft_gpus, watch_clock
 from faultbed.testbed.node.gpu import health, nvml
 from faultbed.testbed.node.holders import boot_id
+from faultbed.testbed.node.in_use.queue_pairs import rnics_in_use
+from faultbed.testbed.node.in_use.roce_taps import RoceTaps
 from faultbed.testbed.node.netlink import messages
 from faultbed.testbed.node.next_hops import decisions, egress_ports
 from faultbed.testbed.node.routing import routing_state
@@ -76,6 +81,7 @@ class Watch:
         self.log: KernelLog | None = None
         self.every_ns = self.report_ns = self.due_ns = self.sent_ns = self.busy_ns = 0
         self.samples: list[tuple[int, dict[str, dict[str, int]]]] = []
+        self.taps: dict[str, RoceTaps] = {}
 
     def place(self, namespace: str | None) -> Place:
         """Return the sockets of a namespace, opened at first use and again if the namespace was replaced."""
@@ -168,6 +174,26 @@ class Watch:
             "nodes": {node: routing_state.read_switch(namespace) for node, namespace in request["nodes"].items()},
             "held": routing_state.held_schemes(),
         }
+
+    def rnics_in_use(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """Return the RDMA devices with a queue pair that can carry data now."""
+        return {"rnics": rnics_in_use()}
+
+    def tap(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Notice RoCEv2 packets at some ports from now on."""
+        self.untap(request)
+        self.taps[request["id"]] = RoceTaps({port: tuple(place) for port, place in request["ports"].items()})
+        return {}
+
+    def untap(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return whether RoCEv2 packets were noticed at each port since `tap`, and end that; empty without `tap`."""
+        taps = self.taps.pop(request["id"], None)
+        if taps is None:
+            return {"seen": {}}
+        try:
+            return {"seen": taps.seen()}
+        finally:
+            taps.close()
 
     def follow(self, request: dict[str, Any]) -> dict[str, Any]:
         """Start to sample, and to listen for changes."""
@@ -390,6 +416,9 @@ _EVENTS = {
     "egress": "egress",
     "decisions": "decisions",
     "routing": "routing",
+    "rnics_in_use": "rnics_in_use",
+    "tap": "tapping",
+    "untap": "untapped",
     "follow": "following",
     "unfollow": "unfollowed",
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 
@@ -70,6 +72,19 @@ def test_watcher_reports_a_kernel_log_that_it_cannot_follow(monkeypatch):
     monkeypatch.setattr(watch, "KernelLog", refuse)
     one = watch.Watch()
     assert "not permitted" in one.follow({"nodes": {}, "every_ms": 100, "report_ms": 4000})["no_log"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="packet sockets need root")
+def test_watcher_notices_packets_beside_other_requests_and_keeps_no_tap(program):
+    assert program.ask(do="tap", id="one", ports={"here": [None, "lo"]})["event"] == "tapping"
+    assert program.ask(do="tap", id="other", ports={"here": [None, "lo"]})["event"] == "tapping"
+    assert program.ask(do="untap", id="other")["seen"] == {"here": False}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(bytes(40), ("127.0.0.1", 4791))
+    assert program.ask(do="clock")["event"] == "clock"
+    assert program.ask(do="untap", id="one", seq=5) == {"event": "untapped", "seq": 5, "seen": {"here": True}}
+    assert program.ask(do="untap", id="one")["seen"] == {}
+    assert "No such device" in program.ask(do="tap", id="one", ports={"here": [None, "no-such-port"]})["error"]
 
 
 def test_watcher_samples_until_stopped(program):
