@@ -14,7 +14,7 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"egress","flows":{NODE:[NETNS,[..]]}}  {"event":"egress","ports":{NODE:[PORT or null,..]}} (next_hops.py)
     {"do":"decisions","flows":{..}}         {"event":"decisions","decisions":{NODE:[[PORT or null,TABLE],..]}}
     {"do":"routing","nodes":{NODE:NETNS}}   {"event":"routing","nodes":{NODE:{..}},"held":[KIND,..]} (routing_state.py)
-    {"do":"rnics_in_use"}                   {"event":"rnics_in_use","rnics":[NAME,..]} (in_use/queue_pairs.py)
+    {"do":"rnics_in_use"}                   {"event":"rnics_in_use","rnics":[NAME,..]} (in_use/rnics_in_use.py)
     {"do":"tap","id":ID,"ports":{PORT:[NETNS,NETDEV]}}  {"event":"tapping"}: from now on, RoCEv2 packets are noticed
     {"do":"untap","id":ID}                  {"event":"untapped","seen":{PORT:true|false|null}} (roce_taps.py there)
     {"do":"follow","nodes":{..},"every_ms":100,"report_ms":4000}
@@ -48,7 +48,7 @@ from faultbed.testbed.node import netns, state
 from faultbed.testbed.node.counts import Place, soft_gpus, watch_clock
 from faultbed.testbed.node.gpu import health, nvml
 from faultbed.testbed.node.holders import boot_id
-from faultbed.testbed.node.in_use.queue_pairs import rnics_in_use
+from faultbed.testbed.node.in_use.rnics_in_use import rnics_in_use
 from faultbed.testbed.node.in_use.roce_taps import RoceTaps
 from faultbed.testbed.node.netlink import messages
 from faultbed.testbed.node.next_hops import decisions, egress_ports

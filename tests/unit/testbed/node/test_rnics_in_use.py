@@ -7,8 +7,8 @@ import json
 import pytest
 from house import HOUSE
 
-from faultbed.testbed.node.in_use import queue_pairs
-from faultbed.testbed.node.in_use.queue_pairs import carries_data, rnics_in_use
+from faultbed.testbed.node.in_use import rnics_in_use as module
+from faultbed.testbed.node.in_use.rnics_in_use import carries_data, rnics_in_use
 from faultbed.testbed.node.netlink import attribute
 
 TYPE, STATE, PID = 26, 27, 28
@@ -69,11 +69,11 @@ class Rdma:
 
 def test_devices_with_a_connected_queue_pair_are_in_use(monkeypatch):
     tables = [[entry(state="INIT"), entry("GSI", pid=None)], [entry("GSI", pid=None), entry()], []]
-    monkeypatch.setattr(queue_pairs, "Netlink", lambda _: Rdma(tables))
+    monkeypatch.setattr(module, "Netlink", lambda _: Rdma(tables))
     assert rnics_in_use() == ["rxe1"]
 
 
 def test_device_that_cannot_list_queue_pairs_is_an_error_not_idle(monkeypatch):
-    monkeypatch.setattr(queue_pairs, "Netlink", lambda _: Rdma([[], OSError("not supported")]))
+    monkeypatch.setattr(module, "Netlink", lambda _: Rdma([[], OSError("not supported")]))
     with pytest.raises(OSError, match="not supported"):
         rnics_in_use()
