@@ -13,11 +13,10 @@ from math import comb
 
 import numpy as np
 import pytest
+from scheme_runs import mmr, rules, run
 from waiting import until, wait_s
 
 from faultbed.harness.analysis.intervals import operation_times
-from faultbed.harness.experiment import experiment_file
-from faultbed.harness.run import loop
 from faultbed.harness.verdict import Verdict
 from faultbed.inject.heal import heal
 from faultbed.inject.journal import Journal
@@ -36,25 +35,6 @@ from faultbed.traffic.workloads.collective import CollectiveSpec
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 
-TEXT = """
-name = "scheme"
-[fabric]
-routing = "{scheme}"
-{fabric}
-[workload]
-collective = "all-to-all"
-size = "{size}"
-ranks = [{ranks}]
-{length}
-{workload}
-[workload.qp]
-timeout = {timeout}
-[[expect]]
-metric = "wrong_elements"
-max = 0
-"""
-"""With an ACK timeout of 1.1 s (18): on a busy machine the usual 67 ms send packets again that are not lost."""
-
 FAULT = """
 [[faults]]
 id = "uplink"
@@ -72,30 +52,6 @@ BYTES = """
 metric = "link_bytes.error"
 max = 0.15
 """
-
-
-def run(lab, tmp_path, scheme, hosts=(1, 2, 3, 4), *, more="", iterations=8, words=None, **options):
-    """Run an all-to-all under a routing scheme. `words` are sizes, timeouts and further lines of the experiment."""
-    ranks = ", ".join(f'"host{number}:rxe0"' for number in hosts)
-    usual = {"size": "256KiB", "timeout": 18, "fabric": "", "workload": "", "length": f"iterations = {iterations}"}
-    text = TEXT.format(scheme=scheme, ranks=ranks, **usual | (words or {})) + more
-    experiment = experiment_file.decode(text.encode(), source="scheme.toml")
-    resolved = loop.resolve(experiment, text.encode(), lab.inventory_model)
-    finished = loop.execute(resolved, lab.inventory_model, out=tmp_path, **{"progress": print} | options)
-    lab.forget_connections()
-    return finished
-
-
-def rules(lab):
-    return {name: one["rules"] for name, one in switch_routing.read(lab, lab.topology.switch_by_name).switches.items()}
-
-
-def mmr(finished, switch):
-    """Return the maximum over the mean of the bytes that a switch sent up, by its ports' counters."""
-    measured = finished.run_dir.read_run()
-    before, after = measured.telemetry.counters_before[switch], measured.telemetry.counters_after[switch]
-    sent = [after[f"{port}.tx_bytes"] - before[f"{port}.tx_bytes"] for port in ("ctsw1", "ctsw2")]
-    return max(sent) * len(sent) / sum(sent)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -174,7 +130,9 @@ def test_ecmp_whose_switches_nobody_watches_is_inconclusive(lab, tmp_path):
     assert verdict.lab_state == "CLEAN"
 
 
-@pytest.mark.parametrize(("scheme", "mutate"), [("static-parity", "noop"), ("e-ecmp", "lie")])
+@pytest.mark.parametrize(
+    ("scheme", "mutate"), [("static-parity", "noop"), ("e-ecmp", "lie"), ("te", "noop"), ("te", "lie")]
+)
 def test_routing_scheme_without_effect_is_inconclusive(lab, tmp_path, scheme, mutate):
     """A scheme's effect is read from the kernels of the switches, whatever its holder claims."""
     verdict = run(lab, tmp_path, scheme, iterations=2, mutate_routing=mutate).verdict
@@ -348,15 +306,22 @@ def test_withdrawn_prefix_leaves_the_routing_schemes_tables(lab, tmp_path):
 
 @pytest.mark.needs("hosts >= 6")
 @pytest.mark.parametrize(
-    ("hosts", "rack1", "others"),
-    [((1, 2, 3, 4), 1.0, {"rtsw2": 1.0}), ((1, 2, 3, 5), 2.0, {"rtsw2": 4 / 3, "rtsw3": 4 / 3})],
+    ("scheme", "hosts", "rack1", "others"),
+    [
+        ("static-parity", (1, 2, 3, 4), 1.0, {"rtsw2": 1.0}),
+        ("static-parity", (1, 2, 3, 5), 2.0, {"rtsw2": 4 / 3, "rtsw3": 4 / 3}),
+        ("te", (1, 2, 3, 5), 1.0, {"rtsw2": 4 / 3, "rtsw3": 4 / 3}),
+    ],
 )
-def test_odd_and_even_hosts_load_the_uplinks_as_computed(lab, tmp_path, hosts, rack1, others):
-    """A replaced host doubles the load of one uplink of rack 1."""
-    finished = run(lab, tmp_path, "static-parity", hosts, iterations=20)
+def test_odd_and_even_hosts_load_the_uplinks_as_computed(lab, tmp_path, scheme, hosts, rack1, others):
+    """A replaced host doubles the load of one uplink of rack 1; te places its four keys two by two.
+
+    A host that is alone in its rack has three keys, so that one of two uplinks carries two of them.
+    """
+    finished = run(lab, tmp_path, scheme, hosts, iterations=20)
 
     ratios = {switch: mmr(finished, switch) for switch in ("rtsw1", *others)}
-    print(hosts, ratios)
+    print(scheme, hosts, ratios)
     assert ratios["rtsw1"] == pytest.approx(rack1, abs=0.1)
     for switch, value in others.items():
         assert ratios[switch] == pytest.approx(value, abs=0.1)
