@@ -6,10 +6,12 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from faultbed.harness.record.evidence.run_evidence import RunEvidence
+if TYPE_CHECKING:  # its types take half a second to import, and a query reads none of them
+    from faultbed.harness.record.evidence.run_evidence import RunEvidence
 
 __all__ = ["copies_among", "digest_of"]
 

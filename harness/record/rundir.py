@@ -23,17 +23,14 @@ packets.json        captured packets, analysed, and capture*.pcapng beside it (f
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
 import platform
-import re
 import shlex
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -56,6 +53,7 @@ from faultbed.harness.record.evidence.environment import Environment
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.record.evidence.workload_evidence import WorkloadEvidence
 from faultbed.harness.record.plausible import refuse_large_numbers
+from faultbed.harness.record.run_files import RUN_FILES, decoded, read_file, started_of, whole
 from faultbed.harness.verdict import ExcludedHost, VerdictFile
 from faultbed.testbed import shipped
 from faultbed.testbed.errors import RecordError, UsageError
@@ -70,26 +68,14 @@ __all__ = [
     "find_run_folders",
     "open_run",
     "repro_script",
-    "whole",
     "write_flights",
     "write_pooled",
 ]
 
 _STARTED = "%Y%m%dT%H%M%SZ"
 """How a directory's name begins."""
-_STARTED_AT = re.compile(r"\d{8}T\d{6}Z")
-_RUN_FILES = frozenset({"experiment.toml", "plan.json", "verdict.json"})
-"""Files of which a run directory has at least one, even if only a part of it was kept."""
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
 
-_FIRST_LINE_BYTES = 1 << 20
-
-
-class _Stamped(msgspec.Struct, frozen=True):
-    wall_ns: int
-
-
-_decode_wall = msgspec.json.Decoder(_Stamped).decode
 _decode_environment = msgspec.json.Decoder(Environment).decode
 
 T = TypeVar("T")
@@ -118,21 +104,7 @@ class RunDir:
     @property
     def started(self) -> datetime:
         """When the run began (UTC): by the directory's name, else by its journal, else when its verdict was written."""
-        try:
-            # `datetime.strptime` takes ten times as long, and `datetime.fromisoformat` alone reads other forms, too.
-            begin = self.path.name.partition("-")[0]
-            return datetime.fromisoformat(begin if _STARTED_AT.fullmatch(begin) else "")
-        except ValueError:
-            return self._journal_began or datetime.fromtimestamp((self.path / "verdict.json").stat().st_mtime, UTC)
-
-    @property
-    def _journal_began(self) -> datetime | None:
-        """When the first record of the journal was written; None: there is none that can be read."""
-        try:
-            with self.journal.open("rb") as file:
-                return datetime.fromtimestamp(_decode_wall(file.readline(_FIRST_LINE_BYTES)).wall_ns / 1e9, UTC)
-        except (OSError, msgspec.MsgspecError, ValueError, OverflowError):
-            return None
+        return started_of(self.path)
 
     def write_plan(self, plan: Plan) -> None:
         """Write `plan.json`."""
@@ -292,25 +264,10 @@ class RunDir:
         return self._read(name)
 
     def _decoded(self, name: str, decode: Callable[[bytes], T]) -> T:
-        content = self._read(name)
-        try:
-            return decode(content)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise RecordError(
-                f"{self.path / name}: not as this version writes it: {error}; copy the run directory again, or read it "
-                "with the version that environment.json names"
-            ) from error
+        return decoded(f"{self.path}/{name}", self._read(name), decode)
 
     def _read(self, name: str) -> bytes:
-        try:
-            # A query over thousands of runs spends most of its time in here, and a pipe must not stop it.
-            descriptor = os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - of a descriptor
-                return file.readall()
-        except OSError as error:
-            raise UsageError(
-                f"{self.path / name}: {error.strerror or error}; only the directory of a finished run has it"
-            ) from error
+        return read_file(f"{self.path}/{name}")
 
     def _write(self, name: str, content: bytes, *, mode: int = 0o644) -> None:
         with whole(self.path / name) as temporary:
@@ -356,23 +313,6 @@ def write_pooled(first: RunDir, content: bytes) -> Path:
     return folder / "pooled.json"
 
 
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path` that becomes `path` at the end, or vanishes on an error."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        if temporary.stat().st_mode & 0o777 == 0o600:  # noqa: PLR2004 - mkstemp's own mode
-            temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def create(
     root: Path,
     *,
@@ -412,7 +352,7 @@ def find_run_folders(root: Path, on_error: Callable[[OSError], None]) -> list[Pa
     """Return every run directory in a folder, at any depth, resolved and sorted by name.
 
     `campaign`, `fuzz` and `sweep` keep their runs in folders of their own. A folder is a run directory if it has at
-    least one file of `_RUN_FILES`, and is not searched further. A symbolic link to a run counts once, like the run.
+    least one file of `RUN_FILES`, and is not searched further. A symbolic link to a run counts once, like the run.
 
     Args:
         root: a folder; one that does not exist has no runs.
@@ -422,9 +362,9 @@ def find_run_folders(root: Path, on_error: Callable[[OSError], None]) -> list[Pa
     searched: set[Path] = set()
     for parent, names, files in os.walk(root, onerror=on_error, followlinks=True) if root.exists() else ():
         folder = Path(parent).resolve()
-        if folder in searched or not _RUN_FILES.isdisjoint(files):
+        if folder in searched or not RUN_FILES.isdisjoint(files):
             names.clear()
-        if not _RUN_FILES.isdisjoint(files):
+        if not RUN_FILES.isdisjoint(files):
             runs.add(folder)
         searched.add(folder)
     return sorted(runs, key=lambda folder: (folder.name, folder))

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from faultbed.harness.json_text import json_text
-from faultbed.harness.record.rundir import whole
+from faultbed.harness.record.run_files import whole
 from faultbed.harness.verdict import LabState, Verdict, worst
 from faultbed.testbed.errors import UsageError
 

@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4"
 SCHEME, SEED = "static-parity", 29
 ROUNDS = 3
 """Of each of the three that die."""
+PLACED_ROUNDS = int(os.environ.get("FAULTBED_KILLS", "8"))
+"""Deaths of te's controller and holder, in turn: the first two of four after the rules are on, the others before."""
 PORT = 40000
 EVERY_S = 0.004
 DOWN_S = 3.0
@@ -87,6 +89,20 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[2])) as journal:
     print("begins", flush=True)
     lease.apply()
     time.sleep(300)
+"""
+_PLACER = """
+import sys, time
+from pathlib import Path
+from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.run.routing.routing_scheme import scheme_of
+from faultbed.inject.journal import Journal
+from faultbed.testbed.lab import open_lab
+with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[2])) as journal:
+    scheme = scheme_of(lab, Fabric(routing="te", cycle=1.0), journal)
+    print("begins", flush=True)
+    with scheme.applied(journal):
+        print("applied", flush=True)
+        time.sleep(300)
 """
 
 
@@ -222,3 +238,34 @@ def test_kills_of_holder_controller_and_spine_blackhole_no_more_than_bgp_alone(l
     assert (lost["holder"], lost["controller"]) == ([0] * ROUNDS, [0] * ROUNDS)
     assert max(lost["spine, BGP alone"]) > 0, "the datagrams cross the spine that dies"
     assert max(lost["spine"]) <= max(lost["spine, BGP alone"]) + SPREAD_S / EVERY_S
+
+
+def test_placed_scheme_whose_controller_or_holder_dies_loses_nothing_and_comes_back_equal(lab, tmp_path):
+    """A controller's death ends its channel, so the rules go at once; the next one writes the same, byte for byte."""
+    choice, machine = random.Random(SEED), lab.node(lab.carrier("rtsw1").name)
+    lost, reference, compared = {"controller": [], "holder": []}, None, 0
+    with stream(lab) as since:
+        for number in range(PLACED_ROUNDS):
+            victim, waits = ("controller", "holder")[number % 2], number % 4 < 2
+            since()
+            argv = [sys.executable, "-c", _PLACER, str(lab.inventory), str(tmp_path / f"placer{number}")]
+            with subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True) as controller:
+                assert controller.stdout.readline() == b"begins\n"
+                if waits:
+                    assert controller.stdout.readline() == b"applied\n"
+                    rules = {name: sorted(map(str, rules)) for name, (rules, _) in on_switches(lab).items()}
+                    assert any(rules.values())
+                    reference, compared = reference or rules, compared + 1
+                    assert rules == reference
+                moment_s = choice.uniform(0.0, 3.0)
+                if victim == "controller":
+                    wait_s(moment_s)
+                else:
+                    machine.run(["sh", "-c", _KILL, "kill", f"{moment_s:.2f}"], check=False, timeout_s=60.0)
+                    until(lambda: is_clear(lab), within_s=30.0)
+                os.kill(controller.pid, signal.SIGKILL)
+            print(f"{victim}: rules gone after {until(lambda: is_clear(lab), within_s=30.0):.1f} s")
+            lost[victim].append(since()["lost"])
+    print(f"{lost}; rules equal {compared} of {compared}")
+    assert not any(lost["controller"] + lost["holder"])
+    assert compared > 1

@@ -15,7 +15,8 @@ from faultbed.harness.analysis import noise as noise_module
 from faultbed.harness.analysis.noise import Conditions, NoiseFloor
 from faultbed.harness.cli.context import Session, json_option, pass_session, styled
 from faultbed.harness.experiment.metrics import METRICS
-from faultbed.harness.record.rundir import RunDir, open_run, whole
+from faultbed.harness.record.run_files import whole
+from faultbed.harness.record.rundir import RunDir, open_run
 from faultbed.harness.report import history as history_module
 from faultbed.harness.report import summary
 from faultbed.harness.report.comparison.compare import Row, compare, differences

@@ -13,8 +13,8 @@ import click
 from rich.text import Text
 
 from faultbed.harness.cli.context import Session, json_option, pass_session
-from faultbed.harness.report.query.read_only_sql import Answer, Cell, ask
-from faultbed.harness.report.query.run_tables import TABLES, load
+from faultbed.harness.report.query.read_only_sql import Answer, Cell, ask, columns_read
+from faultbed.harness.report.query.run_tables import ALL_COLUMNS, TABLES, load
 from faultbed.testbed.errors import UsageError
 
 __all__ = ["COMMANDS"]
@@ -23,11 +23,9 @@ _SHOWN = 10
 """Most reasons for runs that are left out that are shown to a person; --json has all of them."""
 
 
-def _columns(table: str) -> str:
-    return ", ".join(column.split()[0] for column in TABLES[table].split(", "))
-
-
-@click.command(epilog="Tables: " + "; ".join(f"{table} ({_columns(table)})" for table in TABLES) + ".")
+@click.command(
+    epilog="Tables: " + "; ".join(f"{table} ({', '.join(columns)})" for table, columns in ALL_COLUMNS.items()) + "."
+)
 @click.argument("sql", metavar="SQL")
 @click.argument("folders", nargs=-1, metavar="[DIR]...", type=click.Path(path_type=Path))
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV (RFC 4180), with the columns' names in the first line.")
@@ -42,9 +40,10 @@ def query(session: Session, *, sql: str, folders: tuple[Path, ...], as_csv: bool
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json are two formats; give one of them")
-    tables = load(folders or (Path("runs"),))
+    reads = columns_read(TABLES, sql)
+    tables = load(folders or (Path("runs"),), reads)
     with contextlib.closing(tables.connection) as connection:
-        answer = ask(connection, sql)
+        answer = ask(connection, sql, reads)
     if as_json:
         _show_json(session, answer, tables.runs, tables.left_out)
         return

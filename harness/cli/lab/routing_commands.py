@@ -24,6 +24,7 @@ from faultbed.harness.cli.options.weights import weight_option, weights_of
 from faultbed.harness.cli.traffic.flows_and_collectives import ALGORITHM_NAMES, read_size
 from faultbed.harness.experiment.job_sections import parse_grid, parse_phase
 from faultbed.harness.experiment.toml_text import inline
+from faultbed.harness.model.failure_prediction import FailurePrediction, better_from, predict_failures
 from faultbed.harness.model.routing_prediction import (
     ALL_RANKS,
     JobTraffic,
@@ -62,6 +63,8 @@ _SENT_BYTES = 4 << 20
 _LEAST_FLOW_BYTES = 16 << 10
 """Mean bytes of a queue pair in an iteration, so that ACKs, which take other paths, change the MMR by under 5 %."""
 
+_HASHED, _PLACED = "e-ecmp", "te"
+"""The two schemes that `predict --failures` compares in a sentence."""
 _STATIC = tuple(name for name, scheme in SCHEMES.items() if scheme.is_static and not scheme.is_placed)
 _job_options = (
     click.option("--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: one per host."),
@@ -133,6 +136,12 @@ def routing() -> None:
 )
 @of_a_job
 @click.option("--failed", multiple=True, metavar="LINK", help="A link that carries nothing; repeatable.")
+@click.option(
+    "--failures",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Print the fullest link with 0 to N failed uplinks, drawn at random, instead of each switch's MMR.",
+)
 @weight_option
 @click.option(
     "--draws",
@@ -150,6 +159,7 @@ def routing_predict(
     *,
     schemes: tuple[str, ...],
     failed: tuple[str, ...],
+    failures: int | None,
     weights: tuple[str, ...],
     draws: int,
     seed: int,
@@ -161,17 +171,27 @@ def routing_predict(
     1 is even; 2 means that the busiest uplink carries twice its fair share, so a collective limited by it takes twice
     as long. For schemes with a hash: mean, and 1st to 99th percentile over random queue pair numbers. `te` places the
     flows of each RNIC to each host over the uplinks that are left.
+
+    With --failures: bytes of the fullest link over the least that any placement can have, the mean over drawn sets of
+    failed uplinks, and from how many failures on e-ecmp is better than te.
     """
+    if failures and failed:
+        raise UsageError("--failures draws the links that fail, and --failed names them; give one of the two")
     inventory = session.inventory()
     topology = inventory.topology
     placed, traffic = job_of(inventory, **job)
     seeds = {switch.name: inventory.hash_seed(switch.name) for switch in topology.switches}
     parameters = Routing(weights=weights_of(topology, weights), hash_seeds=seeds)
+    chosen = dict.fromkeys(schemes or SCHEMES, parameters)
+    if failures:
+        predictions = predict_failures(topology, placed, traffic, chosen, most=failures, draws=draws, seed=seed)
+        _show_failures(session, predictions, as_json=as_json)
+        return
     answers = predict(
         topology,
         placed,
         traffic,
-        dict.fromkeys(schemes or SCHEMES, parameters),
+        chosen,
         failed=frozenset(failed),
         draws=draws,
         seed=seed,
@@ -188,6 +208,24 @@ def routing_predict(
         for answer in answers
     ]
     session.table(("scheme", "draws", *columns), rows)
+
+
+def _show_failures(session: Session, predictions: Sequence[FailurePrediction], *, as_json: bool) -> None:
+    schemes = list(predictions[0].fullest)
+    has_both = {_HASHED, _PLACED} <= set(schemes)
+    first = better_from(predictions, _HASHED, _PLACED) if has_both else None
+    if as_json:
+        rows = [dataclasses.asdict(prediction) for prediction in predictions]
+        session.json({"failures": rows, "e_ecmp_better_from": first})
+        return
+    session.table(
+        ("failed uplinks", "drawn sets", *schemes),
+        [(str(one.failed), str(one.orders), *(f"{one.fullest[name]:.2f}" for name in schemes)) for one in predictions],
+    )
+    if has_both:
+        until = f"with 0 to {predictions[-1].failed} failed uplinks"
+        answer = f"from {first} failed uplinks on" if first is not None else f"nowhere {until}"
+        session.out.print(f"{_HASHED} is better than {_PLACED} {answer} (modelled)", soft_wrap=True)
 
 
 @routing.command("conflicts")

@@ -14,7 +14,8 @@ from faultbed.harness.model.calibration import Conditions
 from faultbed.harness.model.calibration_samples import samples_of
 from faultbed.harness.model.experiment_prediction import default_parameters
 from faultbed.harness.quantities import format_bytes, format_duration
-from faultbed.harness.record.rundir import open_run, whole
+from faultbed.harness.record.run_files import whole
+from faultbed.harness.record.rundir import open_run
 from faultbed.testbed.directories import lab_dir
 from faultbed.testbed.errors import UsageError
 

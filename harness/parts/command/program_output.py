@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from faultbed.harness.record.rundir import whole
+from faultbed.harness.record.run_files import whole
 from faultbed.traffic.programs.program_results import OutputLine
 
 __all__ = ["FOLDER", "write"]

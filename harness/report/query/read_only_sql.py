@@ -6,9 +6,10 @@ the statement needs (sqlite.org/c3ref/set_authorizer.html); ours allows only rea
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -37,17 +38,52 @@ class Answer:
     rows: Sequence[tuple[Cell, ...]]
 
 
-def ask(connection: sqlite3.Connection, sql: str) -> Answer:
+def columns_read(tables: Mapping[str, str], sql: str) -> dict[str, set[str]]:
+    """Return the names of the columns that a statement reads, by table; a table whose rows are only counted has none.
+
+    Args:
+        tables: columns of each table, as SQL.
+        sql: one statement. One that cannot be compiled behind EXPLAIN, as it has one itself or is wrong, reads all
+            columns; `ask` says what is wrong with it. So does one with a NATURAL join or USING: SQLite compares
+            columns of these without calling the authorizer.
+    """
+    reads: dict[str, set[str]] = {}
+    is_hidden = any(word in sql.lower() for word in ("natural", "using"))
+
+    def record(action: int, first: str | None, second: str | None, database: str | None, inner: str | None) -> int:
+        if action == sqlite3.SQLITE_READ and first in tables:
+            reads.setdefault(str(first), set()).add(second or "")
+        return _authorize(action, first, second, database, inner)
+
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        for table, columns in tables.items():
+            connection.execute(f"CREATE TABLE {table} ({columns})")
+        _add_aggregates(connection, [])
+        connection.set_authorizer(record)
+        try:
+            connection.execute(f"EXPLAIN {sql}")  # compiles it, and runs nothing
+        except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError):
+            is_hidden = True
+        if is_hidden:
+            connection.set_authorizer(None)
+            return {
+                table: {column[1] for column in connection.execute(f"PRAGMA table_info({table})")} for table in tables
+            }
+    return reads
+
+
+def ask(connection: sqlite3.Connection, sql: str, filled: Mapping[str, Collection[str]] | None = None) -> Answer:
     """Run one read-only statement. Nothing can be written over the connection afterwards.
 
-    SQL has the aggregates `median(x)` and `quantile(x, q)` besides SQLite's own.
+    SQL has the aggregates `median(x)` and `quantile(x, q)` besides SQLite's own. `filled` are the columns that have
+    values; None: all. A statement that reads another one is refused, because an empty column would look like an answer.
 
     Raises:
         UsageError: it is no statement, more than one, wrong, one that would change something, or beyond a bound.
     """
     aggregate_errors: list[str] = []
     deadline = time.monotonic() + MAX_S
-    _restrict(connection, deadline, aggregate_errors)
+    _restrict(connection, deadline, aggregate_errors, filled)
     try:
         cursor = connection.execute(sql)
         if cursor.description is None:
@@ -59,11 +95,21 @@ def ask(connection: sqlite3.Connection, sql: str) -> Answer:
         raise UsageError(f"query: {_reason(error, deadline, aggregate_errors)}") from error
 
 
-def _restrict(connection: sqlite3.Connection, deadline: float, aggregate_errors: list[str]) -> None:
+def _add_aggregates(connection: sqlite3.Connection, errors: list[str]) -> None:
+    for name, arguments in (("median", 1), ("quantile", 2)):
+        connection.create_aggregate(name, arguments, _aggregate(name, errors))
+
+
+def _restrict(
+    connection: sqlite3.Connection,
+    deadline: float,
+    aggregate_errors: list[str],
+    filled: Mapping[str, Collection[str]] | None,
+) -> None:
     """Add the aggregates and set the limits. The authorizer is set last, because it also refuses PRAGMA."""
     connection.set_authorizer(None)
-    for name, arguments in (("median", 1), ("quantile", 2)):
-        connection.create_aggregate(name, arguments, _aggregate(name, aggregate_errors))
+    _add_aggregates(connection, aggregate_errors)
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_CELL_BYTES)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     connection.execute("PRAGMA temp_store = MEMORY")  # a large sort must not fill the disk
@@ -71,7 +117,14 @@ def _restrict(connection: sqlite3.Connection, deadline: float, aggregate_errors:
     (pages,), (page_bytes,) = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
     connection.execute(f"PRAGMA hard_heap_limit = {2 * pages * page_bytes + MAX_BYTES}")
     connection.set_progress_handler(lambda: time.monotonic() > deadline, _OPERATIONS)
-    connection.set_authorizer(_authorize)
+
+    def authorize(action: int, first: str | None, second: str | None, database: str | None, inner: str | None) -> int:
+        if filled is not None and action == sqlite3.SQLITE_READ and first in tables:
+            is_filled = first in filled and (not second or second in filled[first])
+            return sqlite3.SQLITE_OK if is_filled else sqlite3.SQLITE_DENY
+        return _authorize(action, first, second, database, inner)
+
+    connection.set_authorizer(authorize)
 
 
 def _authorize(action: int, first: str | None, second: str | None, _database: str | None, _inner: str | None) -> int:
@@ -127,26 +180,30 @@ def _aggregate(name: str, errors: list[str]) -> type[Any]:
         """Quantile by linear interpolation between order statistics, as numpy's default (Hyndman and Fan, type 7)."""
 
         def __init__(self) -> None:
-            self.values: list[float] = []
-            self.share: object = 0.5
+            self.values: list[object] = []
+            self.shares: list[object] = []
+            # SQLite calls this once a row: a method of ours would take four times as long.
+            self.step: Callable[..., None] = self.values.append if name == "median" else self._step
 
-        def step(self, value: object, share: object = 0.5) -> None:
-            if value is None:
-                return
-            if not isinstance(value, int | float):
-                self._fail(f"{name}(): {value!r} is no number; add WHERE typeof(x) IN ('integer', 'real')")
-            if not isinstance(share, int | float) or not 0 <= share <= 1:
-                self._fail(f"{name}(): {share!r} is no share from 0 to 1")
-            self.values.append(float(value))  # type: ignore[arg-type]
-            self.share = share
+        def _step(self, value: object, share: object) -> None:
+            self.values.append(value)
+            self.shares[:] = [share]
 
         def finalize(self) -> float | None:
-            if not self.values:
+            values = sorted(map(self._number, (value for value in self.values if value is not None)))
+            (share,) = self.shares or [0.5]
+            if not isinstance(share, int | float) or not 0 <= share <= 1:
+                self._fail(f"{name}(): {share!r} is no share from 0 to 1")
+            if not values:
                 return None
-            values = sorted(self.values)
-            at = float(self.share) * (len(values) - 1)  # type: ignore[arg-type]
+            at = float(share) * (len(values) - 1)  # type: ignore[arg-type]
             low, high = values[int(at)], values[min(int(at) + 1, len(values) - 1)]
             return low if low == high else low + (high - low) * (at - int(at))
+
+        def _number(self, value: object) -> float:
+            if not isinstance(value, int | float):
+                self._fail(f"{name}(): {value!r} is no number; add WHERE typeof(x) IN ('integer', 'real')")
+            return float(value)  # type: ignore[arg-type]
 
         @staticmethod
         def _fail(message: str) -> None:

@@ -8,27 +8,31 @@ a verdict. Only its end is read, which shows whether it is complete.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
+import operator
 import os
 import sqlite3
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
+from faultbed.harness import verdict as verdict_file
 from faultbed.harness.record import sweep_file
 from faultbed.harness.record.copies import copies_among
 from faultbed.harness.record.evidence.environment import Environment
-from faultbed.harness.record.rundir import RunDir
+from faultbed.harness.record.run_files import RUN_FILES, decoded, read_file, started_of
 from faultbed.harness.record.sweep_file import SweepFile, SweptPoint
 from faultbed.harness.verdict import VerdictFile
 from faultbed.testbed.errors import RecordError, UsageError
 
-__all__ = ["TABLES", "RunTables", "load"]
+__all__ = ["ALL_COLUMNS", "TABLES", "RunTables", "load"]
 
 TABLES: Mapping[str, str] = {
     "runs": "run TEXT PRIMARY KEY, experiment TEXT, seed, lab TEXT, verdict TEXT, lab_state TEXT, started TEXT, "
@@ -41,15 +45,20 @@ TABLES: Mapping[str, str] = {
     "unit TEXT, value, low REAL, high REAL, censored INTEGER",
 }
 """Columns of each table, as SQL. A column without a type holds numbers and text: a check can observe either."""
-_RUN_FILES = frozenset({"experiment.toml", "plan.json", "verdict.json"})
-"""A folder with one of these files is a run directory, complete or not."""
+ALL_COLUMNS: Mapping[str, Collection[str]] = {
+    table: tuple(column.split()[0] for column in columns.split(", ")) for table, columns in TABLES.items()
+}
+"""Names of the columns of each table."""
 _NO_VERDICT = "it has no verdict: it still runs, or it was killed"
+_NO_EVIDENCE = "it has no evidence: it was killed, or it is an incomplete copy"
 _MOST_BYTES = 64 << 20
 """Maximum size of a `verdict.json` or `sweep.json` that is read, a hundred times the longest one seen so far."""
 _LAB, _WORKLOAD = "evidence/measured/lab.json", "evidence/measured/workload.json"
 _LARGEST = 2**63
 """SQLite's integers have 64 bits with a sign; a seed has 64 without."""
 _S = 1e-9
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +83,14 @@ class _PlanHead(msgspec.Struct, frozen=True):
     faults: tuple[_PlannedFault, ...]
 
 
-_decode_plan = msgspec.json.Decoder(_PlanHead).decode
-
-
 class _Named(msgspec.Struct, frozen=True):
     name: str
+
+
+_decode_plan = msgspec.json.Decoder(_PlanHead).decode
+# Runs of one machine have equal files.
+_decode_environment = functools.lru_cache(1024)(msgspec.json.Decoder(Environment).decode)
+_decode_lab = functools.lru_cache(64)(msgspec.json.Decoder(_Named).decode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +113,11 @@ def _without_collection() -> Iterator[None]:
 
 
 @_without_collection()
-def load(folders: Sequence[Path]) -> RunTables:
+def load(folders: Sequence[Path], reads: Mapping[str, Collection[str]] = ALL_COLUMNS) -> RunTables:
     """Read every run and sweep below some folders. The order of the runs is that of their paths.
 
-    A run that is reached twice, by overlapping folders or by a link, is read once.
+    A run that is reached twice, by overlapping folders or by a link, is read once. Of the tables, only the columns in
+    `reads` are filled, and a table that is not in it stays empty; every run is checked all the same.
 
     Raises:
         UsageError: a folder does not exist, or no run below them can be read.
@@ -127,7 +140,7 @@ def load(folders: Sequence[Path]) -> RunTables:
         why = "".join(f"; {path}: {reason}" for path, reason in list(left_out.items())[:1])
         raise UsageError(f"{', '.join(map(str, folders))}: no run to query{why}; name the folder of run directories")
     sweeps = list(_read_sweeps(sweep_paths, runs, left_out))
-    return RunTables(connection=_tables(runs, sweeps), runs=len(runs), left_out=left_out)
+    return RunTables(connection=_tables(runs, sweeps, reads), runs=len(runs), left_out=left_out)
 
 
 def _found(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -142,7 +155,7 @@ def _found(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
                 entries = {entry.name: entry for entry in found}
         except OSError:
             continue  # it was removed meanwhile, or is another user's
-        if "sweep.json" not in entries and not _RUN_FILES.isdisjoint(entries):
+        if "sweep.json" not in entries and not RUN_FILES.isdisjoint(entries):
             runs.append(folder)
             continue
         if "sweep.json" in entries:
@@ -167,10 +180,9 @@ def _read_run(path: Path) -> _Run:
         UsageError: a file is missing or damaged, or the files are of two runs.
         OSError: a file cannot be read.
     """
-    run = RunDir(path)
-    _checked_size(f"{path}/verdict.json", _NO_VERDICT)
-    verdict = run.read_verdict()
-    plan, environment = run.read_plan_by(_decode_plan), run.read_environment()
+    verdict = _decoded(f"{path}/verdict.json", verdict_file.decode, missing=_NO_VERDICT)
+    plan = _decoded(f"{path}/plan.json", _decode_plan)
+    environment = _decoded(f"{path}/environment.json", _decode_environment)
     planned = {fault.id: fault.kind for fault in plan.faults}
     pairs = (
         ("experiment", verdict.experiment, "plan.json", plan.experiment),
@@ -197,21 +209,25 @@ def _lab_of(path: Path) -> str:
         RecordError: a file does not begin or end as this version writes it: it is damaged or cut off.
         OSError: it cannot be read.
     """
-    for name in (_LAB, _WORKLOAD):
-        size = _checked_size(f"{path}/{name}", "it has no evidence: it was killed, or it is an incomplete copy")
-        descriptor = os.open(f"{path}/{name}", os.O_RDONLY)
-        try:
-            end = os.pread(descriptor, 2, max(0, size - 2))
-        finally:
-            os.close(descriptor)
+    lab = read_file(f"{path}/{_LAB}", most_bytes=_MOST_BYTES, missing=_NO_EVIDENCE)
+    for name, end in ((_LAB, lab[-2:]), (_WORKLOAD, _end_of(f"{path}/{_WORKLOAD}"))):
         if end != b"}\n":
             raise RecordError(f"{path / name}: not whole; copy the run directory again")
+    return decoded(f"{path}/{_LAB}", lab, _decode_lab).name
+
+
+def _decoded(path: str, decode: Callable[[bytes], T], *, missing: str = "") -> T:
+    return decoded(path, read_file(path, most_bytes=_MOST_BYTES, missing=missing), decode)
+
+
+def _end_of(path: str) -> bytes:
+    """Return the last two bytes of a file of evidence, which may be long."""
+    size = _checked_size(path, _NO_EVIDENCE)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        return msgspec.json.decode(RunDir(path).read_bytes(_LAB), type=_Named).name
-    except msgspec.MsgspecError as error:
-        raise RecordError(
-            f"{path / _LAB}: not as this version writes it: {error}; copy the run directory again"
-        ) from error
+        return os.pread(descriptor, 2, max(0, size - 2))
+    finally:
+        os.close(descriptor)
 
 
 def _checked_size(path: str, missing: str) -> int:
@@ -266,31 +282,46 @@ def _read_sweeps(
         yield folder, sweep, {path: number for number, path, _ in listed}
 
 
-def _tables(runs: Sequence[_Run], sweeps: Sequence[tuple[Path, SweepFile, Mapping[Path, int]]]) -> sqlite3.Connection:
+def _tables(
+    runs: Sequence[_Run],
+    sweeps: Sequence[tuple[Path, SweepFile, Mapping[Path, int]]],
+    reads: Mapping[str, Collection[str]],
+) -> sqlite3.Connection:
     """Return a database in memory with the tables."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     for table, columns in TABLES.items():
         connection.execute(f"CREATE TABLE {table} ({columns})")
     place_of = {path: (str(folder), number) for folder, _, points in sweeps for path, number in points.items()}
+    rows_of: Mapping[str, Iterator[tuple[object, ...]]] = {
+        "runs": (_run_row(run, *place_of.get(run.path, (None, None))) for run in runs),
+        "checks": (row for run in runs for row in _check_rows(run)),
+        "faults": (row for run in runs for row in _fault_rows(run)),
+        "points": (row for folder, sweep, _ in sweeps for row in _point_rows(folder, sweep)),
+    }
     connection.execute("BEGIN")
-    _insert(connection, "runs", (_run_row(run, *place_of.get(run.path, (None, None))) for run in runs))
-    _insert(connection, "checks", (row for run in runs for row in _check_rows(run)))
-    _insert(connection, "faults", (row for run in runs for row in _fault_rows(run)))
-    _insert(connection, "points", (row for folder, sweep, _ in sweeps for row in _point_rows(folder, sweep)))
+    for table in reads:
+        _insert(connection, table, reads[table], rows_of[table])
     connection.execute("COMMIT")
     return connection
 
 
-def _insert(connection: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:
-    marks = ", ".join("?" * (TABLES[table].count(",") + 1))
-    connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608 - the names are constants
+def _insert(
+    connection: sqlite3.Connection, table: str, reads: Collection[str], rows: Iterable[tuple[object, ...]]
+) -> None:
+    """Insert the first column, so that rows can be counted, and those that are read."""
+    names = ALL_COLUMNS[table]
+    numbers = [number for number, name in enumerate(names) if number == 0 or name in reads]
+    columns = ", ".join(name for number, name in enumerate(names) if number in numbers)
+    of_row = operator.itemgetter(*numbers) if len(numbers) > 1 else operator.itemgetter(slice(1))
+    marks = ", ".join("?" * len(numbers))
+    connection.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", map(of_row, rows))  # noqa: S608 - the names are constants
 
 
 def _run_row(run: _Run, sweep: str | None, point: int | None) -> tuple[object, ...]:
     verdict, environment = run.verdict, run.environment
     return (
         str(run.path), verdict.experiment, _cell(verdict.seed), verdict.lab, str(verdict.verdict), verdict.lab_state,
-        f"{RunDir(run.path).started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", environment.git or environment.faultbed,
+        f"{started_of(run.path).astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", environment.git or environment.faultbed,
         environment.code, environment.accelerator, environment.cpu_count, sweep, point,
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from faultbed.harness.experiment.metrics import lookup
-from faultbed.harness.record.rundir import whole
+from faultbed.harness.record.run_files import whole
 from faultbed.harness.record.sweep_file import SweepFile
 from faultbed.harness.report import page
 from faultbed.harness.report.sweeps import sweep_text

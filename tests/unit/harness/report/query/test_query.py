@@ -18,8 +18,8 @@ from faultbed.harness.record import sweep_file
 from faultbed.harness.record.copies import copies_among
 from faultbed.harness.record.sweep_file import SweepFile, SweptParameter, SweptPoint, SweptRun, SweptValue
 from faultbed.harness.report.query import read_only_sql
-from faultbed.harness.report.query.read_only_sql import ask
-from faultbed.harness.report.query.run_tables import load
+from faultbed.harness.report.query.read_only_sql import ask, columns_read
+from faultbed.harness.report.query.run_tables import ALL_COLUMNS, TABLES, load
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.errors import UsageError
 
@@ -44,7 +44,8 @@ def runs(tmp_path, original):
 
 
 def asked(runs, sql):
-    return ask(load([runs]).connection, sql).rows
+    reads = columns_read(TABLES, sql)
+    return ask(load([runs], reads).connection, sql, reads).rows
 
 
 def queried(*words):
@@ -169,6 +170,34 @@ def test_statement_that_is_no_question_is_refused_by_sqlite(numbers, sql, tmp_pa
     assert numbers.execute("select name from sqlite_schema").fetchall() == [("t",)]
     assert numbers.execute("select count(*) from t").fetchone() == (0,)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("sql", "reads"),
+    [
+        ("select count(*) from runs", {"runs": {""}}),
+        ("select observed from checks where name = 'x'", {"checks": {"observed", "name"}}),
+        ("select c.* from (select run r from runs) join checks c on r = c.run", {"runs": {"run"}, "checks": "all"}),
+        ("select kind from faults natural join runs", dict.fromkeys(TABLES, "all")),
+        ("select a.name from checks a join checks b Using (observed)", dict.fromkeys(TABLES, "all")),
+        ("with v as (select verdict from runs) select * from v", {"runs": {"verdict"}}),
+        ("select wibble from runs", dict.fromkeys(TABLES, "all")),
+        ("explain select run from runs", dict.fromkeys(TABLES, "all")),
+        ("-- nothing", dict.fromkeys(TABLES, "all")),
+    ],
+)
+def test_columns_read_are_those_that_sqlite_reads(sql, reads):
+    expected = {table: set(ALL_COLUMNS[table]) if columns == "all" else columns for table, columns in reads.items()}
+    assert columns_read(TABLES, sql) == expected
+
+
+def test_statement_that_reads_a_column_without_values_is_refused(runs):
+    reads = columns_read(TABLES, "select verdict from runs")
+    tables = load([runs], reads)
+    for sql in ("select seed from runs", "select count(*) from checks", "select * from runs"):
+        with pytest.raises(UsageError, match="query: "):
+            ask(tables.connection, sql, reads)
+    assert ask(tables.connection, "select count(*), count(verdict) from runs", reads).rows == [(2, 2)]
 
 
 @pytest.mark.parametrize(
