@@ -141,7 +141,7 @@ def _wrong_elements(run: RunEvidence, wrong: int, iterations: int) -> Observatio
 
 
 def _kernel(run: RunEvidence) -> Observation:
-    errors = kernel_log.errors(run.telemetry.kernel)
+    errors = kernel_log.errors(run.telemetry.kernel, run.telemetry.ignored)
     if not run.telemetry.watched and not errors:
         return Observation(value=None, detail="no machine's log was followed")
     first = f"; the first: {errors[0].node}: {errors[0].text}" if errors else ""
@@ -153,9 +153,11 @@ def _kernel(run: RunEvidence) -> Observation:
     ]
     lost += [f"{machine.name} from some time on: {machine.lost}" for machine in followed if machine.lost]
     unknown = f"; nothing is known of {lost[0]}" if lost else ""
+    hidden = len(kernel_log.errors(run.telemetry.kernel)) - len(errors)
+    ignored = f"; {hidden} ignored by faultbed_ignored_messages" if hidden else ""
     return Observation(
         value=len(errors),
-        detail=f"in the logs of {len(followed)} machines while they ran{first}{unknown}",
+        detail=f"in the logs of {len(followed)} machines while they ran{first}{ignored}{unknown}",
         censored=bool(lost) or not run.telemetry.watched,
     )
 

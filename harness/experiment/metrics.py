@@ -198,7 +198,8 @@ _TABLE = (
     Metric(
         name="kernel.errors",
         unit="count",
-        meaning="Errors, and warnings of kernel code, in the kernel logs of all machines",
+        meaning="Errors, and warnings of kernel code, in the kernel logs of all machines, and crashes in the logs of "
+        "FRR and SONiC; without those that the inventory ignores",
     ),
     Metric(
         name="ingest.wait",

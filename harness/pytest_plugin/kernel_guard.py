@@ -1,10 +1,11 @@
-"""Watch the kernel logs of a lab during a test: a warning, a bug or a lockup is an error of that test.
+"""Watch the logs of a lab during a test: a kernel's warning, bug or lockup, or a daemon's crash, is an error of it.
 
 A log that cannot be read says nothing: the test is INCONCLUSIVE then, because a kernel may have reported a problem.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from dataclasses import dataclass
 
@@ -47,8 +48,16 @@ class KernelGuard:
         changes = self._read()
         unread = before | self._unread
         return KernelReport(
-            unhealthy=kernel_log.unhealthy(changes, lab_kind=self._lab.kind),
-            unknown=[f"{machine}: its kernel log could not be read: {unread[machine]}" for machine in sorted(unread)],
+            unhealthy=kernel_log.unhealthy(
+                changes,
+                lab_kind=self._lab.kind,
+                ignored=self._lab.inventory_model.ignored_messages,
+                today=dt.datetime.now(tz=dt.UTC).date(),
+            ),
+            unknown=[
+                *(f"{machine}: its kernel log could not be read: {unread[machine]}" for machine in sorted(unread)),
+                *kernel_log.lost(changes),
+            ],
         )
 
     def _read(self) -> list[Change]:

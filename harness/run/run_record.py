@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -153,6 +154,7 @@ class TelemetryRecord:
             counters_after={node: dict(values) for node, values in self.after.items()},
             changes=tuple(change for change in changes if change.node in lab.topology.switch_by_name),
             kernel=tuple(change for change in changes if change.subject == "kernel"),
+            ignored=kernel_log.not_expired(lab.inventory_model.ignored_messages, dt.datetime.now(tz=dt.UTC).date()),
             watched=self.recorded.machines,
             reads=tuple(sorted(self.reads)),
         )

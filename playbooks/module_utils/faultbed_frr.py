@@ -79,7 +79,10 @@ def configure_frr(switches, changes):
         namespace = switch["netns"]
         written = [
             _write_config(namespace, daemon, text, changes)
-            for daemon, text in (("zebra", zebra_config()), ("bgpd", bgpd_config(switch)))
+            for daemon, text in (
+                ("zebra", zebra_config() + _log_file(namespace, "zebra")),
+                ("bgpd", bgpd_config(switch) + _log_file(namespace, "bgpd")),
+            )
         ]
         if any(written):
             stale.append(namespace)
@@ -92,6 +95,11 @@ def configure_frr(switches, changes):
         allowed = [changes.should_make(f"{daemon} of {namespace}") for namespace in missing]
         if any(allowed):
             _start(daemon, missing)
+
+
+def _log_file(namespace, daemon):
+    """Return the line that keeps errors and the last words of a crash (`testbed/node/daemon_log.py` reads them)."""
+    return f"log file {_folder(namespace)}/{daemon}.log errors\n"
 
 
 def _folder(namespace):

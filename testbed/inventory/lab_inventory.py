@@ -25,6 +25,7 @@ from faultbed.testbed.inventory.schema import (
     FrontEndPortVars,
     GoldenVars,
     HostVars,
+    IgnoredMessageVars,
     JumpVars,
     LabVars,
     ManagementVars,
@@ -78,7 +79,8 @@ class Inventory:
     their ports, by switch and port: the speeds of the topology divided by `rate_scale`. `qos` and `priority_of_dscp`
     are a rack lab's profile and DSCP map, `safety` the faults that its owner allows, `bmcs` the hosts' baseboard
     management controllers, `pdus` the lab's power distribution units, `busbw` the lower bounds of collectives, `golden`
-    the versions that hosts must have. `digest` is the SHA-256 of the file and of the variables beside it that it uses.
+    the versions that hosts must have, `ignored_messages` the log messages that are no problem. `digest` is the SHA-256
+    of the file and of the variables beside it that it uses.
     """
 
     path: Path
@@ -101,6 +103,7 @@ class Inventory:
     busbw: tuple[BusbwVars, ...] = ()
     pdus: tuple[PduVars, ...] = ()
     golden: GoldenVars | None = None
+    ignored_messages: tuple[IgnoredMessageVars, ...] = ()
     digest: str = field(default="", compare=False)
 
     @property
@@ -166,6 +169,7 @@ def load(path: Path) -> Inventory:
         busbw=tuple(lab.busbw),
         pdus=tuple(lab.pdus),
         golden=lab.golden,
+        ignored_messages=tuple(lab.ignored_messages),
         bmcs={name: host.bmc for name, host in entries.hosts.items() if host.bmc is not None},
         jump=next(((name, _management_of(None, answer, name)) for name in entries.jumps), None),
     )

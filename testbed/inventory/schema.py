@@ -8,6 +8,7 @@ Every variable is `faultbed_<field>` of one of the structs below; unknown ones a
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ __all__ = [
     "GoldenVars",
     "GpuVars",
     "HostVars",
+    "IgnoredMessageVars",
     "JumpVars",
     "LabVars",
     "ManagementVars",
@@ -171,6 +173,33 @@ class GoldenVars(_Strict, frozen=True, kw_only=True):
     pcie_width: int | None = None
     gpu_driver: str | None = None
     gpu_vbios: str | None = None
+
+
+class IgnoredMessageVars(_Strict, frozen=True, kw_only=True):
+    """Messages of kernels and switch daemons that are known and no problem, until the end of a day.
+
+    Attributes:
+        pattern: a regular expression that is found in the message's text, which begins after its level.
+        reason: what is known about the message.
+        until: the last day on which it is ignored.
+        machines: patterns of names of the machines it is about; empty: all.
+    """
+
+    pattern: str
+    reason: str
+    until: dt.date
+    machines: list[str] = []
+
+    def __post_init__(self) -> None:
+        """Refuse an entry that says nothing, or would hide everything."""
+        try:
+            hides_all = re.search(self.pattern, "") is not None
+        except re.error as error:
+            raise ValueError(f"pattern: {self.pattern!r} is no regular expression: {error}; correct it") from None
+        if hides_all:
+            raise ValueError(f"pattern: {self.pattern!r} matches every message; name the words that identify it")
+        if not self.reason.strip():
+            raise ValueError("reason: it is empty; write what is known of the message")
 
 
 class SafetyVars(_Strict, frozen=True, kw_only=True):
@@ -324,6 +353,7 @@ class LabVars(_Strict, frozen=True, kw_only=True):
     safety: SafetyVars | None = None
     busbw: list[BusbwVars] = []
     golden: GoldenVars | None = None
+    ignored_messages: list[IgnoredMessageVars] = []
 
 
 class HostVars(LabVars, frozen=True, kw_only=True):

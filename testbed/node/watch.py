@@ -8,9 +8,11 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
                                     "heard_s":S, "moved":{NODE:{SUBJECT:S}}}: for how long the kernel's notifications
                                     of all these nodes are known, and how long ago each of them was
     {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (testbed/node/gpu/nvml.py), or soft
-    {"do":"kernel_log","boot":ID,"after":N}  {"event":"kernel_log","boot":ID,"after":N,"messages":["LEVEL TEXT",..]}
+    {"do":"kernel_log","boot":ID,"after":N,"files":{PATH:[INODE,OFFSET]}}
+                                    {"event":"kernel_log", with these fields and "messages":["LEVEL TEXT",..]}
                                     since record N of that boot, or of this boot if ID is another one; without ID from
-                                    now on; and from then on at once {"event":"kernel", with the same fields}
+                                    now on; and from then on at once {"event":"kernel", with the same fields}. Crashes
+                                    of FRR's and SONiC's daemons are among them (daemon_log.py), since these offsets
     {"do":"egress","flows":{NODE:[NETNS,[..]]}}  {"event":"egress","ports":{NODE:[PORT or null,..]}} (next_hops.py)
     {"do":"decisions","flows":{..}}         {"event":"decisions","decisions":{NODE:[[PORT or null,TABLE],..]}}
     {"do":"routing","nodes":{NODE:NETNS}}   {"event":"routing","nodes":{NODE:{..}},"held":[KIND,..]} (routing_state.py)
@@ -46,6 +48,7 @@ import time
 
 from faultbed.testbed.node import netns, state
 from faultbed.testbed.node.counts import Place, soft_gpus, watch_clock
+from faultbed.testbed.node.daemon_log import DaemonLog
 from faultbed.testbed.node.gpu import health, nvml
 from faultbed.testbed.node.holders import boot_id
 from faultbed.testbed.node.in_use.rnics_in_use import rnics_in_use
@@ -79,6 +82,8 @@ class Watch:
         self.listening: dict[str, KernelNotifications] = {}
         self.followed_log: KernelLog | None = None
         self.log: KernelLog | None = None
+        self.followed_daemons: DaemonLog | None = None
+        self.daemons: DaemonLog | None = None
         self.every_ns = self.report_ns = self.due_ns = self.sent_ns = self.busy_ns = 0
         self.samples: list[tuple[int, dict[str, dict[str, int]]]] = []
         self.taps: dict[str, RoceTaps] = {}
@@ -137,21 +142,35 @@ class Watch:
                     write("change", node=node, **change)
 
     def kernel_log(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return what the kernel has logged since the last such request. The first request gives the starting point."""
+        """Return what kernel and daemons have logged since the last such request; the first one only starts it."""
         boot = boot_id()
-        if self.log is None:
+        if self.log is None or self.daemons is None:
+            self.daemons = DaemonLog(request.get("files"))
             self.log = KernelLog(is_whole=True)
             messages = self.log.read(after=request["after"] if request.get("boot") == boot else -1)
             if "boot" not in request:  # the caller requests later messages only
                 messages = []
         else:
             messages = self.log.read()
-        return {"boot": boot, "after": self.log.number, "messages": messages}
+        messages += self.daemons.read()
+        return {"boot": boot, "after": self.log.number, "files": self.daemons.position, "messages": messages}
 
     def push_kernel_log(self) -> None:
-        """Send what the kernel has logged at once: a reboot would lose it."""
-        if self.log is not None and (messages := self.log.read()):
-            write("kernel", boot=boot_id(), after=self.log.number, messages=messages)
+        """Send what the kernel has logged at once: a reboot would lose it. Files of daemons outlive it."""
+        if self.log is not None and self.daemons is not None and (messages := self.log.read()):
+            write("kernel", boot=boot_id(), after=self.log.number, files=self.daemons.position, messages=messages)
+
+    def send_crashes(self) -> None:
+        """Send what the daemons have logged since they are followed."""
+        if self.followed_daemons is None:
+            return
+        now_ns = time.monotonic_ns()
+        try:
+            texts = self.followed_daemons.read()
+        except OSError as error:
+            self.followed_daemons, texts = None, [f"3 messages were lost: {error}"]
+        for text in texts:
+            write("change", at_ns=now_ns, node=None, subject="kernel", text=text)
 
     def gpus(self, _request: dict[str, Any]) -> dict[str, Any]:
         """Return the state of the host's NVIDIA GPUs, or the synthetic health of its soft GPUs if it has any."""
@@ -206,6 +225,7 @@ class Watch:
         no_log = None
         try:
             self.followed_log = KernelLog()
+            self.followed_daemons = DaemonLog(None)
         except OSError as error:  # not root, or a kernel without printk
             no_log = str(error)
         self.every_ns, self.report_ns = request["every_ms"] * 1_000_000, request["report_ms"] * 1_000_000
@@ -215,9 +235,11 @@ class Watch:
     def unfollow(self, _request: dict[str, Any]) -> dict[str, Any]:
         """Send the last samples, and stop."""
         self.send()
+        if self.followed_daemons is not None:
+            self.followed_daemons.close()
         if self.followed_log is not None:
             self.followed_log.close()
-        self.followed_log, self.followed, self.every_ns = None, {}, 0
+        self.followed_log, self.followed_daemons, self.followed, self.every_ns = None, None, {}, 0
         return {}
 
     def files(self) -> list[int]:
@@ -252,7 +274,8 @@ class Watch:
             self.send()
 
     def send(self) -> None:
-        """Send the samples taken so far."""
+        """Send the samples taken so far, and the crashes of daemons."""
+        self.send_crashes()
         if self.samples:
             write("samples", samples=self.samples, busy_ns=self.busy_ns)
         self.samples, self.busy_ns, self.sent_ns = [], 0, time.monotonic_ns()

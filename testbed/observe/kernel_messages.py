@@ -1,4 +1,4 @@
-"""Kernel messages of a lab's machines, as watchers have sent them. They are kept when a reboot ends a watcher."""
+"""Messages of kernels and switch daemons of a lab's machines, kept when a reboot ends a watcher."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class KernelMessages:
         """Keep the messages of a watcher's event or answer (`faultbed.testbed.node.watch`)."""
         with self._lock:
             self._messages.setdefault(machine, []).extend(message["messages"])
-            self._read_up_to[machine] = {"boot": message["boot"], "after": message["after"]}
+            self._read_up_to[machine] = {name: message[name] for name in ("boot", "after", "files")}
 
     def read_up_to(self, machine: str) -> dict[str, Any]:
-        """Return the fields of a request for what comes next: the boot and its last record; empty at first."""
+        """Return the fields of a request for what comes next: the boot, its last record, files; empty at first."""
         with self._lock:
             return dict(self._read_up_to.get(machine, {}))
 

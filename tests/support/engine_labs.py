@@ -91,7 +91,8 @@ class Lab:
     engine = Engine
     kind = "soft"
     rnr = None
-    topology = lab_inventory.load(HOUSE / "inventory" / "soft.yml").topology
+    inventory_model = lab_inventory.load(HOUSE / "inventory" / "soft.yml")
+    topology = inventory_model.topology
 
     def __init__(self, on_start, dead_from=None):
         self.on_start, self.dead_from = on_start, dead_from

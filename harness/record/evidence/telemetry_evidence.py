@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from faultbed.testbed.inventory.schema import IgnoredMessageVars
 from faultbed.testbed.observe import counters
 from faultbed.testbed.observe.telemetry import Change as NetworkChange
 from faultbed.testbed.observe.telemetry import Machine
@@ -23,7 +24,8 @@ class TelemetryEvidence(msgspec.Struct, frozen=True, kw_only=True):
         counters_before: counters by node. Those of an RNIC are named `rxe0.out_of_seq_request`.
         counters_after: the same counters after the workload.
         changes: changes of switches while the workload ran.
-        kernel: errors and warnings that a machine's kernel wrote meanwhile.
+        kernel: errors and warnings that a machine's kernel wrote meanwhile, and crashes of a switch's daemons.
+        ignored: entries of the inventory's `faultbed_ignored_messages` that held when the run ended.
         watched: each machine that was watched, and what that cost.
         reads: (begin, end) of each time (controller ns) at which the harness itself queried the lab while the workload
             ran. The baseline leaves them out.
@@ -33,6 +35,7 @@ class TelemetryEvidence(msgspec.Struct, frozen=True, kw_only=True):
     counters_after: dict[str, dict[str, int]] = {}
     changes: tuple[NetworkChange, ...] = ()
     kernel: tuple[NetworkChange, ...] = ()
+    ignored: tuple[IgnoredMessageVars, ...] = ()
     watched: tuple[Machine, ...] = ()
     reads: tuple[tuple[int, int], ...] = ()
 

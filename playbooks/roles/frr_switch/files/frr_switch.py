@@ -16,6 +16,8 @@ from faultbed_switch_health import healthy_afterwards
 
 SEED = "net/ipv4/fib_multipath_hash_seed"
 SYSCTL_FILE = "/etc/sysctl.d/90-faultbed-frr_switch.conf"
+LOG = "/var/log/frr/frr.log"
+"""Written by FRR's daemons, and rotated by the distribution's package."""
 RESTART = ["systemctl", "restart", "frr"]
 DAEMONS = '# Written by faultbed\'s role frr_switch.\nbgpd=yes\nvtysh_enable=yes\nzebra_options="-A 127.0.0.1"\n'
 
@@ -97,6 +99,6 @@ def sysctls(seed):
 
 
 def config(desired):
-    """Return the text of frr.conf: the loopback address and BGP."""
+    """Return the text of frr.conf: the log file, the loopback address and BGP."""
     loopback = f"interface lo\n ip address {desired['loopback']}\nexit\n"
-    return f"{fabric_bgpd_config(desired)}{loopback}"
+    return f"log file {LOG} errors\n{fabric_bgpd_config(desired)}{loopback}"

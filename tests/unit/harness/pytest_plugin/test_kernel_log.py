@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import os
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,11 +19,16 @@ from faultbed.harness.pytest_plugin.kernel_guard import KernelGuard, KernelRepor
 from faultbed.harness.pytest_plugin.keys import FAILED
 from faultbed.harness.record import kernel_log
 from faultbed.testbed.errors import Unreachable
+from faultbed.testbed.inventory.schema import IgnoredMessageVars
 from faultbed.testbed.lab import Lab
 from faultbed.testbed.node import watch
 from faultbed.testbed.node.gpu.xid import SYNTHETIC
 from faultbed.testbed.observe.kernel_messages import KernelMessages
 from faultbed.testbed.observe.telemetry import Change
+
+TODAY = dt.date(2026, 11, 28)
+RATE_LIMIT = IgnoredMessageVars(pattern=r"at net/core/dev\.c", reason="fixed in 6.13", until=TODAY, machines=["host*"])
+IN_DEV = "4 WARNING: CPU: 0 PID: 7 at net/core/dev.c:1"
 
 
 def log_entry(text, node="host1", subject="kernel"):
@@ -80,18 +87,52 @@ def test_broken_kernel_is_named_once_with_the_remedy(text):
         ("2 mlx5_core 0000:19:00.0 eth2: NETDEV WATCHDOG: CPU: 1: transmit queue 0 timed out", False, True),
         ("3 rxe0: link lost", False, False),
         ("3 messages were lost", False, False),
+        ("2 syslog bgpd[7]: Received signal 11 at 1795852800 (si_addr 0x0, PC 0x5); aborting...", True, True),
     ],
 )
 def test_unhealthy_kernel_log_lines_by_kind_of_lab(text, soft, rack):
     """VMs that starve each other report lockups although no machine is faulty."""
     for kind, counts in (("soft", soft), ("rack", rack)):
-        assert bool(kernel_log.unhealthy([log_entry(text)], lab_kind=kind)) is counts
+        assert bool(kernel_log.unhealthy([log_entry(text)], lab_kind=kind, today=TODAY)) is counts
 
 
 def test_unhealthy_kernel_reports_each_message_once_with_its_machine():
     warning = log_entry("4 WARNING: CPU: 0 PID: 7 at net/core/dev.c:1")
-    assert kernel_log.unhealthy([warning, warning], lab_kind="soft") == [
+    assert kernel_log.unhealthy([warning, warning], lab_kind="soft", today=TODAY) == [
         "host1: kernel: WARNING: CPU: 0 PID: 7 at net/core/dev.c:1"
+    ]
+
+
+def test_message_that_the_inventory_ignores_is_no_error_until_its_day_is_over():
+    log = [log_entry(IN_DEV), log_entry(IN_DEV, node="rtsw1")]
+    assert kernel_log.errors(log, [RATE_LIMIT]) == (log[1],)
+    unhealthy = partial(kernel_log.unhealthy, lab_kind="soft", ignored=[RATE_LIMIT])
+    assert unhealthy(log, today=TODAY) == ["rtsw1: kernel: WARNING: CPU: 0 PID: 7 at net/core/dev.c:1"]
+    first, _ = unhealthy(log, today=TODAY + dt.timedelta(days=1))
+    assert first.endswith("at net/core/dev.c:1 (it was to be ignored until 2026-11-28: fixed in 6.13)")
+    assert kernel_log.not_expired([RATE_LIMIT], TODAY) == (RATE_LIMIT,)
+    assert kernel_log.not_expired([RATE_LIMIT], TODAY + dt.timedelta(days=1)) == ()
+
+
+def test_ignored_messages_never_hide_a_broken_kernel():
+    oops = log_entry("4 Oops: 0000 [#1] at net/core/dev.c")
+    assert kernel_log.errors([oops], [RATE_LIMIT]) == (oops,)
+    assert kernel_log.unhealthy([oops], lab_kind="soft", ignored=[RATE_LIMIT], today=TODAY)
+    crash = log_entry("2 syslog orchagent: BUG: Oops; exiting orchagent", node="rtsw1")
+    assert kernel_log.broken([crash]) == []
+
+
+def test_kernel_guard_whose_log_has_a_gap_is_unknown():
+    """Lost messages used to count as none."""
+    lab = Kernels()
+    guard = KernelGuard(lab)
+    lab.logged["host2"] = ["3 syslog messages were lost: /var/log/syslog was replaced"]
+    lab.logged["host1"] = ["3 messages were lost"]
+    report = guard.report()
+    assert report.unhealthy == []
+    assert report.unknown == [
+        "host1: a part of its log is unknown: messages were lost",
+        "host2: a part of its log is unknown: syslog messages were lost: /var/log/syslog was replaced",
     ]
 
 
@@ -99,6 +140,7 @@ class Kernels:
     """A lab whose machines return the kernel log since the last request."""
 
     kind = "rack"
+    inventory_model = SimpleNamespace(ignored_messages=())
 
     def __init__(self):
         self.logged = {"host1": [], "host2": []}
@@ -196,11 +238,11 @@ def test_watcher_returns_the_kernel_log_since_the_last_request(kmsg):
     """The first request starts the listener; each later one returns the lines since the one before."""
     watching = watch.Watch()
     kmsg.log(WARNING.format("before"))
-    assert watching.kernel_log({}) == {"boot": "boot-1", "after": 0, "messages": []}
+    assert watching.kernel_log({}) == {"boot": "boot-1", "after": 0, "files": {}, "messages": []}
     kmsg.log("6 ready")
-    assert watching.kernel_log({}) == {"boot": "boot-1", "after": 1, "messages": []}
+    assert watching.kernel_log({}) == {"boot": "boot-1", "after": 1, "files": {}, "messages": []}
     kmsg.log("3 rxe0: link lost")
-    assert watching.kernel_log({}) == {"boot": "boot-1", "after": 2, "messages": ["3 rxe0: link lost"]}
+    assert watching.kernel_log({})["messages"] == ["3 rxe0: link lost"]
     watching.log.close()
 
 
@@ -215,7 +257,7 @@ def test_watcher_that_starts_again_continues_the_kernel_log(kmsg):
     kmsg.reboot()
     kmsg.log(WARNING.format("while_it_booted"))
     assert rebooted.kernel_log(position) == {
-        "boot": "boot-2", "after": 0, "messages": [WARNING.format("while_it_booted")]
+        "boot": "boot-2", "after": 0, "files": {}, "messages": [WARNING.format("while_it_booted")]
     }  # fmt: skip
     for watching in (first, again, rebooted):
         watching.log.close()
@@ -223,6 +265,7 @@ def test_watcher_that_starts_again_continues_the_kernel_log(kmsg):
 
 WATCHER = """
 import os
+from faultbed.testbed.inventory.schema import IgnoredMessageVars
 from faultbed.testbed.lab import Lab
 from faultbed.testbed.node import watch
 
@@ -260,12 +303,18 @@ def test_lab_kernel_log_includes_what_was_sent_before_a_reboot(monkeypatch):
     """The watcher from before the reboot is gone at the next reading; a new one returns the messages after it."""
     lab = object.__new__(Lab)
     lab.kernel_messages = KernelMessages()
-    requests, answers = [], [{"boot": "1", "after": 3, "messages": []}, {"boot": "2", "after": 1, "messages": ["3 c"]}]
+    files = {"/var/log/syslog": [7, 100]}
+    requests, answers = [], [
+        {"boot": "1", "after": 3, "files": {}, "messages": []},
+        {"boot": "2", "after": 1, "files": {}, "messages": ["3 c"]},
+    ]  # fmt: skip
     monkeypatch.setattr(Lab, "request", lambda _lab, _machine, request: requests.append(request) or answers.pop(0))
     assert lab.kernel_log("host1") == []
-    lab.kernel_messages.keep("host1", {"boot": "1", "after": 5, "messages": ["4 WARNING: a", "4 WARNING: b"]})
+    lab.kernel_messages.keep(
+        "host1", {"boot": "1", "after": 5, "files": files, "messages": ["4 WARNING: a", "4 WARNING: b"]}
+    )
     assert lab.kernel_log("host1") == ["4 WARNING: a", "4 WARNING: b", "3 c"]
-    assert requests == [{"do": "kernel_log"}, {"do": "kernel_log", "boot": "1", "after": 5}]
+    assert requests == [{"do": "kernel_log"}, {"do": "kernel_log", "boot": "1", "after": 5, "files": files}]
     lab.kernel_messages.forget()
     assert lab.kernel_messages.read_up_to("host1") == {}
 

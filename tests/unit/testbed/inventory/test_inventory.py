@@ -274,10 +274,32 @@ def put(target, **values):
             lambda g, v: put(v, faultbed_mtu=100),
             "FILE: hosts.host1.mtu: must be 1280 to 65535, not 100",
         ),
+        (
+            lambda g, v: put(v, faultbed_ignored_messages=[{"pattern": "a|", "reason": "b", "until": "2027-01-31"}]),
+            (
+                "FILE: hosts.host1.ignored_messages[0]: pattern: 'a|' matches every message; name the words that "
+                "identify it"
+            ),
+        ),
     ],
 )
 def test_inventory_mistake_names_its_place(error_after, edit, message):
     assert error_after(edit) == message
+
+
+@pytest.mark.parametrize(
+    ("entry", "wrong"),
+    [
+        ({"pattern": "(", "reason": "b", "until": "2027-01-31"}, "pattern: '(' is no regular expression"),
+        ({"pattern": "a", "reason": " ", "until": "2027-01-31"}, "reason: it is empty"),
+        ({"pattern": "a", "reason": "b", "until": "soon"}, "until: "),
+        ({"pattern": "a", "reason": "b"}, "until"),
+    ],
+)
+def test_inventory_refuses_an_ignored_message_without_reason_or_last_day(error_after, entry, wrong):
+    message = error_after(lambda _g, v: put(v, faultbed_ignored_messages=[entry]))
+    assert message.startswith("FILE: hosts.host1.ignored_messages[0]")
+    assert wrong in message
 
 
 def test_inventory_missing_file_error_names_the_nearest_one(tmp_path):
