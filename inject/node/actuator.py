@@ -121,6 +121,7 @@ _ACTUATORS = {
     "qmp": ("qmp", "QmpActuator"),
     "limit": ("machine.limit", "LimitActuator"),
     "reboot": ("machine.reboot", "RebootActuator"),
+    "rnic_address": ("network.rnic_address", "RnicAddressActuator"),
     "rnic_remove": ("network.rnic_reset", "RnicRemoveActuator"),
     "rnic_reset": ("network.rnic_reset", "RnicResetActuator"),
     "scheme": ("network.scheme", "SchemeActuator"),

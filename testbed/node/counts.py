@@ -53,7 +53,7 @@ __all__ = [
     "watch_clock",
 ]
 
-_GETLINK, _GETROUTE, _GETRULE, _GETQDISC, _GETSTATS = 18, 26, 34, 38, 94
+_GETLINK, _GETADDR, _GETROUTE, _GETRULE, _GETQDISC, _GETSTATS = 18, 22, 26, 34, 38, 94
 _FRA_PRIORITY = 6
 # RTNH_F_DEAD | RTNH_F_LINKDOWN
 _UNUSABLE = 1 | 16
@@ -138,6 +138,8 @@ class Place:
         if self._rdma is not None:
             self._rdma.refresh()
             values.update(self._rdma.counts())
+            values.update(self._rdma.ended())
+            values.update(self._addresses())
         if self._gpus is not None:
             self._gpus.refresh()
             for name, text in self._gpus.texts():
@@ -185,6 +187,14 @@ class Place:
             return False
         self._seen[source] = raw
         return True
+
+    def _addresses(self) -> Counts:
+        """Yield how many IPv4 addresses each interface has."""
+        counts = dict.fromkeys(self._names, 0)
+        for _, body in self._route.dump(_GETADDR, bytes([socket.AF_INET]) + bytes(7)):
+            (index,) = struct.unpack_from("=4xI", body)
+            counts[index] = counts.get(index, 0) + 1
+        yield from ((f"{name}.addresses", counts[index]) for index, name in self._names.items())
 
     def _queues(self, *, only_new: bool = False) -> Counts:
         for _, body in self._route.dump(_GETQDISC, bytes(_TC_MSG.size)):

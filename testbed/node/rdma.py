@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["Rdma", "places"]
 
 _NETLINK_RDMA, _NLDEV = 20, 5 << 10
-_GET, _STAT_GET = _NLDEV | 1, _NLDEV | 17
+_GET, _STAT_GET, _QP_GET = _NLDEV | 1, _NLDEV | 17, _NLDEV | 10
 _INDEX, _NAME, _PORT = 1, 2, 3
+_QPS, _QPN, _TYPE, _STATE = 19, 21, 26, 27  # RDMA_NLDEV_ATTR_RES_QP, _RES_LQPN, _RES_TYPE, _RES_STATE
+_RC, _CONNECTED = 2, (2, 3)  # rdma/ib_verbs.h: IB_QPT_RC; IB_QPS_RTR, IB_QPS_RTS
 _COUNTERS, _ENTRY, _ENTRY_NAME, _ENTRY_VALUE = 80, 81, 82, 83
 _ATTRIBUTE = 4
 """Length of an attribute's header."""
@@ -30,6 +32,8 @@ class Rdma:
         self._names: dict[int, str] = {}
         self._last: dict[int, bytes] = {}
         self._places: dict[int, list[tuple[str, int]]] = {}
+        self._connected: dict[str, set[int]] = {}
+        self._ended: dict[str, int] = {}
 
     def refresh(self) -> None:
         """Find the devices that exist now; the next `moved` returns all counters.
@@ -58,6 +62,39 @@ class Rdma:
         for index, name in self._names.items():
             body = self._read(index)
             yield from ((f"{name}.{counter}", _value(body, at)) for counter, at in places(body))
+
+    def ended(self) -> Iterator[tuple[str, int]]:
+        """Yield `device.qps_ended`: the reliable connections seen so far that are in error or gone by now.
+
+        Only the readings by this object count. QP numbers of rxe and mlx5 are not used again at once.
+
+        Raises:
+            TimeoutError: the kernel did not answer in time. A kernel that lists no queue pairs has no such counter.
+        """
+        for index, name in self._names.items():
+            try:
+                connected = self._connected_qps(index)
+            except TimeoutError:
+                raise
+            except OSError:
+                continue
+            self._ended[name] = self._ended.get(name, 0) + len(self._connected.get(name, set()) - connected)
+            self._connected[name] = connected
+            yield f"{name}.qps_ended", self._ended[name]
+
+    def _connected_qps(self, index: int) -> set[int]:
+        if self._netlink is None:
+            return set()
+        numbers = set()
+        for _, body in self._netlink.dump(_QP_GET, attribute(_INDEX, index.to_bytes(4, "little"))):
+            for kind, at, end in _parts(body, 0, len(body)):
+                if kind != _QPS:
+                    continue
+                for _, first, last in _parts(body, at, end):
+                    qp = {inner: body[begin:stop] for inner, begin, stop in _parts(body, first, last)}
+                    if _small(qp.get(_TYPE)) == _RC and _small(qp.get(_STATE)) in _CONNECTED:
+                        numbers.add(int.from_bytes(qp[_QPN], "little"))
+        return numbers
 
     def moved(self) -> Iterator[tuple[str, int]]:
         """Yield the counters that have moved since the last call, and their values."""
@@ -88,6 +125,10 @@ class Rdma:
             raise
         except OSError:  # the device is gone by now, or its driver has no counters
             return b""
+
+
+def _small(raw: bytes | None) -> int | None:
+    return None if raw is None else int.from_bytes(raw, "little")
 
 
 def _value(body: bytes, at: int) -> int:

@@ -39,6 +39,7 @@ STATES = frozenset(
         *("carrier", "up", "quota_us", "mtu", "hash_policy", "stopped", "queue_bytes", "clocks_set", "power_capped"),
         *("stepped", "full", "running", "neighbours", "sm_mhz", "multipath", "steered"),
         *("temp_c", "remap_pending", "remap_failed", "slowdown_c", "shutdown_c", "boot"),
+        "addresses",
     }
 )
 """Last parts of the names of states, which may also fall: flags, settings, lengths, s, MHz, °C, and limits.

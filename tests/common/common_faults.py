@@ -46,6 +46,7 @@ CASES = {
     "storage.stall": Case(kind="storage.stall", target="host[1]", for_s=3.0, under_job=True),
     "storage.burst": Case(kind="storage.burst", target="host[1]", for_s=4.0, under_job=True),
     "rnic.reset": Case(kind="rnic.reset", target="host[1]:rnic[1]", for_s=1.5, on_rack=(4.0, {})),
+    "rnic.address": Case(kind="rnic.address", target="host[1]:rnic[1]", for_s=5.0),
     "rnic.remove": Case(kind="rnic.remove", target="host[1]:rnic[1]", for_s=15.0),
     "gpu.throttle": Case(
         kind="gpu.throttle", target="host[1]:gpu[0]", for_s=3.0, params={"percent": 50}, under_job=True

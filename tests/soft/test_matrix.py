@@ -44,6 +44,7 @@ KINDS = {
     "switch.drain": ("ctsw1", {}),
     "rnic.reset": ("host4:rxe1", {}),
     "rnic.remove": ("host4:rxe1", {}),
+    "rnic.address": ("host4:rxe1", {}),
     "gpu.lost": ("host2:gpu0", {}),
     "gpu.xid": ("host2:gpu0", {}),
     "gpu.ecc": ("host2:gpu0", {"error": "uncontained"}),

@@ -49,6 +49,7 @@ SAMPLES = {
     "gpu.noisy-neighbour": [("host1:gpu0", {"neighbours": 2})],
     # Kinds whose soft half is elsewhere: taken without the catalogue.
     "gpu.lost": [("host1:gpu0", {})],
+    "rnic.address": [("host1:mlx5_0", {})],
     "rnic.remove": [("host1:mlx5_0", {})],
     "rnic.reset": [("host1:mlx5_0", {})],
 }

@@ -25,6 +25,7 @@ from faultbed.inject.mechanisms.rack.rack_mechanism import (
     port_down_pattern,
     require_phases,
 )
+from faultbed.inject.mechanisms.soft import rnic as soft_rnic
 from faultbed.testbed.errors import Unsupported, UsageError
 from faultbed.testbed.node.phy_counters import CORRECTED
 
@@ -46,6 +47,7 @@ _LOCKDOWN = (
 """A locked-down kernel blocks access to PCI devices from user space (kernel_lockdown(7)), except by MFT's driver."""
 MECHANISMS = (
     RackMechanism(kind="rnic.remove", fidelity="real", by="the kernel: PCIe remove, then rescan"),
+    RackMechanism(kind="rnic.address", fidelity="real", by="the kernel of the host, as in a soft lab: ip address"),
     RackMechanism(kind="rnic.reset", fidelity="real", by="mlxlink: port state down, then up"),
     RackMechanism(
         kind="link.fec",
@@ -212,5 +214,6 @@ BY_KIND: Mapping[tuple[str, str], Callable[[Request], Mechanism]] = {
     ("link.flap", "rnic"): _port,
     ("rnic.reset", "rnic"): _port,
     ("rnic.remove", "rnic"): _remove,
+    ("rnic.address", "rnic"): soft_rnic.BY_KIND["rnic.address"],
     ("link.fec", "rnic"): _fec,
 }

@@ -1,4 +1,4 @@
-"""Faults of RNICs inside their host: reset and removal."""
+"""Faults of RNICs: reset, removal, loss of the address, and an error of a queue pair."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from faultbed.inject.mechanisms.mechanism import (
     holder_request,
     link_of,
     on_host,
+    on_switch,
     rnic_counters,
 )
 from faultbed.testbed.errors import UsageError
@@ -56,6 +57,75 @@ def _remove(request: Request) -> Mechanism:
     )
 
 
+def _address(request: Request) -> Mechanism:
+    _, port = link_of(request)
+    host, name, rnic = request.target.node, _name(request), request.target.rnic
+    address = rnic.address if rnic is not None else ""
+    return Mechanism(
+        place=on_host(request),
+        request=holder_request(
+            request,
+            "rnic_address",
+            {"rnic": name, "netdev": port.netdev, "address": address},
+            claims=f"{host}/{port.netdev}",
+        ),
+        steps=(
+            Step(
+                do=f"ip address delete {address} dev {port.netdev}",
+                undo=f"ip address add {address} dev {port.netdev}; ip route replace <each previous route>",
+            ),
+        ),
+        must_move=(),
+        must_not_move=(f"{host}/{port.netdev}.carrier_changes",),
+        restored=((f"{host}/{port.netdev}.addresses", 1), (f"{host}/{port.netdev}.carrier", 1)),
+        shows={"rnic": name, "netdev": port.netdev, "gid_entries": []},
+        while_on=((f"{host}/{port.netdev}.addresses", 0),),
+    )
+
+
+_FATAL = {"invalid-request": 0x61, "remote-access": 0x62, "remote-operational": 0x63}
+"""NAK codes that end a connection (InfiniBand 9.7.5.2.8)."""
+_NAKS = 5
+"""NAKs that are sent at most, all to one queue pair: one may arrive after the acknowledgement of its request."""
+
+
+def _qp_error(request: Request) -> Mechanism:
+    link, _ = link_of(request)
+    name, qp, code = _name(request), request.params["qp"], request.params["code"]
+    if isinstance(qp, str) and qp != "any":
+        raise UsageError(f"{request.where}.qp: the NAK is made from an answer to a QP number, or to any; not {qp}")
+    place = on_switch(request, link.a.node)
+    args = {
+        "netns": place.netns,
+        "device": link.a.netdev,
+        "what": "nak",
+        "qp": None if qp == "any" else qp,
+        "count": _NAKS,
+        "syndrome": _FATAL[code],
+    }
+    host = request.target.node
+    others = (rnic.name for rnic in request.topology.host_by_name[host].rnics if rnic.name != name)
+    to = "the first QP that gets an answer" if qp == "any" else f"QP {qp}"
+    return Mechanism(
+        place=place,
+        request=holder_request(request, "forge", args, claims=f"{place.name}/forge/{request.id}"),
+        steps=(
+            Step(
+                do=f"up to {_NAKS} times: send a NAK ({code}, {_FATAL[code]:#x}) out of {link.a.netdev} of "
+                f"{place.name}, made from an acknowledgement to {to} (AF_PACKET)",
+                undo="# nothing: a queue pair in the error state is made anew by its program",
+            ),
+        ),
+        must_move=(
+            Witness(any_of=(f"{host}/{name}.qps_ended",)),
+            Witness(any_of=(f"{host}/ip.InECT1Pkts",)),
+        ),
+        must_not_move=tuple(f"{host}/{other}.qps_ended" for other in others),
+        shows={"device": link.a.netdev, "what": "nak"},
+        complete_after=1,
+    )
+
+
 def _name(request: Request) -> str:
     if request.target.rnic is None:
         raise UsageError(f"{request.where}.target: {request.target.text} is not an RNIC; name one, such as host1:rxe0")
@@ -65,4 +135,6 @@ def _name(request: Request) -> str:
 BY_KIND: Mapping[str, Callable[[Request], Mechanism]] = {
     "rnic.reset": _reset,
     "rnic.remove": _remove,
+    "rnic.address": _address,
+    "rnic.qp-error": _qp_error,
 }

@@ -16,7 +16,7 @@ from typing import Any
 from faultbed.inject.node.actuator import Actuator, Refused, enter_netns
 from faultbed.inject.node.child import Child
 
-__all__ = ["KINDS", "ForgeActuator", "forge", "icrc", "request_after", "with_flipped_bit"]
+__all__ = ["KINDS", "ForgeActuator", "destination_qp", "forge", "icrc", "request_after", "with_flipped_bit"]
 
 KINDS = ("cnp", "nak", "ack", "replay", "stray", "malformed")
 _ETH_P_ALL, _PACKET_OUTGOING = 3, 4
@@ -44,13 +44,17 @@ _BIT = 0x40
 class ForgeActuator(Actuator):
     """Sends up to `count` packets of the kind `what` out of `device` of the switch `netns` (None: this machine).
 
-    The packets go to the queue pair `qp`; None: to the queue pair of whichever packet passes.
+    The packets go to the queue pair `qp`; None: to the queue pair of whichever packet passes. With `syndrome`, NAKs
+    have that code, and all go to one queue pair.
     """
 
     poll_s = 0.02
 
-    def __init__(self, *, netns: str | None, device: str, what: str, qp: int | None, count: int) -> None:
+    def __init__(
+        self, *, netns: str | None, device: str, what: str, qp: int | None, count: int, syndrome: int | None = None
+    ) -> None:
         self._netns, self._device, self._what, self._qp, self._count = netns, device, what, qp, count
+        self._syndrome = syndrome
         self._child = Child()
 
     def prepare(self) -> dict[str, Any]:
@@ -95,7 +99,9 @@ class ForgeActuator(Actuator):
             with self._socket(_ETH_P_ALL) as wire:
                 source = self._passing(wire)
                 if source is not None:
-                    wire.send(forge(*source))
+                    if self._syndrome is not None:
+                        self._qp = destination_qp(source[0])
+                    wire.send(forge(*source, syndrome=_PSN_ERROR if self._syndrome is None else self._syndrome))
                     self._child.add()
             # The pause makes each packet a separate event.
             time.sleep(_PAUSE_S)
@@ -141,10 +147,17 @@ def request_after(ack: bytes, frame: bytes) -> int | None:
     return psn if 0 < (psn - acked) & _PSN_MASK <= _WINDOW else None
 
 
-def forge(frame: bytes, kind: str, psn: int | None = None) -> bytes:
+def destination_qp(frame: bytes) -> int:
+    """Return the number of the queue pair that a RoCEv2 frame goes to (IPv4 without options)."""
+    bth = _ETHERNET + _IP + _UDP
+    return int.from_bytes(frame[bth + 5 : bth + 8], "big")
+
+
+def forge(frame: bytes, kind: str, psn: int | None = None, *, syndrome: int = _PSN_ERROR) -> bytes:
     """Return an Ethernet frame of the kind `kind`, made from the RoCEv2 frame `frame` (IPv4 without options).
 
     `psn` is the PSN that a NAK requests; default: the one after the acknowledgement from which the NAK is made.
+    `syndrome` is the NAK's code (InfiniBand 9.7.5.2.8).
     """
     head = bytearray(frame[: _ETHERNET + _IP + _UDP + _BTH])
     rest = _payload(frame)
@@ -157,7 +170,7 @@ def forge(frame: bytes, kind: str, psn: int | None = None) -> bytes:
     elif kind == "nak":
         after = (int.from_bytes(head[bth + 9 : bth + 12], "big") + 1) & _PSN_MASK
         head[bth + 9 : bth + 12] = (after if psn is None else psn).to_bytes(3, "big")
-        rest = bytes([_PSN_ERROR]) + rest[1:]
+        rest = bytes([syndrome]) + rest[1:]
     elif kind == "stray":
         head[bth + 5 : bth + 8] = _NO_QP.to_bytes(3, "big")
     elif kind == "malformed":
@@ -212,7 +225,7 @@ def _fits(frame: bytes, kind: str, qp: int | None) -> bool:
         return False
     if int.from_bytes(frame[36:38], "big") != _ROCE_PORT or frame[15] & 3 == _ECT1:
         return False
-    if qp is not None and int.from_bytes(frame[bth + 5 : bth + 8], "big") != qp:
+    if qp is not None and destination_qp(frame) != qp:
         return False
     opcode = frame[bth]
     if kind in ("nak", "ack"):

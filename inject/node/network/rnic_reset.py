@@ -14,9 +14,29 @@ from faultbed.inject.node.actuator import Actuator, Refused
 from faultbed.inject.node.command import run
 from faultbed.inject.node.network.interface import LinkActuator
 
-__all__ = ["RnicRemoveActuator", "RnicResetActuator"]
+__all__ = ["RnicRemoveActuator", "RnicResetActuator", "routes_of"]
 
 _INFINIBAND = "/sys/class/infiniband"
+
+
+def routes_of(device: str) -> list[str]:
+    """Return the IPv4 routes of an interface that the kernel does not restore by itself, as `ip route` takes them."""
+    routes = []
+    for route in json.loads(run(["ip", "-j", "-4", "route", "show", "table", "all", "dev", device]) or "[]"):
+        # The listing for one `dev` omits it; the kernel's own routes come back with the address.
+        if route.get("protocol") == "kernel" or route.get("type", "unicast") != "unicast":
+            continue
+        words = [route["dst"], f"dev {device}", f"table {route.get('table', 'main')}"]
+        words += [f"via {route['gateway']}"] if "gateway" in route else [f"scope {route.get('scope', 'link')}"]
+        words += [
+            f"{name} {route[key]}"
+            for name, key in (("proto", "protocol"), ("metric", "metric"), ("src", "prefsrc"))
+            if key in route
+        ]
+        words += [f"{name} {value}" for metrics in route.get("metrics", ()) for name, value in metrics.items()]
+        words += ["onlink"] if "onlink" in route.get("flags", ()) else []
+        routes.append(" ".join(words))
+    return routes
 
 
 class RnicResetActuator(LinkActuator):
@@ -29,21 +49,7 @@ class RnicResetActuator(LinkActuator):
     def prepare(self) -> dict[str, Any]:
         """Refuse what `LinkActuator` refuses, and store the routes that the kernel does not restore by itself."""
         state = super().prepare()
-        listed = json.loads(run(["ip", "-j", "-4", "route", "show", "table", "all", "dev", self._device]) or "[]")
-        for route in listed:
-            # The listing for one `dev` omits it; the kernel's own routes come back with the address.
-            if route.get("protocol") == "kernel" or route.get("type", "unicast") != "unicast":
-                continue
-            words = [route["dst"], f"dev {self._device}", f"table {route.get('table', 'main')}"]
-            words += [f"via {route['gateway']}"] if "gateway" in route else [f"scope {route.get('scope', 'link')}"]
-            words += [
-                f"{name} {route[key]}"
-                for name, key in (("proto", "protocol"), ("metric", "metric"), ("src", "prefsrc"))
-                if key in route
-            ]
-            words += [f"{name} {value}" for metrics in route.get("metrics", ()) for name, value in metrics.items()]
-            words += ["onlink"] if "onlink" in route.get("flags", ()) else []
-            self._routes.append(" ".join(words))
+        self._routes = routes_of(self._device)
         return state
 
     def revert_script(self) -> str:

@@ -44,6 +44,7 @@ LEFTOVERS = {
     "process": ("daemon", "stopped", "program"),
     "qmp": ("link", "revert"),
     "reboot": ("link", "daemon", "netns"),
+    "rnic_address": ("address", "gid", "route"),
     "rnic_remove": ("rdma", "gid"),
     "rnic_reset": ("link", "route", "rdma"),
     "scheme": ("rule", "route", "nexthop", "nft table"),

@@ -24,12 +24,12 @@ def test_experiment_of_lumina_names_packets_of_the_third_and_fourth_queue_pair()
     assert bound == [("packet.mark", "any", 4), ("packet.drop", "any[2]", 3), ("packet.drop", "any[3]", 5)]
 
 
-def test_experiment_of_nccl_issue_1819_is_refused_with_the_kinds_of_an_rnic():
-    """A kind that takes an RNIC's address away does not exist."""
-    with pytest.raises(
-        (ConfigError, UsageError), match=r'"rnic\.gid-change"; choose one of rnic\.reset, rnic\.remove$'
-    ):
-        resolved((CASES / "nccl1819.toml").read_bytes())
+def test_experiment_of_nccl_issue_1819_is_refused_with_the_kind_that_takes_an_address_away():
+    content = (CASES / "nccl1819.toml").read_bytes()
+    with pytest.raises((ConfigError, UsageError), match=r'"rnic\.gid-change"; did you mean rnic\.address\?$'):
+        resolved(content)
+    (fault,) = resolved(content.replace(b"rnic.gid-change", b"rnic.address")).faults
+    assert (fault.kind, fault.target.text) == ("rnic.address", "host2:rxe0")
 
 
 def test_experiment_of_perftest_issue_214_is_refused_with_the_metric_of_a_run_without_faults():

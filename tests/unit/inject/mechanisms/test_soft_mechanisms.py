@@ -122,3 +122,23 @@ def test_link_fault_of_an_rnic_may_move_only_its_own_send_errors(kind):
     send_errors = {f"{host.name}/{rnic.name}.send_err" for host in SOFT.hosts for rnic in host.rnics}
     assert set(soft(kind, "host1:rxe0").must_not_move) == send_errors - {"host1/rxe0.send_err"}
     assert set(soft(kind, "rtsw1:host1:rxe0").must_not_move) == send_errors
+
+
+def test_address_fault_claims_its_interface_and_is_shown_by_the_kernel_alone():
+    planned = soft("rnic.address", "host1:rxe0")
+    assert planned.request["args"] == {"rnic": "rxe0", "netdev": "be0", "address": "10.77.1.1/31"}
+    assert planned.while_on == (("host1/be0.addresses", 0),)
+    assert ("host1/be0.addresses", 1) in planned.restored
+    assert planned.must_not_move == ("host1/be0.carrier_changes",), "the link must stay up"
+    assert planned.must_move == ()
+
+
+@pytest.mark.parametrize(("code", "syndrome"), [("invalid-request", 0x61), ("remote-access", 0x62)])
+def test_queue_pair_error_needs_the_arrival_and_a_lost_connection_of_its_own_rnic(code, syndrome):
+    planned = soft("rnic.qp-error", "host1:rxe0", qp=17, code=code)
+    args = planned.request["args"]
+    assert (args["netns"], args["device"], args["qp"], args["syndrome"]) == ("rtsw1", "host1-rxe0", 17, syndrome)
+    assert [witness.any_of for witness in planned.must_move] == [("host1/rxe0.qps_ended",), ("host1/ip.InECT1Pkts",)]
+    assert planned.must_not_move == ("host1/rxe1.qps_ended",)
+    with pytest.raises(UsageError, match=r"to a QP number, or to any; not any\[1\]"):
+        soft("rnic.qp-error", "host1:rxe0", qp="any[1]")

@@ -42,7 +42,7 @@ def test_counters_elsewhere_never_prove_a_rack_fault(topology, kind, target, par
 
 
 def test_all_rack_kinds_have_their_witness_compared():
-    assert len({kind for _, kind, _, _ in FAULTS}) == 42
+    assert len({kind for _, kind, _, _ in FAULTS}) == 43
 
 
 def test_slow_link_of_a_lossless_fabric_is_witnessed_by_marks_pauses_and_cnps():

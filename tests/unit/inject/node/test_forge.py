@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.node.network import forge as forge_module
 from faultbed.inject.node.network.forge import KINDS, _fits, forge, request_after, with_flipped_bit
 from faultbed.testbed.packets.layers import AETH, BTH
 
@@ -87,6 +91,28 @@ def test_forged_nak_names_a_request_still_in_flight():
     assert request_after(ACK, request(5, src="10.77.1.3")) is None, "of another sender"
     assert request_after(ACK, DATA) is None, "of the same direction"
     assert request_after(ACK, ACK) is None
+
+
+@pytest.mark.parametrize("code", [0x61, 0x62, 0x63])
+def test_forged_fatal_nak_has_its_code_and_answers_a_request_in_flight(code):
+    frame = Ether(forge(ACK, "nak", 5, syndrome=code))
+    assert (frame[AETH].syndrome, frame[BTH].psn, frame[BTH].dqpn) == (code, 5, 17)
+    assert icrc_is_right(frame)
+
+
+def test_fatal_naks_all_go_to_the_queue_pair_of_the_first(monkeypatch):
+    """The second NAK of `qp = any` would end a second connection."""
+    sent, passing = [], iter([(ACK, "nak", 5), (ACK, "nak", 6)])
+    actuator = forge_module.ForgeActuator(netns=None, device="lo", what="nak", qp=None, count=2, syndrome=0x63)
+    requested = []
+    wire = SimpleNamespace(send=sent.append)
+    monkeypatch.setattr(actuator, "_socket", lambda _: contextlib.nullcontext(wire))
+    monkeypatch.setattr(actuator, "_passing", lambda _: requested.append(actuator._qp) or next(passing))
+    monkeypatch.setattr(forge_module.time, "sleep", lambda _: None)
+    monkeypatch.setattr(actuator._child, "is_wanted", lambda: len(sent) < 2)
+    actuator._work()
+    assert requested == [None, 17]
+    assert [Ether(frame)[AETH].syndrome for frame in sent] == [0x63, 0x63]
 
 
 def test_forge_choices_match_the_catalogue():

@@ -142,3 +142,43 @@ def test_rdma_counters_of_a_kernel_that_does_not_answer_are_unknown_and_not_gone
     kernel.dump = dump
     there.refresh()
     assert dict(there.counts())["rxe0.rcvd_pkts"] == 7
+
+
+RC, UD = 2, 4
+INIT, RTR, RTS, ERR = 1, 2, 3, 6
+
+
+def listed(*qps):
+    """Encode queue pairs (number, type, state) as nldev's res_get_common_dumpit and fill_res_qp_entry do."""
+    entries = b"".join(
+        attribute(20 | 0x8000, attribute(21, struct.pack("=I", number)) + attribute(26, bytes([kind]))
+                  + attribute(27, bytes([state])) + attribute(28, struct.pack("=I", 4711)))
+        for number, kind, state in qps
+    )  # fmt: skip
+    return attribute(1, struct.pack("=I", 0)) + attribute(19 | 0x8000, entries)
+
+
+def test_rdma_counts_connections_that_are_in_error_or_gone(kernel, monkeypatch):
+    """A queue pair that goes to the error state is no longer connected, whether or not its program destroys it."""
+    reader, bodies = rdma.Rdma(), []
+    plain = kernel.dump
+    monkeypatch.setattr(
+        kernel,
+        "dump",
+        lambda kind, body: [(0, part) for part in bodies] if kind == (5 << 10) | 10 else plain(kind, body),
+    )
+    reader.refresh()
+    del reader._names[1]
+
+    def ended(*qps):
+        bodies[:] = [listed(*qps[:1]), listed(*qps[1:])]  # a long list comes in several messages
+        return dict(reader.ended())["rxe0.qps_ended"]
+
+    assert ended((17, RC, RTS), (18, RC, RTR), (19, RC, INIT), (1, UD, RTS)) == 0
+    assert ended((17, RC, ERR), (18, RC, RTS), (19, RC, RTS)) == 1
+    assert ended((18, RC, RTS), (19, RC, RTS), (20, RC, RTS)) == 1, "its program has destroyed it and made another one"
+    reader.refresh()
+    del reader._names[1]
+    assert ended((20, RC, RTS)) == 3
+    monkeypatch.setattr(kernel, "dump", lambda *_: (_ for _ in ()).throw(OSError(95, "not supported")))
+    assert dict(reader.ended()) == {}
