@@ -73,6 +73,7 @@ nightly: setup ## unit tests with all samples and slow ones, those of soft labs 
 	@worst=0; keep() { test $$1 -le $$worst || worst=$$1; }; \
 	FAULTBED_ALL_SAMPLES=1 $(RUN)python -m pytest tests/unit -m "" -n auto --dist worksteal; keep $$?; \
 	$(call on_lab,soft-3rack,tests/soft/test_fabric_routing.py -k odd_and_even); keep $$?; \
+	$(call on_lab,soft-3rack,tests/soft/test_flow_placement.py -k backdoor); keep $$?; \
 	$(call on_lab,soft-tapered,tests/soft/test_fabric_routing.py -k costs); keep $$?; \
 	$(call on_lab,soft-zones,tests/soft/test_zones.py); keep $$?; \
 	$(RUN)python -m pytest tests/common tests/soft -m "" --faultbed-repeat 3 --faultbed-repeat-slow 1 --faultbed-reset-each; keep $$?; \

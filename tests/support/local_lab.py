@@ -24,10 +24,6 @@ from faultbed.testbed.tenancy.reservation import WHOLE_LAB
 SOFT = load(inventories() / "soft.yml")
 
 
-QUIET_HOST = SimpleNamespace(run=lambda *_, **__: SimpleNamespace(stdout="[]"))
-"""A host without a queue pair."""
-
-
 def counters_of(changes: int) -> dict[str, dict[str, int]]:
     """Return counters of all RNICs: all are 0, and the first carrier is on and has changed `changes` times."""
     still = {host.name: {f"{rnic.name}.send_err": 0 for rnic in host.rnics} for host in SOFT.topology.hosts}
@@ -35,7 +31,10 @@ def counters_of(changes: int) -> dict[str, dict[str, int]]:
 
 
 def lab_at(folder: Path) -> SimpleNamespace:
-    """Return a lab whose QMP socket is `folder`/qmp; by its counters the carrier was lost and is back."""
+    """Return a lab whose QMP socket is `folder`/qmp; by its counters the carrier was lost and is back.
+
+    No host has a queue pair.
+    """
     changes = itertools.count()
     counters.read = lambda *_, **__: counters_of(next(changes))
     fingerprint.capture = lambda lab: Fingerprint(
@@ -44,7 +43,7 @@ def lab_at(folder: Path) -> SimpleNamespace:
     return SimpleNamespace(
         inventory_model=SOFT, topology=SOFT.topology, name="soft", kind="soft", state_dir=folder,
         qmp_socket=lambda _: folder / "qmp", nic_id=lambda _, netdev: f"nic-{netdev}", guard=lambda: None,
-        heartbeat=lambda: None, reserved=(WHOLE_LAB,), scheme=None, node=lambda _: QUIET_HOST,
+        heartbeat=lambda: None, reserved=(WHOLE_LAB,), scheme=None, request=lambda *_, **__: {"rnics": []},
     )  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def _restrict(
     connection.set_progress_handler(lambda: time.monotonic() > deadline, _OPERATIONS)
 
     def authorize(action: int, first: str | None, second: str | None, database: str | None, inner: str | None) -> int:
-        if filled is not None and action == sqlite3.SQLITE_READ and first in tables:
+        if filled is not None and action == sqlite3.SQLITE_READ and first is not None and first in tables:
             is_filled = first in filled and (not second or second in filled[first])
             return sqlite3.SQLITE_OK if is_filled else sqlite3.SQLITE_DENY
         return _authorize(action, first, second, database, inner)
