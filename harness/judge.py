@@ -19,6 +19,7 @@ from faultbed.harness.analysis.noise import NoiseFloor
 from faultbed.harness.analysis.observe import Observed, observe
 from faultbed.harness.attribution.attribute import attribute
 from faultbed.harness.confidence import LEVEL
+from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.ledger.claims import Claim, Reason, Status, Unknown
 from faultbed.harness.ledger.ledger import Entry, Ledger, fold, planned, verdict_of
 from faultbed.harness.ledger.sealed import Sealed
@@ -52,7 +53,18 @@ class Judged:
 
 def planned_ledger(before: Planned) -> Ledger:
     """Return the ledger of a run that has not begun: every claim that its plan makes is unknown."""
-    return planned(claim for part in PARTS for claim in part.claims(before))
+    supported = _supported(before)
+    return planned(claim for part in PARTS for claim in part.claims(supported))
+
+
+def _supported(before: Planned) -> Planned:
+    """Return what is known before a run, with the claims of all parts on which a bound depends."""
+
+    def supports(expectation: Expectation) -> tuple[str, ...]:
+        # The first claim that does not hold is the reason that is printed: a fault says more than the scheme under it.
+        return tuple(name for part in reversed(PARTS) for name in part.supports(before, expectation))
+
+    return replace(before, supports=supports)
 
 
 def observed_of(run: RunEvidence, sealed: Sealed, *, level: float = LEVEL) -> Observed:
@@ -83,7 +95,7 @@ def judge(
     """
     unproven = {fault.plan.id: why_unproven_in(run, fault) for fault in run.injected.faults}
     view = View(
-        planned=before,
+        planned=_supported(before),
         run=run,
         observed=observed,
         floor=floor,

@@ -245,10 +245,11 @@ def _fault_free(name: str, conditions: Conditions, run: RunEvidence) -> list[tup
     """
     routing = None if run.routing is None else (run.routing.scheme, _as_read(run.routing.parameters, dict[str, Any]))
     is_as_planned = routing == conditions.routing and not (run.routing and run.routing.unproven)
-    overloaded = run.emulation.offered_bps is not None and emulation_headroom.exceeds_headroom(
-        run.emulation.offered_bps, run.emulation.carried_bps
+    load = run.emulation
+    is_carried = load is not None and (
+        load.offered_bps is None or not emulation_headroom.exceeds_headroom(load.offered_bps, load.carried_bps)
     )
-    if not is_as_planned or overloaded:
+    if not is_as_planned or not is_carried:
         return []
     series: list[tuple[str, Sequence[RankSeries]]] = []
     is_undisturbed = (

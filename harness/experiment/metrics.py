@@ -26,7 +26,7 @@ from faultbed.harness.ledger.statistics.decision import Estimand
 from faultbed.inject.kinds.catalogue import Trait, has_trait
 from faultbed.testbed.suggestions import nearest as nearest_word
 
-__all__ = ["LINK_PREFIXES", "METRICS", "PER_FAULT_PREFIXES", "Metric", "Of", "lookup", "nearest"]
+__all__ = ["LINK_PREFIXES", "METRICS", "PER_FAULT_PREFIXES", "Metric", "Of", "lookup", "nearest", "needs_baseline"]
 
 Of = Literal["run", "setting"]
 Unit = Literal["s", "ratio", "count", "Gb/s", "host"]
@@ -524,6 +524,22 @@ LINK_PREFIXES = {
     ),
 }
 """Metrics of each tier, switch or link: the prefix, then the name (`faultbed.harness.analysis.links.link_metrics`)."""
+
+
+_NEEDS_BASELINE = (
+    "recovery.",
+    "after_clear.",
+    "goodput_min_ratio",
+    "goodput_mean_ratio",
+    "dip",
+    "straggler",
+    "bystander.goodput_ratio",
+)
+
+
+def needs_baseline(name: str) -> bool:
+    """Return whether a metric compares with the run's own fault-free start."""
+    return name.startswith(_NEEDS_BASELINE)
 
 
 def lookup(name: str, fault_ids: Iterable[str]) -> Metric | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ from faultbed.testbed.routing.schemes import SCHEMES
 __all__ = ["Plan", "ScheduledFault", "decode", "encode", "plan"]
 
 _MS = 1_000_000
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ScheduledFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,11 +136,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Not in the file when there are none."""
     control: bool | msgspec.UnsetType = msgspec.UNSET
     """Every fault is armed with zero intensity (`run --control`); not in the file when the faults are real."""
+    parts: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    """What parts of the experiment decided about it on this lab, by their names; not in the file when it is nothing."""
 
     @property
     def is_control(self) -> bool:
         """Whether every fault is armed with zero intensity."""
         return self.control is True
+
+    def fitted(self, part: str, kind: type[T]) -> T | None:
+        """Return what a part decided; None: nothing.
+
+        Raises:
+            msgspec.ValidationError: it is of another form.
+        """
+        decided = self.parts.get(part) if isinstance(self.parts, dict) else None
+        return None if decided is None else msgspec.convert(decided, kind)
 
     @property
     def expectations(self) -> tuple[Expectation, ...]:

@@ -6,7 +6,7 @@
     for = "5s"
 
 A condition *holds* while its value is beyond its bound, here below 0.1. While faults are on, each condition is compared
-with live values at least once a second (`faultbed.harness.run.faults.live_guard`). The first condition that holds for
+with live values at least once a second (`faultbed.harness.parts.stops.live_guard`). The first condition that holds for
 its time (`for`) ends the faults and the run at once, as FAIL, or as INCONCLUSIVE if the experiment says so. A
 condition is also INCONCLUSIVE
 
@@ -19,7 +19,7 @@ condition is also INCONCLUSIVE
 Missing data end the faults, too, and the run is INCONCLUSIVE: if the value of a condition is unknown for more than
 `MISSING_NS` although it was known before, or should be known by now. An experiment without `[[stop]]` has no guard.
 
-Before the first fault the workload must be healthy (`faultbed.harness.run.faults.live_guard`). Otherwise no fault is
+Before the first fault the workload must be healthy (`faultbed.harness.parts.stops.live_guard`). Otherwise no fault is
 armed (`Guard.refused`), and the run is INCONCLUSIVE.
 """
 

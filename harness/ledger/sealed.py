@@ -1,7 +1,7 @@
 """Evidence of a run: what each part sealed at the end of each pass, in `evidence/<pass>/<part>.json`.
 
 A pass is one workload from its start to the release of everything that was beside it: the fault-free `twin`, or the
-`measured` pass with the faults. Claims are settled from these files.
+`measured` pass with the faults. `calibrate` comes before them and has no workload. Claims are settled from these files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 __all__ = ["PHASES", "Checked", "Evidence", "Kind", "Phase", "Sealed"]
 
-Phase = Literal["twin", "measured"]
+Phase = Literal["calibrate", "twin", "measured"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 Evidence = msgspec.Struct

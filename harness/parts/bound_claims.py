@@ -8,11 +8,9 @@ from faultbed.harness.analysis.noise import tolerance_of
 from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.bounds import Bound, bounds_of, check_bound, sampled_bounds
 from faultbed.harness.experiment.experiment_file import Expectation
-from faultbed.harness.experiment.metrics import PER_FAULT_PREFIXES
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.ledger.statistics.decision import tail_for
-from faultbed.harness.parts import fault_claims, routing_claims, twin_claims
 from faultbed.harness.parts.part import Part, Planned, Row, View
 from faultbed.harness.verdict import Verdict
 
@@ -22,7 +20,7 @@ __all__ = ["PART"]
 def _claims(planned: Planned) -> Iterator[Claim]:
     """Yield a claim for each bound, with the faults, the scheme and the twin without which it means nothing."""
     for name, (expectation, _) in _bounds(planned).items():
-        depends = (*_faults(expectation, planned), *_scheme(expectation, planned), *_twin(expectation))
+        depends = planned.supports(expectation)
         yield Claim(name=name, says=name, members=_members(expectation, planned), depends=depends)
 
 
@@ -64,19 +62,6 @@ def _bounds(planned: Planned) -> dict[str, tuple[Expectation, Bound]]:
     }
 
 
-def _faults(expectation: Expectation, planned: Planned) -> Iterator[str]:
-    """Yield the claims of the faults that a metric is about: one for `recovery.<id>`, else all."""
-    if not expectation.metric.about_faults:
-        return
-    ids = [fault.id for fault in planned.plan.faults]
-    for prefix in PER_FAULT_PREFIXES:
-        fault_id = expectation.metric.name.removeprefix(prefix)
-        if expectation.metric.name.startswith(prefix) and fault_id in ids:
-            yield f"{fault_claims.PREFIX}{fault_id}"
-            return
-    yield from (f"{fault_claims.PREFIX}{fault_id}" for fault_id in ids)
-
-
 def _members(expectation: Expectation, planned: Planned) -> tuple[str, ...]:
     """Return the faults of which each needs a value."""
     has_value = expectation.metric.each_fault
@@ -87,17 +72,6 @@ def _why_no_value(fault_id: str, observation: Observation | None) -> tuple[str, 
     if observation is None or observation.value is None:
         return ("the metric has no value in this run",)
     return (observation.unseen[fault_id],) if fault_id in observation.unseen else ()
-
-
-def _twin(expectation: Expectation) -> Iterator[str]:
-    if expectation.metric.needs_twin:
-        yield twin_claims.NAME
-
-
-def _scheme(expectation: Expectation, planned: Planned) -> Iterator[str]:
-    """Yield the claim of the routing scheme. A count (of wrong elements, say) is what it is under any routing."""
-    if planned.plan.fabric and expectation.metric.unit != "count":
-        yield f"{routing_claims.PREFIX}{planned.plan.fabric.routing}"
 
 
 PART = Part(name="bounds", claims=_claims, row=_row)

@@ -2,36 +2,64 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from faultbed.harness.analysis.noise import NoiseFloor
 from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.analysis.timeline import Goodput
-from faultbed.harness.experiment.experiment_file import Expectation
+from faultbed.harness.experiment.experiment_file import Expectation, Experiment
 from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.experiment.stop import Condition
 from faultbed.harness.ledger.claims import Claim
-from faultbed.harness.ledger.sealed import Kind, Sealed
+from faultbed.harness.ledger.sealed import Evidence, Kind, Phase, Sealed
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.ledger.statistics.decision import Estimand, Reason, Rule, Sign
-from faultbed.harness.parts.passes import Active, Pass
+from faultbed.harness.parts.passes import Active, Calibration, Pass
 from faultbed.harness.record.evidence.fault_evidence import FaultRun
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.testbed.inventory.lab_inventory import Inventory
 
-__all__ = ["Part", "Planned", "Row", "View", "planned_by"]
+__all__ = ["Fitting", "Part", "Planned", "Row", "Sending", "View", "planned_by"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """What a workload, or a part beside it, sends: from which RNICs to which, and how much.
+
+    `paced_bps` is its payload rate in bits/s; 0: it is not paced.
+    """
+
+    sources: tuple[str, ...]
+    sinks: tuple[str, ...]
+    paced_bps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """An experiment that is bound to a lab, before its run is planned; `sending`: what it sends, the workload first."""
+
+    experiment: Experiment
+    inventory: Inventory
+    sending: Sequence[Sending]
+
+
+def _supported_by_nothing(_expectation: Expectation) -> tuple[str, ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What is known before a run: claims are made from nothing else."""
+    """What is known before a run: claims are made from nothing else.
+
+    `supports` returns the names of the claims without which the value of an expectation's metric means nothing.
+    """
 
     plan: Plan
     expectations: Sequence[Expectation]
     stops: Sequence[Condition] = ()
+    supports: Callable[[Expectation], tuple[str, ...]] = _supported_by_nothing
 
 
 def planned_by(plan: Plan) -> Planned:
@@ -93,8 +121,32 @@ def _no_row(_claim: Claim, _view: View) -> None:
     return None
 
 
-def _not_there(_run: Pass) -> AbstractContextManager[Active | None]:
-    return contextlib.nullcontext()
+def _not_there(_run: Pass) -> None:
+    return None
+
+
+def _not_fitted(_fitting: Fitting) -> None:
+    return None
+
+
+def _ends_with_the_run(_experiment: Experiment) -> float:
+    return 0.0
+
+
+def _not_calibrated(_lab: Calibration) -> None:
+    return None
+
+
+def _sends_nothing(_experiment: Experiment) -> None:
+    return None
+
+
+def _no_pass(_planned: Planned) -> Mapping[Phase, str]:
+    return {}
+
+
+def _supports_nothing(_planned: Planned, _expectation: Expectation) -> Iterable[str]:
+    return ()
 
 
 def _no_metrics(_run: RunEvidence, _sealed: Sealed, _level: float) -> Mapping[str, Observation]:
@@ -114,9 +166,14 @@ class Part:
         row: returns what the evidence says about a claim of this part; None: nothing.
         claims: yields what a run with this plan has to show.
         found: yields claims about what was not planned (a restart, a wrong element). Evidence removes no claim.
+        supports: yields the claims of this part without which the metric of an expectation means nothing.
         evidence: the type of what the part seals in each pass that it takes part in.
-        around: starts the part beside the workload of a pass, and releases it at the end of its `with` block; None if
-            the experiment does not have the part.
+        sends: returns what the part sends beside the workload; None: nothing.
+        fit: returns what `plan.json` says about this part beyond its section, in `parts`; None: nothing.
+        passes: returns the passes that the part needs before the measured one, each with its progress line.
+        outlives_s: returns for how many seconds the part may outlive the process of the run.
+        calibrate: measures the lab before all passes, alone on it; returns the evidence, or None.
+        active: returns the part as it is in a pass, without touching the lab; None: the experiment does not have it.
         metrics: returns the metrics of the part with intervals of a level.
         beside: yields names and goodput of what the part sent beside the workload, on the same links.
     """
@@ -125,7 +182,13 @@ class Part:
     row: Callable[[Claim, View], Row | None] = _no_row
     claims: Callable[[Planned], Iterable[Claim]] = _nothing
     found: Callable[[View], Iterable[Claim]] = _nothing
+    supports: Callable[[Planned, Expectation], Iterable[str]] = _supports_nothing
     evidence: Kind | None = None
-    around: Callable[[Pass], AbstractContextManager[Active | None]] = _not_there
+    sends: Callable[[Experiment], Sending | None] = _sends_nothing
+    fit: Callable[[Fitting], Evidence | None] = _not_fitted
+    passes: Callable[[Planned], Mapping[Phase, str]] = _no_pass
+    outlives_s: Callable[[Experiment], float] = _ends_with_the_run
+    calibrate: Callable[[Calibration], Evidence | None] = _not_calibrated
+    active: Callable[[Pass], Active | None] = _not_there
     metrics: Callable[[RunEvidence, Sealed, float], Mapping[str, Observation]] = _no_metrics
     beside: Callable[[RunEvidence, Sealed], Iterable[tuple[str, Goodput | None]]] = _nothing_beside

@@ -13,13 +13,13 @@ from typing import Any, get_args
 
 import pytest
 
+from faultbed.harness.live.use_by_workloads import use_of
 from faultbed.harness.pytest_plugin import receipts
 from faultbed.harness.pytest_plugin.kernel_guard import KernelGuard
 from faultbed.harness.pytest_plugin.keys import FAILED, FAULTS, NOT_CLEARED, NOT_STARTED, OPENED_LAB, RUNNING
 from faultbed.harness.pytest_plugin.receipts import FaultOfTest
 from faultbed.harness.pytest_plugin.session_lab import closing_after_error, open_session_lab
 from faultbed.harness.pytest_plugin.skips import skip
-from faultbed.harness.run.faults.use_by_workloads import use_of
 from faultbed.harness.verdict import ExitCode
 from faultbed.inject.evidence.exposure import Exposed
 from faultbed.inject.evidence.receipt import FaultReceipt

@@ -22,14 +22,15 @@ from faultbed.harness.confidence import Interval, level_for, tail_of
 from faultbed.harness.experiment.fabric_file import Fabric
 from faultbed.harness.ledger.statistics.decision import Look
 from faultbed.harness.ledger.statistics.unpaired_runs import decide_runs
+from faultbed.harness.live import emulation_limit
+from faultbed.harness.live.measured_flows import run_flows
+from faultbed.harness.live.routing import routing_scheme
 from faultbed.harness.record.evidence.lab_evidence import LabEvidence
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.record.evidence.telemetry_evidence import TelemetryEvidence
 from faultbed.harness.record.evidence.workload_evidence import WorkloadEvidence
 from faultbed.harness.record.workload_series import silent_of
-from faultbed.harness.run import emulation_limit, ends
-from faultbed.harness.run.routing import routing_scheme
-from faultbed.harness.run.workload import run_flows
+from faultbed.harness.run import ends
 from faultbed.harness.verdict import LabState, RoutingReceipt, Verdict
 from faultbed.inject.journal import Journal
 from faultbed.testbed.backends.lab_backend import backend_of
@@ -210,7 +211,7 @@ def _emulation_limit(lab: Lab, progress: Progress) -> str:
     if inventory.rate_scale is None:
         return ""
     rnics = lab.topology.rnic_names
-    offered_bps = emulation_limit.link_limit_bps(rnics, rnics, lab.topology, inventory.rate_scale)
+    offered_bps = emulation_headroom.link_limit_bps(rnics, rnics, lab.topology, inventory.rate_scale)
     if offered_bps is None:
         return (
             "the links of hosts have no rate (faultbed_tiers.host), so that the machine decides what a flow gets alone"

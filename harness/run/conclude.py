@@ -9,13 +9,13 @@ from datetime import UTC
 from pathlib import Path
 
 from faultbed.harness.analysis import noise
+from faultbed.harness.error_words import describe, show_unforeseen
 from faultbed.harness.parts.command import program_output
 from faultbed.harness.record import rundir
 from faultbed.harness.record.rundir import RunDir
-from faultbed.harness.run import ends
 from faultbed.harness.run.judge_run import judge_run
 from faultbed.harness.run.prepare.resolve import ResolvedRun
-from faultbed.harness.run.run_record import RunRecord, seal_lab, seal_measured, seal_twin
+from faultbed.harness.run.run_record import RunRecord, begin_pass, seal, seal_lab
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import DirtyLab, FaultbedError, LabError
@@ -42,16 +42,18 @@ def conclude(
         OSError: the run directory cannot be written.
     """
     backend = backend_of(lab.kind)
-    record.errors += backend.health(lab.inventory_model)
-    if record.twin.workload.result is not None and not record.twin.is_sealed:
-        seal_twin(resolved, record)
-    if not record.measured.is_sealed:  # it did not begin, or its evidence could not be written before
-        seal_measured(resolved, lab, record)
+    record.errors.extend(backend.health(lab.inventory_model))
+    measured = record.last
+    if measured is None or measured.phase != "measured":  # it did not begin
+        measured = begin_pass(record, "measured")
+    for run in record.passes:
+        if not run.is_sealed and (run is measured or run.work.result is not None):
+            seal(run)
     seal_lab(lab, record)
-    if flights := getattr(record.measured.workload.result, "flights", ()):  # flows have none
+    if flights := getattr(measured.work.result, "flights", ()):  # flows have none
         run_dir.write_flights(flights)
-    if (output := getattr(record.measured.workload.result, "output", None)) is not None:
-        program_output.write(run_dir.path, output, t0_ns=record.measured.workload.t0_ns)
+    if (output := getattr(measured.work.result, "output", None)) is not None:
+        program_output.write(run_dir.path, output, t0_ns=measured.work.t0_ns)
     run_dir.write_samples(run_dir.read_run().workload)
     run_dir.write_environment(
         rundir.describe_environment(
@@ -80,9 +82,9 @@ def not_recorded(
 
     A verdict ERROR is written nevertheless, if the run directory accepts it.
     """
-    faults = record.faults.injector.end_sentence if record.faults.injector is not None else ""
+    faults = record.injector.end_sentence if record.injector is not None else ""
     lab_sentence = f"the lab is {record.lab_state}" + "".join(f": {line}" for line in record.lab_diff[:1])
-    problems = "; ".join(filter(None, (*record.errors, f"the run could not be recorded: {ends.describe(error)}")))
+    problems = "; ".join(filter(None, (*record.errors, f"the run could not be recorded: {describe(error)}")))
     check = Check(
         name="error", verdict=Verdict.ERROR, observed=None, bound=None, unit="", meaning="no error", detail=problems
     )
@@ -92,6 +94,6 @@ def not_recorded(
     )  # fmt: skip
     with contextlib.suppress(OSError):
         run_dir.write_verdict(verdict)
-    ends.show_unforeseen(error)
+    show_unforeseen(error)
     kind = DirtyLab if record.lab_state == "DIRTY" else LabError
     return kind("; ".join(filter(None, (f"{run_dir.path}: {problems}", faults, lab_sentence))))

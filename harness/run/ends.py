@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable
 from typing import NoReturn
 
+from faultbed.harness.error_words import describe, show_unforeseen
 from faultbed.harness.verdict import ExitCode
 from faultbed.inject.evidence.receipt import FaultReceipt, not_cleared
 from faultbed.inject.injector import Injector
-from faultbed.testbed.errors import DirtyLab, FaultbedError, Interrupted
+from faultbed.testbed.errors import DirtyLab, Interrupted
 from faultbed.testbed.lab import Lab
 from faultbed.testbed.tenancy import dirty
 from faultbed.testbed.tenancy.dirty import Outcome, Work
 
-__all__ = ["describe", "finish", "interrupted", "reraise", "show_unforeseen"]
+__all__ = ["finish", "interrupted", "reraise"]
 
 _NOT_COMPARED = "the lab was not compared with its state before: the next command does that first"
 
@@ -68,18 +68,3 @@ def interrupted(error: BaseException, injector: Injector | None, lab_sentence: s
         faults = injector.end_sentence if injector is not None else ""
         code = ExitCode.DIRTY if is_dirty else ExitCode.ERROR
         raise Interrupted("; ".join(filter(None, (faults, lab_sentence))), exit_code=code) from error
-
-
-def describe(error: BaseException) -> str:
-    """Return an error in words: with its file for an OSError, with its type for one that was not raised on purpose."""
-    if isinstance(error, FaultbedError):
-        return str(error)
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def show_unforeseen(error: Exception) -> None:
-    """Print the traceback of an error that is a defect of ours, before its sentence hides where it comes from."""
-    if not isinstance(error, FaultbedError | OSError):
-        traceback.print_exception(error)

@@ -3,6 +3,8 @@
 The run directory is made before the lab is touched. The plan, and the intent of every change, are on disk before the
 change is made. An error during the run ends in a verdict (ERROR, with its message) instead of a traceback. The lab is
 compared with its state before in any case.
+
+What a run consists of beside its workload is decided by the parts of the registry (`faultbed.harness.parts.passes`).
 """
 
 from __future__ import annotations
@@ -10,58 +12,45 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from faultbed.harness import judge
 from faultbed.harness.analysis import noise
-from faultbed.harness.model.workload_traffic import demands_of_workload
+from faultbed.harness.error_words import describe
 from faultbed.harness.parts.part import planned_by
-from faultbed.harness.parts.passes import Active, Pass
+from faultbed.harness.parts.passes import Calibration, Pass, PassRefuted, Setting
 from faultbed.harness.parts.registry import PARTS
-from faultbed.harness.parts.stops.stop_guard import Guard
-from faultbed.harness.parts.twin_claims import wants_twin
 from faultbed.harness.record import code, rundir
-from faultbed.harness.record.evidence.emulation_evidence import EmulationEvidence
 from faultbed.harness.record.rundir import RunDir
-from faultbed.harness.run import emulation_limit, ends, flight_dump, workload
+from faultbed.harness.run import ends, flight_dump, workload
 from faultbed.harness.run.conclude import Finished, conclude, not_recorded
-from faultbed.harness.run.faults.drive_faults import drive_all, end_early, prepare_all
-from faultbed.harness.run.faults.live_guard import Live, StopWatcher
-from faultbed.harness.run.faults.use_by_workloads import use_of
-from faultbed.harness.run.online import Online
-from faultbed.harness.run.prepare.bind_to_lab import needs_baseline
-from faultbed.harness.run.prepare.resolve import ResolvedRun, refusal, resolve, touched
+from faultbed.harness.run.lease_watch import LeaseWatch
+from faultbed.harness.run.prepare.resolve import ResolvedRun, passes_before, refusal, resolve, touched
 from faultbed.harness.run.restart_lines import restart_lines
-from faultbed.harness.run.routing import routing_scheme
-from faultbed.harness.run.routing.scheme_deviations import WorkloadTime, fault_times
-from faultbed.harness.run.run_record import PassRecord, RunRecord, sealed_at_end
+from faultbed.harness.run.run_record import RunRecord, begin_pass, sealed_at_end
 from faultbed.harness.run.workload_kinds import kind_of
-from faultbed.inject.injector import Injector, Mutation, longest_lease_s
+from faultbed.inject.injector import Mutation, longest_lease_s
 from faultbed.inject.journal import Journal
 from faultbed.testbed import shipped
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.directories import lab_dir
-from faultbed.testbed.errors import FaultbedError, LabError
+from faultbed.testbed.errors import FaultbedError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.inventory.subset import without_hosts
 from faultbed.testbed.lab import Lab, open_lab
 from faultbed.testbed.model.lab_kind import traits_of
-from faultbed.testbed.observe import counters, telemetry
 from faultbed.testbed.observe.machine_load import MachineLoad
-from faultbed.testbed.observe.telemetry import Change
-from faultbed.testbed.routing.schemes import SCHEMES
 from faultbed.testbed.tenancy import audit_log, dirty, interventions
 from faultbed.testbed.tenancy.dirty import Work
 from faultbed.testbed.tenancy.reservation import covered
-from faultbed.traffic.engine.engine_client import FabricModel
-from faultbed.traffic.engine.running_traffic import OnEvent
+from faultbed.traffic.engine.running_traffic import OnEvent, Running
 
 __all__ = ["Finished", "ResolvedRun", "execute", "refusal", "resolve", "touched"]
 
@@ -74,10 +63,9 @@ def execute(
     *,
     out: Path,
     progress: Progress,
-    mutate: Mutation | None = None,
+    mutations: Mapping[str, Mutation] | None = None,
     guard: Callable[[], None] = lambda: None,
     control: bool = False,
-    mutate_routing: Mutation | None = None,
 ) -> Finished:
     """Run a resolved experiment, judge it, and write its run directory.
 
@@ -87,10 +75,9 @@ def execute(
         out: folder of run directories.
         progress: called with each progress line.
         guard: called before the lab is changed and while the workload progresses; raises if the lab is not ours.
-        mutate: make every fault a no-op; for the tests that prove that such a run is never a PASS.
+        mutations: make parts (`faults`, `routing`) a no-op; for the tests that prove that such a run is never a PASS.
         control: arm every fault with zero intensity, to measure what the harness itself costs
             (`faultbed.harness.parts.control_claims`).
-        mutate_routing: make the routing scheme a no-op, as `mutate` does with faults.
 
     Raises:
         LabError: the lab is not up, or another command has ended its faults since this process began. Later errors
@@ -100,7 +87,8 @@ def execute(
         Forbidden: the lab's owner does not allow one of the faults, or not as many at one time.
     """
     if control:
-        mutate, resolved = "noop", replace(resolved, plan=msgspec.structs.replace(resolved.plan, control=True))
+        mutations = {**(mutations or {}), "faults": "noop"}
+        resolved = replace(resolved, plan=msgspec.structs.replace(resolved.plan, control=True))
     if reason := refusal(resolved, inventory):
         subject = {"kind": "run", "target": resolved.experiment.name}
         audit_log.append(lab_dir(inventory.name), "forbidden", **subject, detail=str(reason))
@@ -121,24 +109,29 @@ def execute(
         )
         floor = noise.load(lab.state_dir, conditions, say=progress)
         run_dir = _make_run_dir(resolved, inventory, out, control=control)
-        record = RunRecord(
-            run_dir=run_dir,
-            stops=Guard(resolved.experiment.stops),
-            lease_s=_lease_s(resolved),
-            mutate_routing=mutate_routing,
-        )
         with Journal(run_dir.journal) as journal:
-            on_flights = flight_dump.writer(run_dir.path, flight_dump.STEM, progress)
-            _run_and_compare(resolved, lab, journal, record, progress, mutate, on_flights)
+            setting = Setting(
+                experiment=resolved.experiment,
+                plan=resolved.plan,
+                faults=resolved.faults,
+                ranks=kind_of(resolved.experiment.workload).rank_names(resolved.experiment.workload),
+                lab=lab,
+                journal=journal,
+                run_dir=run_dir,
+                progress=progress,
+                mutations=mutations or {},
+            )
+            record = RunRecord(setting=setting, lease_s=_lease_s(resolved))
+            _run_and_compare(record, flight_dump.writer(run_dir.path, flight_dump.STEM, progress))
         if journal.failure is not None:
-            record.errors.append(f"{journal.path}: {ends.describe(journal.failure)}; what was done is not all recorded")
+            record.errors.append(f"{journal.path}: {describe(journal.failure)}; what was done is not all recorded")
         try:
             return conclude(resolved, lab, run_dir, record, floor)
         except Exception as error:  # a full disk or an internal error: report the lab's state nevertheless
             raise not_recorded(resolved, lab, run_dir, record, error) from error
         except KeyboardInterrupt as error:
             lab_sentence = f"the lab was compared before: {record.lab_state}; {run_dir.path} has no verdict"
-            ends.interrupted(error, record.faults.injector, lab_sentence, is_dirty=record.lab_state == "DIRTY")
+            ends.interrupted(error, record.injector, lab_sentence, is_dirty=record.lab_state == "DIRTY")
             raise
 
 
@@ -163,56 +156,43 @@ def _make_run_dir(resolved: ResolvedRun, inventory: Inventory, out: Path, *, con
 
 
 def _lease_s(resolved: ResolvedRun) -> float:
-    """Return for how many seconds faults and routing scheme may outlive the process of the run."""
-    lease_s = longest_lease_s(resolved.faults)
-    return lease_s if resolved.experiment.fabric is None else max(lease_s, routing_scheme.MAX_SCHEME_LIFETIME_S)
+    """Return for how many seconds faults and parts may outlive the process of the run."""
+    return max(longest_lease_s(resolved.faults), *(part.outlives_s(resolved.experiment) for part in PARTS))
 
 
-def _run_and_compare(
-    resolved: ResolvedRun,
-    lab: Lab,
-    journal: Journal,
-    record: RunRecord,
-    progress: Progress,
-    mutate: Mutation | None,
-    on_flights: OnEvent,
-) -> None:
+def _run_and_compare(record: RunRecord, on_flights: OnEvent) -> None:
     """Run the experiment, and compare the lab with its state before, whatever happens in between.
 
     After an error the run is judged with what was measured until then, and is an ERROR. Ctrl-C is raised again at the
     end.
     """
+    setting = record.setting
+    lab, journal = setting.lab, setting.journal
     work: Work | None = None
     interrupt: BaseException | None = None
     try:
-        _to_known_state(lab, journal, progress)
-        work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=record.lease_s, progress=progress)
-        _compare_with_emulation(resolved, lab, journal, record, progress)
-        if wants_twin(resolved.experiment.expectations, control=resolved.plan.is_control):
-            with (
-                sealed_at_end(resolved, lab, record, "twin"),
-                _routed(resolved, lab, journal, record, progress, is_twin=True) as on_route,
-            ):
-                _run_twin(resolved, lab, journal, record, progress, on_flights, on_route)
-            _to_known_state(lab, journal, progress)
-        with (
-            sealed_at_end(resolved, lab, record, "measured"),
-            _routed(resolved, lab, journal, record, progress) as on_route,
-        ):
-            _with_faults(resolved, lab, journal, record, progress, mutate, on_flights, on_route)
-    except _TwinWrong as error:
-        journal.note("twin_failure", error=str(error))
+        _to_known_state(setting)
+        why = f"run {journal.path.parent.name}"
+        work = dirty.begin(lab, why, lease_s=record.lease_s, progress=setting.progress)
+        _calibrate(setting)
+        for phase, line in passes_before(setting.plan).items():
+            setting.progress(line)
+            _run_pass(begin_pass(record, phase), on_flights)
+            _to_known_state(setting)
+        _run_pass(begin_pass(record, "measured"), on_flights)
+    except PassRefuted as error:
+        journal.note("pass_refuted", error=str(error))
     except Exception as error:  # noqa: BLE001 (whatever went wrong, the lab is compared)
         trace = "" if isinstance(error, FaultbedError) else "".join(traceback.format_exception(error))
-        _record_error(record, journal, ends.describe(error), trace)
+        _record_error(record, describe(error), trace)
     except BaseException as error:  # noqa: BLE001 (raised again below)
         interrupt = error
     # Even if all faults were over when another command intervened, it may have changed what the run measured.
     intervention = interventions.since_begin(lab.state_dir, lab.reserved)
     if intervention and not any(intervention in error for error in record.errors):
-        _record_error(record, journal, intervention)
+        _record_error(record, intervention)
     if work is not None:
-        _compare_lab(lab, work, record, interrupt, progress)
+        _compare_lab(work, record, interrupt)
     elif interrupt is not None:
         raise interrupt
     else:
@@ -220,92 +200,22 @@ def _run_and_compare(
     journal.note("lab", state=record.lab_state, diff=list(record.lab_diff))
 
 
-def _record_error(record: RunRecord, journal: Journal, error: str, trace: str = "") -> None:
+def _record_error(record: RunRecord, error: str, trace: str = "") -> None:
     record.errors.append(error)
-    journal.note("error", error=error, trace=trace)
+    record.setting.journal.note("error", error=error, trace=trace)
 
 
-def _compare_lab(lab: Lab, work: Work, record: RunRecord, interrupt: BaseException | None, progress: Progress) -> None:
+def _compare_lab(work: Work, record: RunRecord, interrupt: BaseException | None) -> None:
     """Compare the lab with its state before the run. Raise the interrupt, if there was one, with the result."""
+    lab, progress = record.setting.lab, record.setting.progress
     progress("comparing the lab with its state before")
-    leftovers = routing_scheme.not_removed(record.routing)
+    leftovers = record.last.left() if record.last is not None else ()
     if interrupt is not None:
-        ends.reraise(interrupt, lab, work, record.faults.injector, leftovers)
-    outcome = ends.finish(lab, work, record.faults.injector, tuple(record.faults.receipts.values()), leftovers)
+        ends.reraise(interrupt, lab, work, record.injector, leftovers)
+    outcome = ends.finish(lab, work, record.injector, record.receipts, leftovers)
     record.lab_state, record.lab_diff = outcome.state, outcome.reasons
     if outcome.state == "DIRTY":
         progress(outcome.sentence)
-
-
-@contextlib.contextmanager
-def _routed(
-    resolved: ResolvedRun, lab: Lab, journal: Journal, record: RunRecord, progress: Progress, *, is_twin: bool = False
-) -> Iterator[Callable[[Change], None]]:
-    """Run the block under the experiment's routing scheme. The receipt is kept even if the scheme cannot be applied.
-
-    Yields what handles a change that a machine's kernel reported.
-    """
-    fabric, record.routing = resolved.experiment.fabric, None
-    if fabric is None:
-        yield lambda _change: None
-        return
-    progress(f"applying the routing scheme {fabric.routing}")
-    demands = None
-    if SCHEMES[fabric.routing].is_placed and fabric.demand == "schedule":
-        demands = demands_of_workload(resolved.experiment.workload, FabricModel(kind=lab.kind, topology=lab.topology))
-    scheme = routing_scheme.scheme_of(lab, fabric, journal, mutate=record.mutate_routing, demands=demands)
-    if not is_twin:  # a comparison with a twin under another routing proves nothing
-        scheme.doubts += [f"fault-free twin: {reason}" for reason in record.twin_not_routed]
-    try:
-        with scheme.applied(journal):
-            decisions = scheme.decisions
-            progress(f"{fabric.routing}: the kernels agree in {decisions.agreed} of {decisions.queried} decisions")
-            yield scheme.on_change
-            if is_twin:
-                scheme.check_still_applied()
-            else:
-                paths = [
-                    path
-                    for paths_of_connection in record.measured.workload.paths.values()
-                    for path in paths_of_connection
-                ]
-                faults = fault_times(record.faults.planned, record.faults.receipts)
-                span = WorkloadTime(
-                    begin_ns=record.measured.workload.began_ns,
-                    t0_ns=record.measured.workload.t0_ns,
-                    end_ns=record.measured.workload.end_ns,
-                    faults=faults,
-                )
-                scheme.check_end(
-                    record.telemetry.before,
-                    record.telemetry.after,
-                    seconds=record.telemetry.counted_s,
-                    paths=paths,
-                    workload=span,
-                )
-    finally:
-        record.routing = scheme.receipt()
-        if is_twin:
-            record.twin_not_routed = tuple(scheme.not_applied())
-        record.run_dir.write_evidence("routing", "twin" if is_twin else "measured", record.routing)
-
-
-def _compare_with_emulation(
-    resolved: ResolvedRun, lab: Lab, journal: Journal, record: RunRecord, progress: Progress
-) -> None:
-    """Determine the emulation's capacity if a soft lab's links have rates. If that fails, it stays unknown."""
-    experiment = resolved.experiment
-    offered_bps = emulation_limit.offered_load_bps(experiment.workload, lab.inventory_model, experiment.bystander)
-    record.emulation = EmulationEvidence(offered_bps=offered_bps)
-    if offered_bps is None:
-        return
-    to_snapshot = functools.partial(_to_known_state, lab, journal, progress)
-    try:
-        with journal.doing("emulation", offered_bps=offered_bps):
-            capacity = emulation_limit.capacity_of(lab, offered_bps, to_snapshot, progress)
-        record.emulation = EmulationEvidence(offered_bps=offered_bps, carried_bps=capacity.carried_bps)
-    except emulation_limit.NotMeasured as error:
-        progress(str(error))
 
 
 def _guard_of(lab: Lab, check_reservation: Callable[[], None]) -> Callable[[], None]:
@@ -322,127 +232,70 @@ def _refuse_after_intervention(lab: Lab) -> None:
     interventions.refuse(lab.state_dir, lab.name, lab.reserved)
 
 
-class _TwinWrong(LabError):
-    """The fault-free twin ended with wrong data: a result of the workload, and no error of the harness."""
-
-
-def _enter_parts(run: Pass, taps: contextlib.ExitStack, record: PassRecord) -> list[Active]:
-    """Start every part that the experiment has, in the order of the registry. `taps` releases them."""
-    entered = {part.name: taps.enter_context(part.around(run)) for part in PARTS}
-    record.active |= {name: one for name, one in entered.items() if one is not None}
-    return [*record.active.values()]
-
-
-def _to_each(active: Sequence[Active], *others: Callable[[Change], None]) -> Callable[[Change], None]:
-    """Return a callback that hands each change of a machine to every part, and to others."""
-
-    def forward(change: Change) -> None:
-        for handle in (*others, *(part.on_change for part in active)):
-            handle(change)
-
-    return forward
-
-
-def _run_twin(
-    resolved: ResolvedRun,
-    lab: Lab,
-    journal: Journal,
-    record: RunRecord,
-    progress: Progress,
-    on_flights: OnEvent,
-    on_route: Callable[[Change], None],
-) -> None:
-    """Run the same workload without faults.
-
-    Raises:
-        LabError: it failed or was restarted, so that there is nothing to compare with.
-    """
-    work = record.twin.workload
-    progress("fault-free twin: the same workload from the same snapshot")
-    # With the same parts as the run itself: otherwise their ratio would include the cost of these parts.
-    with (
-        journal.doing("twin", workload=resolved.plan.workload),
-        workload.engines_started_ahead(resolved.experiment, lab),
-        contextlib.ExitStack() as taps,
-    ):
-        run = Pass(phase="twin", experiment=resolved.experiment, lab=lab, progress=lambda _text: None)
-        active = _enter_parts(run, taps, record.twin)
-        taps.enter_context(telemetry.start(lab, on_change=_to_each(active, on_route)))
-        running = workload.start(resolved.experiment, lab, on_flights)
-        work.began_ns, work.t0_ns, load = running.began_ns, running.started_ns, MachineLoad.watch()
-        work.result = result = running.wait(workload.patience_s(resolved.experiment, running))
-        work.load, work.end_ns = load(), running.ended_ns
-        for part in reversed(active):
-            part.end()
-    if result.outcome == "failed" and getattr(result, "wrong_elements", 0):
-        raise _TwinWrong(f"the fault-free twin: {result.where}")
-    if result.outcome == "failed":
-        raise LabError(f"the fault-free twin failed, so there is nothing to compare with: {result.where}")
-    if restarts := getattr(result, "restarts", ()):
-        reason = restarts[0].reason
-        raise LabError(f"the fault-free twin was restarted, so there is nothing fault-free to compare with: {reason}")
-
-
-def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
+def _to_known_state(setting: Setting) -> None:
+    lab = setting.lab
     lab.guard()
     if traits_of(lab.kind).has_snapshot:
-        with journal.doing("reset"):
-            backend_of(lab.kind).reset(lab.inventory_model, progress, lab=lab)
+        with setting.journal.doing("reset"):
+            backend_of(lab.kind).reset(lab.inventory_model, setting.progress, lab=lab)
 
 
-def _with_faults(
-    resolved: ResolvedRun,
-    lab: Lab,
-    journal: Journal,
-    record: RunRecord,
-    progress: Progress,
-    mutate: Mutation | None,
-    on_flights: OnEvent,
-    on_route: Callable[[Change], None],
-) -> None:
-    """Run the workload with its faults, and record everything that is measured beside it."""
-    live, seen = Live(), record.measured.workload
-    record.faults.injector = Injector(lab, journal, mutate=mutate)
-    with record.faults.injector as injector, contextlib.ExitStack() as taps:
-        taps.enter_context(workload.engines_started_ahead(resolved.experiment, lab))
-        if resolved.faults:
-            progress(f"preparing {len(resolved.faults)} faults on their targets")
-        ready = prepare_all(injector, resolved.faults)
-        run = Pass(phase="measured", experiment=resolved.experiment, lab=lab, progress=progress)
-        active = _enter_parts(run, taps, record.measured)
-        following = taps.enter_context(telemetry.start(lab, on_change=_to_each(active, live.on_change, on_route)))
-        live.heard_ns, live.without_log = following.heard_ns, following.without_log
-        # Counted from here, because the start of all these is not part of the run: a holder takes ten seconds on an
-        # emulated host.
-        counted_from_s = time.monotonic()
-        record.telemetry.before = counters.read(lab)
-        work = resolved.experiment.workload
-        online = taps.enter_context(Online(kind_of(work).rank_names(work), lab.topology, progress))
-        live.slow_ranks = online.count
-        on_event = flight_dump.to_each(restart_lines(progress), online.on_event, live.on_event, on_flights)
-        with journal.doing("workload", workload=resolved.plan.workload):
-            running = workload.start(resolved.experiment, lab, on_event)
-            with running:
-                seen.began_ns, seen.t0_ns, load = running.began_ns, running.started_ns, MachineLoad.watch()
-                progress("workload is running")
-                with journal.doing("paths"), record.telemetry.reading():
-                    seen.paths = workload.paths_of(lab, running)
-                injector.use_of = lambda _: use_of(lab, [running])
-                if ready:
-                    live.is_over, live.standstills = lambda: running.ended_ns > 0, lambda: tuple(running.standstills)
-                    live.reads = lambda: [*record.telemetry.reads, *(read for fault in ready for read in fault.reads)]
-                    live.needs_baseline = needs_baseline(resolved.experiment)
-                    live.begin(start_ns=seen.t0_ns, fault_ns=seen.t0_ns + resolved.plan.faults[0].at_ns)
-                    with StopWatcher(record.stops, live, lab.guard) as watching:
-                        drive_all(lab, ready, running, record, watching, progress)
-                    end_early(watching, running, journal, record, progress)
-                seen.result = running.wait(workload.patience_s(resolved.experiment, running))
-                seen.load = load()
-        seen.end_ns = running.ended_ns
+def _calibrate(setting: Setting) -> None:
+    """Have every part measure what it needs to know of the lab before the first pass."""
+    calibration = Calibration(setting=setting, to_known_state=functools.partial(_to_known_state, setting))
+    for part in PARTS:
+        if (evidence := part.calibrate(calibration)) is not None:
+            setting.run_dir.write_evidence(part.name, "calibrate", evidence)
+
+
+def _run_pass(run: Pass, on_flights: OnEvent) -> None:
+    """Run the workload once with everything that takes part in the pass, and write the evidence of it.
+
+    Every pass has the same parts as far as they are not about faults: otherwise the ratio of two passes would include
+    the cost of these parts.
+
+    Raises:
+        PassRefuted: its workload shows that the next passes are pointless.
+        LabError: the lab could not be used.
+    """
+    setting, parts = run.setting, [*run.active.values()]
+    with sealed_at_end(run), contextlib.ExitStack() as around:
+        # The engines start in the background, while the parts prepare.
+        around.enter_context(workload.engines_started_ahead(setting.experiment, setting.lab))
+        for part in parts:
+            around.enter_context(part.around())
+        on_event = flight_dump.to_each(restart_lines(run.progress), run.on_event, on_flights)
+        with setting.journal.doing("workload", phase=run.phase, workload=setting.plan.workload):
+            run.work.running = workload.start(setting.experiment, setting.lab, on_event)
+            with run.work.running as running:
+                _follow(run, running)
+        run.work.end_ns = running.ended_ns
         # Standstills before t0 do not count: while connections are made, an engine sometimes waits for its kernel.
-        seen.standstills = tuple(standstill for standstill in running.standstills if standstill.end_ns > seen.t0_ns)
-        record.telemetry.recorded = following.stop()
-        for part in reversed(active):
+        run.work.standstills = tuple(one for one in running.standstills if one.end_ns > run.work.t0_ns)
+        for part in reversed(parts):
             part.end()
-        record.telemetry.after = counters.read(lab)
-        record.telemetry.counted_s = time.monotonic() - counted_from_s
+
+
+def _follow(run: Pass, running: Running[Any]) -> None:
+    """Have the parts do what they do while the workload runs, and wait for its end."""
+    setting, work, parts = run.setting, run.work, [*run.active.values()]
+    work.began_ns, work.t0_ns, load = running.began_ns, running.started_ns, MachineLoad.watch()
+    run.progress("workload is running")
+    with setting.journal.doing("paths"), run.readings.reading():
+        work.paths = workload.paths_of(setting.lab, running)
+    for part in parts:
+        part.begin()
+    with run.ending.until_driven(), contextlib.ExitStack() as watching:
+        watching.enter_context(LeaseWatch(setting.lab.guard, run.ending))
+        for part in parts:
+            watching.enter_context(part.watching())
+        for part in parts:
+            part.drive()
+    if (reason := run.ending.reason) is not None:  # all faults are cleared
+        if run.ending.error is not None:
+            setting.errors.append(run.ending.error)
+        setting.journal.note("stop", said=reason)
+        run.progress(reason)
+        running.stop()
+    work.result = running.wait(workload.patience_s(setting.experiment, running))
+    work.load = load()

@@ -1,24 +1,20 @@
-"""Start the workload of an experiment, or flows that measure the lab."""
+"""Start the workload of an experiment."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from faultbed.harness.experiment.experiment_file import Experiment
-from faultbed.harness.run.workload_kinds import GRACE_S, kind_of
+from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.testbed.errors import LabError
 from faultbed.testbed.lab import Lab
 from faultbed.traffic.engine.engine_client import MODULE
-from faultbed.traffic.engine.run_results import Window
 from faultbed.traffic.engine.running_traffic import OnEvent, Running
-from faultbed.traffic.flows import flow_run
-from faultbed.traffic.flows.flow_run import FlowSpec, FlowsResult
 from faultbed.traffic.probes.ecmp_entropy import data_and_ack_paths
 
-__all__ = ["engines_started_ahead", "paths_of", "patience_s", "run_flows", "start"]
+__all__ = ["engines_started_ahead", "paths_of", "patience_s", "start"]
 
 
 def engines_started_ahead(experiment: Experiment, lab: Lab) -> AbstractContextManager[None]:
@@ -43,21 +39,6 @@ def start(experiment: Experiment, lab: Lab, also: OnEvent = lambda _event: None)
         also(event)
 
     return kind_of(work).start(lab, work, experiment.source, beat)
-
-
-def run_flows(lab: Lab, specs: Sequence[FlowSpec]) -> tuple[FlowsResult, Window]:
-    """Run flows of equal duration at once, and return their result and when they ran; their progress is a heartbeat.
-
-    Raises:
-        UsageError: the lab cannot carry them.
-        LabError: they could not be started, were not over in time, or failed; nothing is left running.
-    """
-    with flow_run.start_all(lab, specs, on_event=lambda _event: lab.heartbeat()) as running:
-        result = running.wait((specs[0].duration_s or 0) + GRACE_S)
-    if result.outcome == "failed":
-        more = f" and {len(specs) - 1} more" if len(specs) > 1 else ""
-        raise LabError(f"{specs[0].src} to {specs[0].dst}{more}: {result.where}")
-    return result, Window(start_ns=running.started_ns, end_ns=running.ended_ns)
 
 
 def patience_s(experiment: Experiment, running: Running[Any]) -> float:

@@ -17,6 +17,7 @@ from faultbed.harness.experiment.program.command_section import Command, command
 from faultbed.harness.experiment.replayed import Replay, spec_of, trace_of
 from faultbed.harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
 from faultbed.harness.experiment.workload_specs import collective_spec, flow_specs, job_spec
+from faultbed.harness.live.measured_flows import GRACE_S
 from faultbed.harness.record import workload_series
 from faultbed.harness.run.prepare.lab_names import LabNames
 from faultbed.testbed.lab import Lab
@@ -39,10 +40,7 @@ from faultbed.traffic.workloads.ranking import RankingSpec
 from faultbed.traffic.workloads.replay_batches import whole
 from faultbed.traffic.workloads.storage_service import Storage
 
-__all__ = ["GRACE_S", "WorkloadKind", "kind_of"]
-
-GRACE_S = 60.0
-"""How much longer than planned a workload may take before it is ended."""
+__all__ = ["WorkloadKind", "kind_of"]
 
 W_contra = TypeVar("W_contra", contravariant=True)
 

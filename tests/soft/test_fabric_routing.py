@@ -123,7 +123,7 @@ def test_spray_fills_uplinks_equally_and_reorders_nothing(lab, tmp_path):
 
 def test_ecmp_whose_switches_nobody_watches_is_inconclusive(lab, tmp_path):
     """BGP routes as it always does, but the holder that would see a change does nothing."""
-    verdict = run(lab, tmp_path, "ecmp", iterations=2, mutate_routing="noop").verdict
+    verdict = run(lab, tmp_path, "ecmp", iterations=2, mutations={"routing": "noop"}).verdict
 
     assert verdict.verdict is Verdict.INCONCLUSIVE, verdict.checks
     assert verdict.routing.unproven == ("not applied: the readback does not show it",)
@@ -135,7 +135,7 @@ def test_ecmp_whose_switches_nobody_watches_is_inconclusive(lab, tmp_path):
 )
 def test_routing_scheme_without_effect_is_inconclusive(lab, tmp_path, scheme, mutate):
     """A scheme's effect is read from the kernels of the switches, whatever its holder claims."""
-    verdict = run(lab, tmp_path, scheme, iterations=2, mutate_routing=mutate).verdict
+    verdict = run(lab, tmp_path, scheme, iterations=2, mutations={"routing": mutate}).verdict
 
     assert verdict.verdict is Verdict.INCONCLUSIVE, verdict.checks
     assert verdict.routing.decisions.agreed == 0
@@ -147,7 +147,9 @@ def test_routing_scheme_without_effect_is_inconclusive(lab, tmp_path, scheme, mu
 def test_fault_and_its_twin_run_under_the_routing_scheme(lab, tmp_path, mutate, verdict):
     """An uplink flaps under a static scheme. The fault is proved, and run and twin have the complete scheme."""
     words = {"length": 'duration = "45s"', "workload": "qps_per_peer = 2"}
-    finished = run(lab, tmp_path, "static-parity", more=FAULT, words=words, mutate=mutate)
+    finished = run(
+        lab, tmp_path, "static-parity", more=FAULT, words=words, mutations={"faults": mutate} if mutate else {}
+    )
     result = finished.verdict
 
     print([(check.name, check.verdict, check.observed, check.detail) for check in result.checks], result.routing)

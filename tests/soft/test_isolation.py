@@ -97,6 +97,6 @@ def test_bystander_is_affected_by_loss_on_both_uplinks_of_its_switch(lab, tmp_pa
 
 
 def test_noop_faults_beside_a_bystander_are_inconclusive(lab, tmp_path):
-    finished, checks = run(lab, tmp_path, GROUPS[0][:2], mutate="noop")
+    finished, checks = run(lab, tmp_path, GROUPS[0][:2], mutations={"faults": "noop"})
     assert finished.verdict.verdict is Verdict.INCONCLUSIVE
     assert checks["bystander.goodput_ratio"].verdict is Verdict.INCONCLUSIVE

@@ -94,7 +94,7 @@ _PLACER = """
 import sys, time
 from pathlib import Path
 from faultbed.harness.experiment.fabric_file import Fabric
-from faultbed.harness.run.routing.routing_scheme import scheme_of
+from faultbed.harness.live.routing.routing_scheme import scheme_of
 from faultbed.inject.journal import Journal
 from faultbed.testbed.lab import open_lab
 with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[2])) as journal:

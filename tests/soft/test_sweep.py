@@ -71,7 +71,7 @@ def test_sweep_of_noop_faults_is_no_pass_and_has_no_number(lab, tmp_path):
     points = points_of(LOSS.read_bytes(), over, lab.inventory_model, source="loss", seed=None, repeat=1)
     sweep = Sweep.open(tmp_path, lab.inventory_model, over, points, metrics_for(points, ()))
     try:
-        result = sweep.execute(progress=print, mutate="noop")
+        result = sweep.execute(progress=print, mutations={"faults": "noop"})
     finally:
         lab.forget_connections()
     assert result.verdict is Verdict.INCONCLUSIVE

@@ -16,16 +16,33 @@ from typing import Self
 
 import click
 from local_lab import SOFT, Here, lab_at
+from pass_stand_ins import setting_of
 
 from faultbed.harness.cli import ending
+from faultbed.harness.experiment import run_plan
+from faultbed.harness.experiment.experiment_file import decode
+from faultbed.harness.parts.faults import drive_faults
+from faultbed.harness.parts.telemetry import telemetry_part
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.run import loop
-from faultbed.harness.run.faults import drive_faults
+from faultbed.harness.run.prepare.bind_to_lab import fit
 from faultbed.harness.run.run_record import RunRecord
 from faultbed.inject.fault_plan import FaultSpec, plan
 from faultbed.inject.injector import longest_lease_s
 from faultbed.inject.journal import Journal
 
+EXPERIMENT = b"""
+name = "x"
+[workload]
+collective = "all-reduce"
+size = "1MiB"
+duration = "5s"
+[[faults]]
+kind = "link.down"
+target = "host1:rxe0"
+at = "300ms"
+for = "800ms"
+"""
 WORKLOAD_S = 1.6
 FAULT_AT_S, FAULT_S = 0.3, 0.8
 
@@ -71,29 +88,22 @@ def run(folder: Path) -> int:
     lab = lab_at(folder)
     loop._to_known_state = lambda *_: None
     loop.sealed_at_end = lambda *_: contextlib.nullcontext()
-    loop.wants_twin = lambda *_, **__: False
-    loop.telemetry.start = fake_telemetry
+    telemetry_part.telemetry.start = fake_telemetry
     loop.workload.start = lambda *_: Workload()
     loop.workload.paths_of = lambda *_: {}
     loop.workload.patience_s = lambda *_: 60.0
-    loop.needs_baseline = lambda _: False
     drive_faults.LEAD_S = 0.3
     spec = FaultSpec(kind="link.down", target="host1:rxe0", for_s=FAULT_S)
     planned = plan(spec, SOFT.topology, lab_kind="soft")
-    planned_fault = SimpleNamespace(
-        id=planned.id, kind=planned.kind, target=planned.target.text,
-        at_ns=int(FAULT_AT_S * 1e9), duration_ns=int(FAULT_S * 1e9),
-    )  # fmt: skip
-    decided = SimpleNamespace(
-        experiment=SimpleNamespace(
-            capture=(), probe=None, fabric=None, bystander=None, expectations=(), workload=SimpleNamespace(ranks=())
-        ),
-        plan=SimpleNamespace(workload="nothing", faults=(planned_fault,), is_control=False),
-        faults=(replace(planned, at_s=FAULT_AT_S),),
-    )  # fmt: skip
-    result = RunRecord(run_dir=RunDir(folder / "run"), lease_s=longest_lease_s([planned]))
+    experiment = decode(EXPERIMENT, source="x.toml")
+    decided = run_plan.plan(fit(experiment, SOFT.topology, "soft"), inventory_digest="9f" * 32, version="0")
     with Here(folder).progress() as progress, Journal(folder / "run" / "journal.jsonl") as journal:
-        loop._run_and_compare(decided, lab, journal, result, progress, None, lambda _: None)
+        setting = setting_of(
+            experiment=experiment, plan=decided, faults=(replace(planned, at_s=FAULT_AT_S),), lab=lab, journal=journal,
+            run_dir=RunDir(folder / "run"), progress=progress,
+        )  # fmt: skip
+        result = RunRecord(setting=setting, lease_s=longest_lease_s([planned]))
+        loop._run_and_compare(result, lambda _: None)
     click.echo(f"lab {result.lab_state}; errors {result.errors}")
     return 5 if result.lab_state == "DIRTY" else 3 if result.errors else 0
 

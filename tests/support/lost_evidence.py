@@ -30,7 +30,9 @@ def files_of(recorded: Recorded) -> Files:
     """Return the evidence of a run, by pass and type."""
     of_run = {field.name: getattr(recorded.run, field.name) for field in fields(RunEvidence)}
     twin = of_run.pop("twin")
-    files = {("measured", type(one)): one for one in (*of_run.values(), *recorded.sealed) if one is not None}
+    calibrated = {("calibrate", type(one)): one for one in (of_run.pop("emulation"),) if one is not None}
+    measured = {("measured", type(one)): one for one in (*of_run.values(), *recorded.sealed) if one is not None}
+    files = {**calibrated, **measured}
     return files if twin is None else {**files, ("twin", type(twin)): twin}
 
 

@@ -25,8 +25,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from faultbed.harness.experiment.fabric_file import Fabric
-from faultbed.harness.run.routing.flow_controller import FlowController
-from faultbed.harness.run.routing.routing_probes import query_decisions
+from faultbed.harness.live.routing.flow_controller import FlowController
+from faultbed.harness.live.routing.routing_probes import query_decisions
 from faultbed.inject.journal import Journal
 from faultbed.inject.node.network.scheme import SchemeActuator
 from faultbed.testbed.inventory import lab_inventory

@@ -111,6 +111,10 @@ def restarted():
     return changed(BASE, resilience=resilience, workload={**BASE.workload.planned, "resilience": {"spares": 1}})
 
 
+def _offering(offered_bps):
+    return {"emulation": {"offered_bps": offered_bps}}
+
+
 def with_fault(kind, target):
     """Return a run whose first fault has another kind and target."""
     first, *_ = BASE.injected.faults
@@ -156,7 +160,8 @@ RUNS = {
     "probed": recorded(BASE, ProbesEvidence(trips=0, unknown=3, trouble=None)),
     "routed": recorded(routed(), fabric=PlannedFabric(routing="ecmp", fidelity="real")),
     "not routed": recorded(fabric=PlannedFabric(routing="ecmp", fidelity="real")),
-    "overloaded": recorded(changed(BASE, offered_bps=90e6, carried_bps=100e6)),
+    "overloaded": recorded(changed(BASE, offered_bps=90e6, carried_bps=100e6), parts=_offering(90e6)),
+    "carried": recorded(changed(BASE, offered_bps=40e6, carried_bps=100e6), parts=_offering(40e6)),
     "routes": recorded(
         changed(
             BASE,

@@ -123,14 +123,15 @@ def changed(record, **fields):
     if not isinstance(record, RunEvidence):
         return msgspec.structs.replace(record, **fields)
     families = {}
-    if "routing" in fields:
-        families["routing"] = fields.pop("routing")
+    families |= {name: fields.pop(name) for name in ("routing", "emulation") if name in fields}
     of_twin = {name: fields.pop(name) for name in ("twin", "twin_load", "twin_failure") if name in fields}
     for name, value in fields.items():
         family, field = _PLACES[name]
         families.setdefault(family, {})[field] = value
     made = {
-        family: msgspec.structs.replace(getattr(record, family), **values) if isinstance(values, dict) else values
+        family: msgspec.structs.replace(getattr(record, family) or _FAMILIES[family](), **values)
+        if isinstance(values, dict)
+        else values
         for family, values in families.items()
     }
     run = dataclasses.replace(record, **made)

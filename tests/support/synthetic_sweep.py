@@ -67,7 +67,7 @@ def executed(monkeypatch, tmp_path):
     """Run `faultbed sweep` without a lab. `acts` maps the number of a run to what it does instead of passing."""
     done = SimpleNamespace(shares=[], acts={}, folder=tmp_path / "sweep")
 
-    def execute(decided, inventory, *, out, progress, guard, mutate=None):
+    def execute(decided, inventory, *, out, progress, guard, mutations=None):
         done.shares.append(dict(decided.plan.faults[1].parameters)["share"])
         act = done.acts.get(len(done.shares), {})
         if isinstance(act, BaseException):

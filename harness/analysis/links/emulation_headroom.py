@@ -6,7 +6,11 @@ machine's CPUs do.
 
 from __future__ import annotations
 
-__all__ = ["MAX_LOAD_FRACTION", "MEANING", "describe_headroom", "exceeds_headroom"]
+from collections.abc import Iterable
+
+from faultbed.testbed.model.topology import Topology
+
+__all__ = ["MAX_LOAD_FRACTION", "MEANING", "describe_headroom", "exceeds_headroom", "link_limit_bps"]
 
 MAX_LOAD_FRACTION = 0.5
 MEANING = (
@@ -40,3 +44,18 @@ def describe_headroom(offered_bps: float, capacity_bps: float | None) -> str:
         f"{comparison}. Above half of that, the machine and not the links limits each flow; use fewer RNICs, a larger "
         "faultbed_rate_scale, or a machine with more CPUs"
     )
+
+
+def link_limit_bps(sources: Iterable[str], sinks: Iterable[str], topology: Topology, rate_scale: float) -> float | None:
+    """Return the smaller of two sums: the rates of all sending RNICs' links, and of all receiving RNICs' links. Pure.
+
+    None: one of these links has no rate.
+    """
+    sums = []
+    for rnics in (set(sources), set(sinks)):
+        links = [topology.rnic_link(*rnic.split(":")) for rnic in sorted(rnics)]
+        speeds = [link.a.speed_gbps for link in links]
+        if not speeds or None in speeds:
+            return None
+        sums.append(sum(speed or 0.0 for speed in speeds) * 1e9 / rate_scale)
+    return min(sums)

@@ -1,6 +1,6 @@
 """Results of the fail-slow detector for a run, iteration by iteration. Pure, blind to the faults.
 
-A finished run (`slow_ranks`) and a running one (`faultbed.harness.run.online`) feed it through the same `StepFeed`.
+A finished run (`slow_ranks`) and a running one (the part `slow_ranks`) feed it through the same `StepFeed`.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from faultbed.harness.cli.context import Session, json_option, pass_session, styled
 from faultbed.harness.cli.options.numbers import parse_duration
+from faultbed.harness.error_words import describe
 from faultbed.harness.run import ends
 from faultbed.harness.verdict import ExitCode
 from faultbed.inject import capability, fault_page
@@ -175,9 +176,7 @@ def inject(
         except BaseException as error:  # noqa: BLE001 (raised again with what was seen)
             ends.reraise(error, lab, work, injector)
         if opened_journal.failure is not None:
-            session.err.print(
-                f"{path}: {ends.describe(opened_journal.failure)}; the journal is incomplete", soft_wrap=True
-            )
+            session.err.print(f"{path}: {describe(opened_journal.failure)}; the journal is incomplete", soft_wrap=True)
     judged = exposed or ("workload" if receipt.exposed.uses else None)
     unproven = (*receipt.unproven, *_why_not_exposed(receipt, planned, inventory.topology, judged))
     _show_receipt(session, receipt, unproven, outcome, as_json=as_json)

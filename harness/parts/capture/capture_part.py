@@ -3,51 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from faultbed.harness.packets import evidence
 from faultbed.harness.packets.evidence import Evidence
 from faultbed.harness.parts.part import Part
-from faultbed.harness.parts.passes import Active, Ended, Pass
+from faultbed.harness.parts.passes import Active, Pass
 from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.testbed.observe import packet_capture
 from faultbed.testbed.observe.packet_capture import Captured, Capturing
-from faultbed.testbed.packets.cnp_rule import CnpRule
 
 __all__ = ["PART", "summary_of"]
 
 
 class _Ports(Active):
-    def __init__(self, capturing: Capturing, cnp: CnpRule | None, progress: Callable[[str], object]) -> None:
-        self._capturing, self._cnp, self._progress = capturing, cnp, progress
+    def __init__(self, run: Pass) -> None:
+        self._run, self._setting = run, run.setting
+        self._capturing: Capturing | None = None
         self._captured: Captured | None = None
 
-    def end(self) -> None:
-        self._progress("fetching the captured packets")
-        self._captured = self._capturing.stop()
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        ports = self._setting.experiment.capture
+        self._run.progress(f"capturing at {', '.join(ports)}")
+        with packet_capture.start(self._setting.lab, ports) as self._capturing:
+            yield
 
-    def sealed(self, ended: Ended) -> PacketSummary | None:
-        if self._captured is None or ended.phase == "twin":
+    def end(self) -> None:
+        self._run.progress("fetching the captured packets")
+        self._captured = self._capturing.stop() if self._capturing is not None else None
+
+    def sealed(self) -> PacketSummary | None:
+        if self._captured is None or self._run.phase != "measured":
             return None
-        packets = evidence.keep(self._captured, ended.run_dir.path, ended.windows, self._cnp)
-        ended.run_dir.write_packets(packets)
+        run_dir, cnp = self._setting.run_dir, self._setting.experiment.cnp
+        packets = evidence.keep(self._captured, run_dir.path, self._run.injected.windows, cnp)
+        run_dir.write_packets(packets)
         return summary_of(packets)
 
 
-@contextlib.contextmanager
-def _around(run: Pass) -> Iterator[Active | None]:
-    """Capture the experiment's ports while the block lasts.
-
-    Raises:
-        UsageError: there is no such port, or its switch does not forward in its kernel.
-        LabError: a machine could not capture.
-    """
-    if not run.experiment.capture:
-        yield None
-        return
-    run.progress(f"capturing at {', '.join(run.experiment.capture)}")
-    with packet_capture.start(run.lab, run.experiment.capture) as capturing:
-        yield _Ports(capturing, run.experiment.cnp, run.progress)
+def _active(run: Pass) -> Active | None:
+    return _Ports(run) if run.setting.experiment.capture else None
 
 
 def summary_of(packets: Evidence) -> PacketSummary:
@@ -71,4 +67,4 @@ def summary_of(packets: Evidence) -> PacketSummary:
     )
 
 
-PART = Part(name="capture", evidence=PacketSummary, around=_around)
+PART = Part(name="capture", evidence=PacketSummary, active=_active)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import msgspec
 
 from faultbed.harness.parts.part import Part
-from faultbed.harness.parts.passes import Active, Ended, Pass
+from faultbed.harness.parts.passes import Active, Pass
 from faultbed.testbed.observe.telemetry import Change
 from faultbed.traffic.probes import prober
-from faultbed.traffic.probes.prober import Probing
+from faultbed.traffic.probes.prober import ProbeSpec, Probing
 from faultbed.traffic.probes.results import ProbeTrips
 
 __all__ = ["PART", "Probes", "ProbesEvidence"]
@@ -32,47 +32,52 @@ class ProbesEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probes(Active):
-    """Probes that look up their paths again after each change of a route or a link."""
+    """Probes that look up their paths again after each change of a route or a link.
 
-    def __init__(self, probing: Probing) -> None:
-        self._probing = probing
+    Their events do not renew the reservation of the lab. Otherwise a workload that hangs would keep the lab reserved
+    for as long as its probes run.
+    """
+
+    def __init__(self, run: Pass, spec: ProbeSpec) -> None:
+        self._run, self._spec = run, spec
+        self._probing: Probing | None = None
         self._trips: ProbeTrips | None = None
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """Probe the paths between racks while the block lasts.
+
+        Raises:
+            UsageError: the lab has no two hosts to probe between.
+            LabError: the probes could not be started.
+        """
+        lab = self._run.setting.lab
+        self._run.progress(f"probing {len(prober.pairs(lab.topology))} pairs of RNICs")
+        with prober.start(lab, self._spec) as self._probing:
+            yield
 
     def on_change(self, change: Change) -> None:
         """Look up the paths again. A line of a kernel's log (`subject` is `kernel`) changes no path."""
-        if change.subject != "kernel":
+        if change.subject != "kernel" and self._probing is not None:
             self._probing.report_change()
 
     def end(self) -> None:
         """Stop the probes and collect their trips."""
-        self._probing.stop()
-        self._trips = self._probing.collected()
+        if self._probing is not None:
+            self._probing.stop()
+            self._trips = self._probing.collected()
 
-    def sealed(self, ended: Ended) -> ProbesEvidence | None:
+    def sealed(self) -> ProbesEvidence | None:
         """Write the trips of the measured pass, and return how many there are."""
-        if self._trips is None or ended.phase == "twin":
+        if self._trips is None or self._run.phase != "measured":
             return None
-        ended.run_dir.write_probes(self._trips, t0_ns=ended.t0_ns)
+        self._run.setting.run_dir.write_probes(self._trips, t0_ns=self._run.work.t0_ns)
         return ProbesEvidence(trips=len(self._trips.trips), unknown=self._trips.unknown, trouble=self._trips.trouble)
 
 
-@contextlib.contextmanager
-def _around(run: Pass) -> Iterator[Active | None]:
-    """Probe the paths between racks while the block lasts.
-
-    Events of probes do not renew the reservation of the lab. Otherwise a workload that hangs would keep the lab
-    reserved for as long as its probes run.
-
-    Raises:
-        UsageError: the lab has no two hosts to probe between.
-        LabError: the probes could not be started.
-    """
-    if run.experiment.probe is None:
-        yield None
-        return
-    run.progress(f"probing {len(prober.pairs(run.lab.topology))} pairs of RNICs")
-    with prober.start(run.lab, run.experiment.probe) as probing:
-        yield Probes(probing)
+def _active(run: Pass) -> Active | None:
+    probe = run.setting.experiment.probe
+    return None if probe is None else Probes(run, probe)
 
 
-PART = Part(name="probes", evidence=ProbesEvidence, around=_around)
+PART = Part(name="probes", evidence=ProbesEvidence, active=_active)

@@ -1,4 +1,4 @@
-"""How much the emulation carries, and how much the workload may offer: `evidence/measured/emulation.json`."""
+"""How much the emulation carries, and how much the workload may offer: `evidence/calibrate/emulation.json`."""
 
 from __future__ import annotations
 

@@ -19,11 +19,10 @@ ALWAYS: dict[str, Kind] = {
     "workload": WorkloadEvidence,
     "faults": FaultsEvidence,
     "telemetry": TelemetryEvidence,
-    "emulation": EmulationEvidence,
 }
 """Evidence of the measured pass that every finished run has, by the names of its files."""
 
-OF_RUNS: dict[str, Kind] = {**ALWAYS, "routing": RoutingReceipt}
+OF_RUNS: dict[str, Kind] = {**ALWAYS, "emulation": EmulationEvidence, "routing": RoutingReceipt}
 """Evidence of which a run is assembled, by the names of its files."""
 
 
@@ -31,14 +30,15 @@ OF_RUNS: dict[str, Kind] = {**ALWAYS, "routing": RoutingReceipt}
 class RunEvidence:
     """What a run recorded: the evidence of its measured pass, and of its fault-free twin.
 
-    `routing` None: the experiment chose no routing scheme, or it was never applied. `twin` None: there was none.
+    `emulation` None: it is not known how much the emulation carries. `routing` None: the experiment chose no routing
+    scheme, or it was never applied. `twin` None: there was none.
     """
 
     lab: LabEvidence
     workload: WorkloadEvidence
     injected: FaultsEvidence = field(default_factory=FaultsEvidence)
     telemetry: TelemetryEvidence = field(default_factory=TelemetryEvidence)
-    emulation: EmulationEvidence = field(default_factory=EmulationEvidence)
+    emulation: EmulationEvidence | None = None
     routing: RoutingReceipt | None = None
     twin: WorkloadEvidence | None = None
 
@@ -59,15 +59,14 @@ def assembled(sealed: Sealed) -> RunEvidence:
     """
     lab, work = sealed.of(LabEvidence), sealed.of(WorkloadEvidence)
     injected, telemetry = sealed.of(FaultsEvidence), sealed.of(TelemetryEvidence)
-    emulation = sealed.of(EmulationEvidence)
-    if lab is None or work is None or injected is None or telemetry is None or emulation is None:
+    if lab is None or work is None or injected is None or telemetry is None:
         raise KeyError(next(name for name, kind in ALWAYS.items() if sealed.of(kind) is None))
     return RunEvidence(
         lab=lab,
         workload=work,
         injected=injected,
         telemetry=telemetry,
-        emulation=emulation,
+        emulation=sealed.of(EmulationEvidence, "calibrate"),
         routing=sealed.of(RoutingReceipt),
         twin=sealed.of(WorkloadEvidence, "twin"),
     )

@@ -114,7 +114,9 @@ def doubts(run: RunEvidence) -> Iterator[str]:
     if run.workload.failure is not None:
         yield f"the workload failed: {run.workload.failure}"
     load = run.emulation
-    if load.offered_bps is not None and emulation_headroom.exceeds_headroom(load.offered_bps, load.carried_bps):
+    if load is None:
+        yield "nothing says whether the emulation carries the load: the evidence of it is missing"
+    elif load.offered_bps is not None and emulation_headroom.exceeds_headroom(load.offered_bps, load.carried_bps):
         yield emulation_headroom.describe_headroom(load.offered_bps, load.carried_bps)
     for fault in run.injected.faults:
         yield from (f"{fault.plan.id} is not proven: {reason}" for reason in why_unproven_in(run, fault))

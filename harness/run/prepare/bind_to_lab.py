@@ -12,7 +12,7 @@ from dataclasses import replace
 from faultbed.harness.analysis.links import link_metrics
 from faultbed.harness.analysis.timeline import MIN_BASELINE_NS
 from faultbed.harness.experiment.experiment_file import Expectation, Experiment, Fault
-from faultbed.harness.experiment.metrics import LINK_PREFIXES
+from faultbed.harness.experiment.metrics import LINK_PREFIXES, needs_baseline
 from faultbed.harness.experiment.workload_file import Workload, duration_ns
 from faultbed.harness.run.prepare.fit_bystander import fit_bystander
 from faultbed.harness.run.prepare.fit_routing import fit_routing
@@ -28,17 +28,8 @@ from faultbed.testbed.observe.packet_capture import port_named
 from faultbed.testbed.suggestions import hint
 from faultbed.traffic.engine.engine_client import FabricModel
 
-__all__ = ["fit", "hosts_of", "needs_baseline", "refuse_absent"]
+__all__ = ["fit", "hosts_of", "refuse_absent"]
 
-_NEEDS_BASELINE = (
-    "recovery.",
-    "after_clear.",
-    "goodput_min_ratio",
-    "goodput_mean_ratio",
-    "dip",
-    "straggler",
-    "bystander.goodput_ratio",
-)
 _NO_HOST = "none"
 """Value of a metric that names a host, if no host stands out."""
 
@@ -71,11 +62,6 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experi
 def hosts_of(workload: Workload) -> tuple[str, ...]:
     """Return the hosts whose RNICs a fitted workload uses, or may use after a restart."""
     return tuple(dict.fromkeys(name.partition(":")[0] for name in kind_of(workload).endpoints(workload)))
-
-
-def needs_baseline(experiment: Experiment) -> bool:
-    """Return whether an expectation compares with the run's own fault-free start."""
-    return any(expectation.metric.name.startswith(_NEEDS_BASELINE) for expectation in experiment.expectations)
 
 
 def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], places: Mapping[str, str]) -> None:
@@ -178,7 +164,7 @@ def _check_expectations(experiment: Experiment, names: LabNames) -> None:
         known = link_metrics.names(names.topology)
         if metric.name.startswith(tuple(LINK_PREFIXES)) and metric.name not in known:
             raise names.error(path, f'this lab has no metric "{metric.name}"; {hint(metric.name, known)}')
-        if not metric.name.startswith(_NEEDS_BASELINE):
+        if not needs_baseline(metric.name):
             continue
         if first_ns is None:
             raise names.error(

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 import faultbed
 from faultbed.harness.experiment import run_plan as plan_module
 from faultbed.harness.experiment.experiment_file import FAULT_KEYS, Experiment
 from faultbed.harness.experiment.needs import unmet
 from faultbed.harness.experiment.run_plan import Plan
+from faultbed.harness.ledger.sealed import Phase
+from faultbed.harness.parts.part import Fitting, Sending, planned_by
+from faultbed.harness.parts.registry import PARTS
 from faultbed.harness.run.prepare.bind_to_lab import fit, hosts_of, refuse_absent
 from faultbed.harness.run.prepare.fit_bystander import refuse_faults_on_bystander
+from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.harness.verdict import ExcludedHost
 from faultbed.inject import fault_plan
 from faultbed.inject.fault_plan import PlannedFault
@@ -23,7 +30,7 @@ from faultbed.testbed.inventory.subset import without_hosts
 from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.model.topology import Topology
 
-__all__ = ["ResolvedRun", "refusal", "resolve", "touched"]
+__all__ = ["ResolvedRun", "passes_before", "refusal", "resolve", "touched"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +72,7 @@ def resolve(
         raise Unsupported(f"{experiment.at('lab.needs')}: {inventory.name} is not enough for it: {'; '.join(lacking)}")
     fitted = fit(experiment, inventory.topology, inventory.kind)
     planned = plan_module.plan(fitted, seed=seed, inventory_digest=inventory.digest, version=faultbed.__version__)
+    planned = msgspec.structs.replace(planned, parts=_decided_by_parts(fitted, inventory) or msgspec.UNSET)
     faults = _planned(fitted, planned, inventory)
     if not traits_of(inventory.kind).has_snapshot:
         inventory = _of_the_run(fitted, faults, inventory)
@@ -73,6 +81,22 @@ def resolve(
     return ResolvedRun(
         experiment=fitted, source=source, plan=planned, faults=faults, hosts=hosts, left_out=tuple(left_out)
     )
+
+
+def passes_before(plan: Plan) -> dict[Phase, str]:
+    """Return the passes that a run has before the measured one, each with its progress line."""
+    before = planned_by(plan)
+    return {phase: line for part in PARTS for phase, line in part.passes(before).items()}
+
+
+def _decided_by_parts(fitted: Experiment, inventory: Inventory) -> dict[str, Any]:
+    """Return what parts decide about an experiment on a lab, as it is read again from `plan.json`."""
+    sources, sinks, paced_bps = kind_of(fitted.workload).senders_and_receivers(fitted.workload)
+    beside = [sending for part in PARTS if (sending := part.sends(fitted)) is not None]
+    workload = Sending(sources=tuple(sources), sinks=tuple(sinks), paced_bps=paced_bps)
+    fitting = Fitting(experiment=fitted, inventory=inventory, sending=(workload, *beside))
+    decided = {part.name: part.fit(fitting) for part in PARTS}
+    return {name: msgspec.to_builtins(one) for name, one in decided.items() if one is not None}
 
 
 def _of_the_run(experiment: Experiment, faults: Sequence[PlannedFault], inventory: Inventory) -> Inventory:

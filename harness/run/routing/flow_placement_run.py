@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.live.routing import routing_scheme
+from faultbed.harness.live.routing.routing_scheme import ActiveScheme
 from faultbed.harness.run import ends
-from faultbed.harness.run.routing import routing_scheme
-from faultbed.harness.run.routing.routing_scheme import ActiveScheme
 from faultbed.harness.verdict import FlowPlacements, LabState
 from faultbed.inject.journal import Journal
 from faultbed.testbed.lab import Lab

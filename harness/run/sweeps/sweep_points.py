@@ -12,8 +12,7 @@ from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.experiment.metrics import Metric
 from faultbed.harness.experiment.parameters import Parameter, with_values
 from faultbed.harness.experiment.workload_file import duration_ns
-from faultbed.harness.parts.twin_claims import wants_twin
-from faultbed.harness.run.prepare.resolve import ResolvedRun, refusal, resolve
+from faultbed.harness.run.prepare.resolve import ResolvedRun, passes_before, refusal, resolve
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
@@ -42,13 +41,9 @@ class Point:
 
     @property
     def workload_s(self) -> float | None:
-        """How long the workload of one run takes, a fault-free twin included; None: it ends by iterations."""
+        """How long the workload of one run takes in all its passes; None: it ends by iterations."""
         length_ns = duration_ns(self.experiment.workload)
-        return (
-            None
-            if length_ns is None
-            else length_ns / 1e9 * (2 if wants_twin(self.experiment.expectations, control=False) else 1)
-        )
+        return None if length_ns is None else length_ns / 1e9 * (1 + len(passes_before(self.runs[0].plan)))
 
 
 def points_of(

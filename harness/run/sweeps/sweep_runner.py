@@ -18,7 +18,7 @@ several shards of a sweep can share its folder.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from faultbed.harness.error_words import describe
 from faultbed.harness.experiment.metrics import Metric
 from faultbed.harness.experiment.parameters import Parameter
 from faultbed.harness.quantities import format_duration
@@ -33,7 +34,7 @@ from faultbed.harness.record import sweep_file
 from faultbed.harness.record.run_key import machine_of, publish
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.record.sweep_file import SweepFile, SweptParameter, SweptPoint
-from faultbed.harness.run import ends, loop
+from faultbed.harness.run import loop
 from faultbed.harness.run.prepare.resolve import ResolvedRun
 from faultbed.harness.run.sweeps.finished_runs import find_finished_runs
 from faultbed.harness.run.sweeps.point_values import MODEL, swept_point, took_s
@@ -158,7 +159,11 @@ class Sweep:
         return expected_s(self.points, durations)
 
     def execute(
-        self, *, progress: Progress, guard: Callable[[], None] = lambda: None, mutate: Mutation | None = None
+        self,
+        *,
+        progress: Progress,
+        guard: Callable[[], None] = lambda: None,
+        mutations: Mapping[str, Mutation] | None = None,
     ) -> SweepFile:
         """Make the pending runs and return the whole sweep.
 
@@ -168,14 +173,15 @@ class Sweep:
         Args:
             progress: receives a line before and after every run, and the lines of the runs.
             guard: called before and during every run; raises if the lab is no longer reserved for this sweep.
-            mutate: for tests: makes every fault a no-op (`noop`), or one that also reports success (`lie`).
+            mutations: for tests: makes a part a no-op (`noop`), or one that also reports success (`lie`), by its name.
         """
         try:
             while pending := self.pending_runs():
                 point, resolved = pending[0]
                 progress(f"point {point.number} of {len(self.points)}: {point.name}{self._remaining(pending)}")
+                runs = self.folder / "runs"
                 finished = loop.execute(
-                    resolved, self.inventory, out=self.folder / "runs", progress=progress, guard=guard, mutate=mutate
+                    resolved, self.inventory, out=runs, progress=progress, guard=guard, mutations=mutations
                 )
                 run_dir = publish(finished.run_dir)
                 self.finished_runs.setdefault(point.number, []).append(run_dir)
@@ -212,7 +218,7 @@ class Sweep:
             for task, outcome in workers.map(make_run, list(tasks)):
                 point = tasks[task]
                 if isinstance(outcome, Exception):
-                    self._failures[point.number] = f"seed {task.seed}: {ends.describe(outcome)}"
+                    self._failures[point.number] = f"seed {task.seed}: {describe(outcome)}"
                     progress(f"point {point.number}, {self._failures[point.number]}")
                     continue
                 self._add(point, RunDir(self.folder / "runs" / outcome.name), progress)

@@ -27,6 +27,7 @@ ROOMS = (
     "model",
     "analysis",
     "attribution",
+    "live",
     "parts",
     "report",
     "run",

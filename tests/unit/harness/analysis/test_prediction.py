@@ -13,8 +13,8 @@ from synthetic_run import MS, changed, fired_between, lost_at, synthetic_run
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.analysis.prediction import losses, max_over_mean, predictions, qp_error_ns
 from faultbed.harness.model.fault_effects import goodput_share
+from faultbed.harness.parts.faults.hop_packet_bounds import passed
 from faultbed.harness.report.run_page import render
-from faultbed.harness.run.hop_packet_bounds import passed
 from faultbed.inject.evidence.receipt import Armed, Cleared
 from faultbed.inject.selection import by_share
 from faultbed.testbed.observe.telemetry import Sample

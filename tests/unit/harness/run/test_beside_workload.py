@@ -15,17 +15,21 @@ from experiment_text import COLLECTIVE, FLOW, read
 from house import HOUSE
 from hypothesis import given
 from hypothesis import strategies as st
+from pass_stand_ins import pass_of, setting_of
 from probe_echoes import echo
 
 from faultbed.harness.experiment import run_plan
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.parts.bystander import bystander_part
 from faultbed.harness.parts.capture import capture_part
-from faultbed.harness.parts.passes import Active
+from faultbed.harness.parts.passes import Active, PassRefuted
 from faultbed.harness.parts.probes import probes_part
+from faultbed.harness.parts.telemetry import telemetry_part
+from faultbed.harness.parts.twin import twin_part
+from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.report.comparison.differences import of_plans
 from faultbed.harness.run import loop
-from faultbed.harness.run.run_record import RunRecord
+from faultbed.harness.run.run_record import RunRecord, begin_pass
 from faultbed.testbed.errors import ConfigError, LabError
 from faultbed.testbed.inventory.lab_inventory import load
 from faultbed.testbed.observe.telemetry import Change
@@ -193,12 +197,18 @@ def test_probe_section_with_invalid_values_is_rejected_with_its_path(text, messa
         read(COLLECTIVE.format("all-reduce", f"[probe]\n{text}"))
 
 
-def test_path_tracker_queries_after_route_changes_but_not_after_log_lines():
+def test_path_tracker_queries_after_route_changes_but_not_after_log_lines(monkeypatch):
     heard, asked_again = [], []
-    probes = probes_part.Probes(SimpleNamespace(report_change=lambda: asked_again.append(1)))
-    reported = loop._to_each([Active(), probes], heard.append)
-    for subject in ("route 10.0.0.0/24", "kernel", "link ctsw1"):
-        reported(Change(at_ns=1, node="rtsw1", subject=subject, text=None))
+    probing = SimpleNamespace(report_change=lambda: asked_again.append(1))
+    monkeypatch.setattr(probes_part.prober, "start", lambda *_: contextlib.nullcontext(probing))
+    monkeypatch.setattr(probes_part.prober, "pairs", lambda _topology: [])
+    run = pass_of(lab=SimpleNamespace(topology=None))
+    probes = probes_part.Probes(run, None)
+    run.active.update(others=type("Others", (Active,), {"on_change": lambda _, change: heard.append(change)})())
+    run.active.update(probes=probes)
+    with probes.around():
+        for subject in ("route 10.0.0.0/24", "kernel", "link ctsw1"):
+            run.on_change(Change(at_ns=1, node="rtsw1", subject=subject, text=None))
     assert (len(heard), len(asked_again)) == (3, 2)
 
 
@@ -226,73 +236,91 @@ def test_probing_without_path_answers_reports_the_reason():
     assert probing.collected() == ProbeTrips(trips=(), unknown=1, trouble="rtsw1: SONiC tells no ways")
 
 
-TIMES = {"began_ns": 1, "started_ns": 2, "ended_ns": 3}
+class Workload(SimpleNamespace):
+    """A workload that is over at once."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.ended_ns = 3
+
+    def wait(self, _patience):
+        return self.result
 
 
-def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkeypatch):
+def twin_of(monkeypatch, tmp_path, result, *, experiment=None):
+    """Return a twin pass with the parts of an experiment, and what runs it to its end with this result."""
+    running = Workload(began_ns=1, started_ns=2, ended_ns=3, standstills=(), result=result)
+    monkeypatch.setattr(loop.workload, "engines_started_ahead", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(loop.workload, "start", lambda *_: running)
+    monkeypatch.setattr(loop.workload, "patience_s", lambda *_: 1.0)
+    monkeypatch.setattr(loop.workload, "paths_of", lambda *_: {})
+    monkeypatch.setattr("faultbed.harness.run.run_record.seal", lambda _run: None)
+    journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
+    setting = setting_of(
+        experiment=experiment or SimpleNamespace(fabric=None, capture=(), probe=None, bystander=None),
+        plan=SimpleNamespace(workload="collective", faults=()),
+        lab=SimpleNamespace(topology=None, guard=lambda: None),
+        journal=journal,
+        run_dir=RunDir(tmp_path),
+    )
+    return begin_pass(RunRecord(setting=setting), "twin"), running
+
+
+def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkeypatch, tmp_path):
     """A twin without the capture was faster, so that `jct_ratio` held the cost of the capture."""
     beside = []
 
     @contextlib.contextmanager
     def going_on(name):
         beside.append(name)
-        yield SimpleNamespace(name=name, stop=lambda: ended.append(name), wait=lambda _: None, collected=lambda: None)
+        yield SimpleNamespace(
+            name=name, heard_ns=dict, without_log=list, stop=lambda: ended.append(name), wait=lambda _: None,
+            collected=lambda: None,
+        )  # fmt: skip
         beside.remove(name)
 
-    during, ended, data = [], [], RunRecord(run_dir=None)
+    during, ended = [], []
     monkeypatch.setattr(capture_part.packet_capture, "start", lambda _lab, ports: going_on(f"capture {ports}"))
     monkeypatch.setattr(probes_part.prober, "start", lambda _lab, _probe: going_on("probes"))
     monkeypatch.setattr(probes_part.prober, "pairs", lambda _topology: [])
     monkeypatch.setattr(bystander_part.flow_run, "start_all", lambda _lab, _flows: going_on("bystander"))
-    monkeypatch.setattr(loop.telemetry, "start", lambda _lab, **_: going_on("watchers"))
-    monkeypatch.setattr(loop.workload, "engines_started_ahead", lambda _experiment, _lab: going_on("engines"))
-    result = SimpleNamespace(outcome="completed")
-    running = SimpleNamespace(wait=lambda _patience: during.extend(beside) or result, **TIMES)
-    monkeypatch.setattr(loop.workload, "start", lambda *_: running)
-    monkeypatch.setattr(loop.workload, "patience_s", lambda *_: 1.0)
+    monkeypatch.setattr(telemetry_part.telemetry, "start", lambda _lab, **_: going_on("watchers"))
     experiment = SimpleNamespace(
-        capture=("rtsw1:ctsw1",),
-        probe=object(),
-        bystander=SimpleNamespace(src="host2:rxe0", dst="host4:rxe0"),
-        cnp=None,
-    )
-    resolved = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload="collective"))
-    journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
-    lab = SimpleNamespace(topology=None)
-    loop._run_twin(resolved, lab, journal, data, lambda _text: None, lambda _event: None, lambda _change: None)
+        capture=("rtsw1:ctsw1",), probe=object(), bystander=SimpleNamespace(src="host2:rxe0", dst="host4:rxe0"),
+        cnp=None, fabric=None,
+    )  # fmt: skip
+    run, running = twin_of(monkeypatch, tmp_path, SimpleNamespace(outcome="completed"), experiment=experiment)
+    monkeypatch.setattr(loop.workload, "engines_started_ahead", lambda _experiment, _lab: going_on("engines"))
+    running.wait = lambda _patience: during.extend(beside) or running.result
+    loop._run_pass(run, lambda _event: None)
+
     assert sorted(during) == ["bystander", "capture ('rtsw1:ctsw1',)", "engines", "probes", "watchers"]
     assert beside == []
-    assert [name.partition(" ")[0] for name in ended] == ["bystander", "probes", "capture"]
-    assert [*data.twin.active] == ["capture", "probes", "bystander"]
-    assert (data.twin.workload.t0_ns, data.twin.workload.end_ns) == (2, 3)
+    assert [name.partition(" ")[0] for name in ended] == ["watchers", "bystander", "probes", "capture"]
+    assert [*run.active] == ["twin", "capture", "probes", "bystander", "telemetry"]
+    assert (run.work.t0_ns, run.work.end_ns) == (2, 3)
 
 
-def twin_that_ends_with(monkeypatch, result):
+def twin_that_ends_with(monkeypatch, tmp_path, result):
     """Run a twin whose workload has this result."""
-    running = SimpleNamespace(wait=lambda _patience: result, **TIMES)
-    monkeypatch.setattr(loop, "PARTS", ())
-    monkeypatch.setattr(loop.telemetry, "start", lambda _lab, **_: contextlib.nullcontext())
-    monkeypatch.setattr(loop.workload, "engines_started_ahead", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(loop.workload, "start", lambda *_: running)
-    monkeypatch.setattr(loop.workload, "patience_s", lambda *_: 1.0)
-    resolved = SimpleNamespace(experiment=None, plan=SimpleNamespace(workload="job"))
-    journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
-    loop._run_twin(
-        resolved, None, journal, RunRecord(run_dir=None), lambda _text: None, lambda _event: None, lambda _change: None
-    )
+    monkeypatch.setattr("faultbed.harness.run.run_record.PARTS", (twin_part.PART,))
+    run, _ = twin_of(monkeypatch, tmp_path, result)
+    loop._run_pass(run, lambda _event: None)
 
 
-def test_twin_that_was_restarted_is_not_fault_free(monkeypatch):
+def test_twin_that_was_restarted_is_not_fault_free(monkeypatch, tmp_path):
     """A job that lost a host by itself took long in the twin, and `jct_ratio` of the run with the fault was good."""
     result = SimpleNamespace(outcome="recovered", restarts=(SimpleNamespace(reason="host2: the engine is gone"),))
     with pytest.raises(LabError, match=r"twin was restarted.*host2: the engine is gone"):
-        twin_that_ends_with(monkeypatch, result)
+        twin_that_ends_with(monkeypatch, tmp_path, result)
 
 
-@pytest.mark.parametrize(("wrong", "error"), [(7, loop._TwinWrong), (0, LabError)])
-def test_twin_with_wrong_elements_in_its_warm_up_is_a_failure_and_no_error(monkeypatch, wrong, error):
+@pytest.mark.parametrize(("wrong", "error"), [(7, PassRefuted), (0, LabError)])
+def test_twin_with_wrong_elements_in_its_warm_up_is_a_failure_and_no_error(monkeypatch, tmp_path, wrong, error):
     where = "host1, rank0: 7 wrong elements in the warm-up"
     result = SimpleNamespace(outcome="failed", where=where, wrong_elements=wrong)
     with pytest.raises(error, match=where) as raised:
-        twin_that_ends_with(monkeypatch, result)
+        twin_that_ends_with(monkeypatch, tmp_path, result)
     assert type(raised.value) is error

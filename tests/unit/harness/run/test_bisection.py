@@ -21,9 +21,9 @@ from faultbed.harness.cli.main import cli
 from faultbed.harness.cli.traffic import bisecting
 from faultbed.harness.confidence import LEVEL, level_for
 from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.live.routing import routing_scheme
 from faultbed.harness.run import bisection_run, ends
 from faultbed.harness.run.bisection_run import Bisection, BisectionSpec, judge_tier
-from faultbed.harness.run.routing import routing_scheme
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.errors import DirtyLab, Interrupted, LabError, UsageError
 from faultbed.testbed.inventory import lab_inventory

@@ -15,10 +15,12 @@ from faultbed.harness.analysis.links import emulation_headroom
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment import run_plan
 from faultbed.harness.experiment.experiment_file import decode, load
+from faultbed.harness.live import emulation_limit
+from faultbed.harness.live.emulation_limit import Capacity, capacity_of
+from faultbed.harness.parts.emulation.emulation_part import OfferedLoad
 from faultbed.harness.parts.part import Planned
-from faultbed.harness.run import emulation_limit
-from faultbed.harness.run.emulation_limit import Capacity, capacity_of, link_limit_bps, offered_load_bps
 from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.harness.run.prepare.resolve import resolve
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.backends.soft import lab_state
 from faultbed.testbed.backends.soft.lab_state import LabState
@@ -31,16 +33,21 @@ EACH = 400e9 / 64000
 """Rate of a host's link in soft-zones, in bits/s."""
 
 
-def workload(text, inventory=ZONES):
-    experiment = decode(f'name = "x"\n[workload]\n{text}'.encode(), source="x.toml")
-    return fit(experiment, inventory.topology, inventory.kind).workload
+def planned(text, inventory=ZONES, more=""):
+    """Return the load that the plan of an experiment says it offers; None: the plan says nothing."""
+    content = f'name = "x"\n[workload]\n{text}{more}'.encode()
+    plan = resolve(decode(content, source="x.toml"), content, inventory).plan
+    load = run_plan.decode(run_plan.encode(plan)).fitted("emulation", OfferedLoad)
+    return None if load is None else load.offered_bps
 
 
 def test_offered_rate_is_the_smaller_sum_of_senders_and_receivers():
     names = [f"host{n}:rxe0" for n in (1, 2, 3, 4)]
-    assert link_limit_bps(names, names, ZONES.topology, 64000) == pytest.approx(4 * EACH)
-    assert link_limit_bps(names, names[:1], ZONES.topology, 64000) == pytest.approx(EACH), "an incast has one receiver"
-    assert link_limit_bps(names, names, SOFT.topology, 64000) is None, "no link has a rate"
+    assert emulation_headroom.link_limit_bps(names, names, ZONES.topology, 64000) == pytest.approx(4 * EACH)
+    assert emulation_headroom.link_limit_bps(names, names[:1], ZONES.topology, 64000) == pytest.approx(EACH), (
+        "an incast has one receiver"
+    )
+    assert emulation_headroom.link_limit_bps(names, names, SOFT.topology, 64000) is None, "no link has a rate"
 
 
 @pytest.mark.parametrize(
@@ -54,17 +61,28 @@ def test_offered_rate_is_the_smaller_sum_of_senders_and_receivers():
     ],
 )
 def test_sent_rate_is_limited_by_links_or_pacing(text, links):
-    assert offered_load_bps(workload(text), ZONES) == pytest.approx(links * EACH)
+    assert planned(text) == pytest.approx(links * EACH)
+
+
+@pytest.mark.parametrize(("rate", "offered_bps"), [('rate = "2Mb/s"', 3e6), ("", 2 * EACH)])
+def test_sent_rate_includes_the_bystander(rate, offered_bps):
+    """A bystander that is not paced sends as fast as its link goes, and so may the workload beside it."""
+    flow = 'flow = "write"\nsrc = "host1:rxe0"\ndst = "host3:rxe0"\nrate = "1Mb/s"\nduration = "5s"\n'
+    bystander = f'[bystander]\nsrc = "host2:rxe0"\ndst = "host4:rxe0"\n{rate}\n'
+    assert planned(flow, more=bystander) == pytest.approx(offered_bps)
 
 
 def test_sent_rate_of_a_lab_without_shapers_is_unknown():
-    assert offered_load_bps(workload('flow = "write"\npattern = "incast"\nduration = "5s"\n', SOFT), SOFT) is None
+    assert planned('flow = "write"\npattern = "incast"\nduration = "5s"\n', SOFT) is None
 
 
-def judged(**fields):
+def judged(offered_bps=None, **fields):
+    """Return the verdict of a run whose plan says what it offers; `fields` are those of its evidence."""
     experiment = fit(load(house.DEMO), SOFT.topology, "soft")
     run = changed(synthetic_run(), **fields)
     plan = run_plan.plan(experiment, inventory_digest="9f" * 32, version="0")
+    if offered_bps is not None:
+        plan = msgspec.structs.replace(plan, parts={"emulation": {"offered_bps": offered_bps}})
     return judge.judge(
         before=Planned(plan=plan, expectations=experiment.expectations), run=run, observed=observe(run)
     ).verdict
@@ -84,6 +102,15 @@ def test_run_without_a_measurement_of_the_emulation_is_inconclusive():
     check = next(check for check in output.checks if check.name == "emulation")
     assert (output.verdict, check.verdict, check.bound) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE, None)
     assert "could not be measured" in check.detail
+
+
+def test_run_whose_evidence_of_the_emulation_is_lost_is_inconclusive():
+    """The claim vanished with its evidence, and the run passed."""
+    output = judged(offered_bps=50e6, emulation=None)
+    check = next(check for check in output.checks if check.name == "emulation")
+    assert (output.verdict, check.verdict, check.detail) == (
+        Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE, "nothing is known about it",
+    )  # fmt: skip
 
 
 def test_run_within_half_the_emulation_limit_passes():

@@ -8,17 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 from engine_labs import RANK_OF, RankEngine, RankLab, node_ns
+from pass_stand_ins import setting_of
 
 from faultbed.harness import judge
 from faultbed.harness.experiment import run_plan
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.ledger.ledger import fold
 from faultbed.harness.parts.part import planned_by
+from faultbed.harness.parts.telemetry import telemetry_part
 from faultbed.harness.record import rundir
 from faultbed.harness.record.evidence import run_evidence
 from faultbed.harness.run import loop
 from faultbed.harness.run.prepare.bind_to_lab import fit
-from faultbed.harness.run.run_record import RunRecord, sealed_at_end
+from faultbed.harness.run.run_record import RunRecord, begin_pass
 from faultbed.harness.verdict import Verdict
 from faultbed.inject.journal import Journal
 from faultbed.testbed.errors import LabError
@@ -63,12 +65,11 @@ class EngineLab(RankLab):
 def passes(tmp_path, monkeypatch):
     """Return a function that runs the two passes of an experiment; `at` is called at each moment of them."""
     following = SimpleNamespace(heard_ns=dict, without_log=list, stop=Recorded)
-    monkeypatch.setattr(loop.telemetry, "start", lambda *_, **__: contextlib.nullcontext(following))
-    monkeypatch.setattr(loop.counters, "read", lambda _lab: {})
+    monkeypatch.setattr(telemetry_part.telemetry, "start", lambda *_, **__: contextlib.nullcontext(following))
+    monkeypatch.setattr(telemetry_part.counters, "read", lambda _lab: {})
     monkeypatch.setattr(loop.workload, "paths_of", lambda *_: {})
     experiment = fit(decode(EXPERIMENT, source="x.toml"), EngineLab.topology, "soft")
     plan = run_plan.plan(experiment, inventory_digest="9f" * 32, version="0")
-    resolved = SimpleNamespace(experiment=experiment, plan=plan, faults=())
     lab = EngineLab(None)
     lab.heartbeat, lab.state_dir, lab.guard = lambda: None, tmp_path, lambda: None
     lab.started_ahead = lambda *_: contextlib.nullcontext()
@@ -87,14 +88,13 @@ def passes(tmp_path, monkeypatch):
             at(f"after {name}", self)
 
         monkeypatch.setattr(rundir.RunDir, "_write", watched)
-        record = RunRecord(run_dir=run_dir)
-        on_event, on_route = (lambda _event: at("event", run_dir)), (lambda _change: None)
         with Journal(run_dir.journal) as journal:
-            with sealed_at_end(resolved, lab, record, "twin"):
-                loop._run_twin(resolved, lab, journal, record, lambda _text: None, on_event, on_route)
+            setting = setting_of(experiment=experiment, plan=plan, lab=lab, journal=journal, run_dir=run_dir)
+            record = RunRecord(setting=setting)
+            loop._calibrate(setting)
+            loop._run_pass(begin_pass(record, "twin"), lambda _event: at("event", run_dir))
             at("between", run_dir)
-            with sealed_at_end(resolved, lab, record, "measured"):
-                loop._with_faults(resolved, lab, journal, record, lambda _text: None, None, on_event, on_route)
+            loop._run_pass(begin_pass(record, "measured"), lambda _event: at("event", run_dir))
         return run_dir
 
     return execute
@@ -129,7 +129,8 @@ def test_twin_is_on_disk_before_the_measured_pass_begins(passes):
 
     run_dir = passes(look)
     assert between == {"twin": ["workload"], "measured": []}
-    assert sealed(run_dir, "measured") == ["emulation", "faults", "stops", "telemetry", "workload"]
+    assert sealed(run_dir, "measured") == ["faults", "stops", "telemetry", "workload"]
+    assert sealed(run_dir, "calibrate") == ["emulation"]
     twin = run_dir.read_evidence(run_evidence.OF_RUNS).of(run_evidence.ALWAYS["workload"], "twin")
     assert len(twin.series) == 4
     assert len(twin.series[0].iterations) == 20
@@ -139,7 +140,7 @@ def test_pass_that_an_error_ends_is_sealed_and_the_error_kept(passes, monkeypatc
     def refuse(*_):
         raise LabError("host1 does not answer")
 
-    monkeypatch.setattr(loop.counters, "read", refuse)
+    monkeypatch.setattr(telemetry_part.counters, "read", refuse)
     written = []
     with pytest.raises(LabError, match="host1 does not answer"):
         passes(lambda moment, _run_dir: written.append(moment))

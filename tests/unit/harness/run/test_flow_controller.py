@@ -9,8 +9,8 @@ import pytest
 from fake_switches import FakeSchemeLease, Switches
 
 from faultbed.harness.experiment.fabric_file import Fabric
-from faultbed.harness.run.routing import routing_scheme
-from faultbed.harness.run.routing.flow_controller import FlowController
+from faultbed.harness.live.routing import routing_scheme
+from faultbed.harness.live.routing.flow_controller import FlowController
 from faultbed.inject.journal import Journal
 from faultbed.testbed.errors import LabError, UsageError
 from faultbed.testbed.observe.telemetry import Change
@@ -195,7 +195,7 @@ def test_flow_controller_measured_demands_move_keys_only_for_a_clearly_better_pl
                 counted[switch][f"{port}.{way}_bytes"] = counted[switch].get(f"{port}.{way}_bytes", 0) + size_bytes
 
     reads = SimpleNamespace(read=lambda _lab, _names: {name: dict(values) for name, values in counted.items()})
-    monkeypatch.setattr("faultbed.harness.run.routing.flow_controller.counters.read", reads.read)
+    monkeypatch.setattr("faultbed.harness.live.routing.flow_controller.counters.read", reads.read)
     count({"host1:rxe0": 0, "host2:rxe0": 0}, {"host3:rxe0": 0, "host4:rxe0": 0})
     controller = controller_on(lab, journal, demands={}, demand="measured")
     controller.place("start")  # every key alike: nothing was counted

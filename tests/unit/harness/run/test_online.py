@@ -14,21 +14,26 @@ import pytest
 from engine_labs import RANK_OF, RankEngine, RankLab
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pass_stand_ins import setting_of
 from samples import samples
 from synthetic_run import MS, T0, S, changed, soft_topology, synthetic_run
 
 from bench.fail_slow import Noise, healthy_times
 from faultbed.harness.analysis.ranks.fail_slow import detect
 from faultbed.harness.analysis.ranks.slow_ranks import slow_ranks
+from faultbed.harness.experiment import run_plan
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.experiment.stop import METRICS, Condition
+from faultbed.harness.parts.passes import EarlyEnd
+from faultbed.harness.parts.slow_ranks.online import Online
+from faultbed.harness.parts.stops.live_values import Live, StopWatcher
 from faultbed.harness.parts.stops.stop_guard import Guard
+from faultbed.harness.parts.telemetry import telemetry_part
 from faultbed.harness.record.evidence.workload_evidence import Iteration, Rank, RankSeries
+from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.run import loop as run_module
-from faultbed.harness.run.faults.live_guard import Live, StopWatcher
-from faultbed.harness.run.online import Online
 from faultbed.harness.run.prepare.bind_to_lab import fit
-from faultbed.harness.run.run_record import RunRecord
+from faultbed.harness.run.run_record import RunRecord, begin_pass
 from faultbed.inject.journal import Journal
 from faultbed.testbed.observe.telemetry import Recorded
 
@@ -173,12 +178,13 @@ def test_online_slow_rank_stops_a_run():
     live = Live()
     with Online(RNICS[:4], soft_topology(), lambda _: None) as online:
         live.slow_ranks = online.count
-        with StopWatcher(Guard([SLOW]), live, lambda: None) as watching:
+        guard, ending = Guard([SLOW]), EarlyEnd()
+        with StopWatcher(guard, live, ending):
             for one in events(compute_ns(4, 100, slow=3)):
                 online.on_event(one)
-            assert watching.stopped.wait(20)
-    assert watching.error is None
-    assert watching._guard.held.value == 1
+            assert ending.wait(20)
+    assert ending.error is None
+    assert guard.held.value == 1
 
 
 def test_online_internal_error_stops_the_run():
@@ -187,11 +193,12 @@ def test_online_internal_error_stops_the_run():
         for rank in range(4):
             online.on_event({**event(rank, 0, 1), "compute_ns": "soon"})
     live.slow_ranks = online.count
-    with StopWatcher(Guard([]), live, lambda: None) as watching:
-        assert watching.stopped.wait(20)
+    ending = EarlyEnd()
+    with StopWatcher(Guard([]), live, ending):
+        assert ending.wait(20)
     (line,) = lines
     assert line.startswith("slow ranks are no longer detected: TypeError")
-    assert line in str(watching.error)
+    assert line in ending.error
 
 
 class Computing(RankEngine):
@@ -216,16 +223,21 @@ class ComputingLab(RankLab):
 def test_online_watches_a_run_without_faults(tmp_path, monkeypatch):
     """The real run loop, progress lines and threads; only the engines are stand-ins, and machines report nothing."""
     following = SimpleNamespace(heard_ns=dict, without_log=list, stop=Recorded)
-    monkeypatch.setattr(run_module.telemetry, "start", lambda *_, **__: contextlib.nullcontext(following))
-    monkeypatch.setattr(run_module.counters, "read", lambda _lab: {})
+    monkeypatch.setattr(telemetry_part.telemetry, "start", lambda *_, **__: contextlib.nullcontext(following))
+    monkeypatch.setattr(telemetry_part.counters, "read", lambda _lab: {})
     monkeypatch.setattr(run_module.workload, "paths_of", lambda *_: {})
     experiment = fit(decode(HEALTHY.encode(), source="x.toml"), ComputingLab.topology, "soft")
-    decided = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload={}), faults=())
-    lab, lines, result = ComputingLab(None), [], RunRecord(run_dir=None)
-    lab.heartbeat, lab.state_dir = lambda: None, tmp_path
+    plan = run_plan.plan(experiment, inventory_digest="9f" * 32, version="0")
+    lab, lines = ComputingLab(None), []
+    lab.heartbeat, lab.guard, lab.state_dir = lambda: None, lambda: None, tmp_path
     lab.started_ahead = lambda *_: contextlib.nullcontext()
     with Journal(tmp_path / "journal") as journal:
-        run_module._with_faults(decided, lab, journal, result, lines.append, None, lambda _: None, lambda _: None)
-    assert result.measured.workload.result.outcome == "completed"
+        setting = setting_of(
+            experiment=experiment, plan=plan, ranks=RNICS[:4], lab=lab, journal=journal, run_dir=RunDir(tmp_path),
+            progress=lines.append,
+        )  # fmt: skip
+        run = begin_pass(RunRecord(setting=setting), "measured")
+        run_module._run_pass(run, lambda _: None)
+    assert run.work.result.outcome == "completed"
     (output,) = (line for line in lines if line != "workload is running")
     assert output.startswith("rank 2 (host3:rxe0) computes about ")

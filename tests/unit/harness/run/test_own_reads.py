@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -11,12 +10,12 @@ from unittest.mock import Mock
 import msgspec
 import numpy as np
 import pytest
+from pass_stand_ins import pass_of
 from synthetic_run import T0, changed, soft_topology, synthetic_run
 
 from faultbed.harness.analysis import timeline
 from faultbed.harness.analysis.observe import observe
-from faultbed.harness.run.faults import drive_faults
-from faultbed.harness.run.run_record import RunRecord
+from faultbed.harness.parts.faults import drive_faults
 from faultbed.inject.fault_plan import FaultSpec, plan
 from faultbed.inject.own_reads import _UNENDED_NS, recorded
 from faultbed.inject.prepared_fault import PreparedFault
@@ -58,15 +57,12 @@ def test_prepared_fault_records_its_baseline_use_and_lookup_reads(monkeypatch):
         assert begin_ns <= at_ns <= end_ns
 
 
-def driven(fault, result):
-    drive_faults.drive_all(
-        SimpleNamespace(),
-        [fault],
-        SimpleNamespace(is_over=False),
-        result,
-        SimpleNamespace(stopped=threading.Event(), why_gate_missed=None),
-        lambda _: None,
-    )
+def driven(fault):
+    """Drive a fault in a pass, and return the pass."""
+    run = pass_of(lab=SimpleNamespace())
+    run.injected.ready = [fault]
+    drive_faults.drive_all(run, SimpleNamespace(is_over=False))
+    return run
 
 
 def test_run_loop_records_counter_reads_of_faults_that_could_not_be_armed(monkeypatch):
@@ -76,13 +72,8 @@ def test_run_loop_records_counter_reads_of_faults_that_could_not_be_armed(monkey
     monkeypatch.setattr(drive_faults, "_drive", refuse)
     receipt = Mock(proved=False, doubts=("not now",), unproven=("not now",))
     fault = SimpleNamespace(planned=ONE, reads=[(5, 9)], clear=lambda keep_holder: receipt)
-    result = RunRecord(run_dir=None)
-    with result.telemetry.reading():
-        pass
-    driven(fault, result)
 
-    assert len(result.telemetry.reads) == 2
-    assert result.telemetry.reads[1] == (5, 9)
+    assert driven(fault).readings.reads == [(5, 9)]
 
 
 def test_run_loop_reports_a_fault_whose_clearing_ends_in_an_exception(monkeypatch):
@@ -92,13 +83,12 @@ def test_run_loop_reports_a_fault_whose_clearing_ends_in_an_exception(monkeypatc
         raise RuntimeError("no such key")
 
     monkeypatch.setattr(drive_faults, "_drive", lambda *_: None)
-    result = RunRecord(run_dir=None)
-    driven(SimpleNamespace(planned=ONE, reads=[], clear=broken), result)
+    run = driven(SimpleNamespace(planned=ONE, reads=[], clear=broken))
 
-    assert result.faults.receipts == {}
-    assert len(result.errors) == 1
-    assert "one: not known to be cleared" in result.errors[0]
-    assert "no such key" in result.errors[0]
+    assert run.injected.receipts == {}
+    assert len(run.setting.errors) == 1
+    assert "one: not known to be cleared" in run.setting.errors[0]
+    assert "no such key" in run.setting.errors[0]
 
 
 def test_observe_dip_by_own_counter_reads_does_not_lower_the_noise_floor():

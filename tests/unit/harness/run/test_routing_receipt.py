@@ -10,20 +10,20 @@ import pytest
 from fake_switches import TOPOLOGY, FakeSchemeLease, Switches
 from finished_run import EVIL, finished, parsed
 from msgspec.structs import replace
+from pass_stand_ins import pass_of, setting_of
 from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment import run_plan
 from faultbed.harness.experiment.fabric_file import Fabric
 from faultbed.harness.judge import judge
+from faultbed.harness.live.routing import routing_scheme
+from faultbed.harness.live.routing.routing_probes import query_decisions
+from faultbed.harness.live.routing.scheme_deviations import FaultTime, WorkloadTime, fault_times
 from faultbed.harness.parts.part import Planned
+from faultbed.harness.parts.routing import routing_part
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.report import run_page as report
-from faultbed.harness.run import loop
-from faultbed.harness.run.routing import routing_scheme
-from faultbed.harness.run.routing.routing_probes import query_decisions
-from faultbed.harness.run.routing.scheme_deviations import FaultTime, WorkloadTime, fault_times
-from faultbed.harness.run.run_record import RunRecord, TelemetryRecord
 from faultbed.harness.verdict import RoutingReceipt, Verdict, decode, encode
 from faultbed.inject.evidence.receipt import Armed, Cleared
 from faultbed.inject.fault_plan import FaultSpec, plan_all
@@ -505,66 +505,70 @@ def test_routing_scheme_possibly_left_behind_makes_the_lab_dirty(apply):
     )
 
 
-def counted(folder):
-    """Return a run whose counters were read."""
-    telemetry = TelemetryRecord(before=BEFORE, after=AFTER, counted_s=10.0)
-    return RunRecord(run_dir=RunDir(folder), telemetry=telemetry)
+def passes(lab, folder, journal):
+    """Return a run under the scheme `pinned`: its twin, and its measured pass, whose counters were read."""
+    experiment = SimpleNamespace(fabric=fabric_of("pinned"), workload=None)
+    setting = setting_of(experiment=experiment, lab=lab, journal=journal, run_dir=RunDir(folder), mutations={})
+    twin = pass_of("twin", setting=setting)
+    measured = pass_of(setting=setting)
+    measured.earlier = {"twin": twin}
+    measured.readings.before, measured.readings.after, measured.readings.counted_s = BEFORE, AFTER, 10.0
+    for run in (twin, measured):
+        run.active["routing"] = routing_part.PART.active(run)
+    return twin.active["routing"], measured.active["routing"]
 
 
 @pytest.mark.parametrize("releases", [True, False])
 def test_routing_scheme_that_cannot_be_applied_has_a_receipt(monkeypatch, tmp_path, releases):
     """The receipt is not missing and not the twin's. Leftovers of the failed application make the lab DIRTY."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
-    lab, result = Switches(), RunRecord(run_dir=RunDir(tmp_path))
-    resolved = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")), faults=())
+    lab = Switches()
     with Journal(tmp_path / "journal.jsonl") as journal:
-        with loop._routed(resolved, lab, journal, result, lambda _: None, is_twin=True):
+        twin, measured = passes(lab, tmp_path, journal)
+        with twin.around():
             pass
-        assert result.routing.cleared.ok is True
+        assert twin.sealed().cleared.ok is True
         lab.refuses, lab.releases = True, releases
-        with (
-            pytest.raises(FaultError, match="rule of priority 1000"),
-            loop._routed(resolved, lab, journal, result, lambda _: None),
-        ):
+        with pytest.raises(FaultError, match="rule of priority 1000"), measured.around():
             pytest.fail("no workload runs without its scheme")
-
-    assert result.routing.unproven[0].startswith("not applied: rtsw1: a rule of priority 1000")
-    assert (routing_scheme.not_removed(result.routing) == ()) is releases
+    assert measured.sealed().unproven[0].startswith("not applied: rtsw1: a rule of priority 1000")
+    assert (measured.left() == ()) is releases
 
 
 @pytest.mark.parametrize("obeyed", [True, False])
 def test_routing_scheme_that_did_not_route_the_twin_proves_nothing(monkeypatch, tmp_path, obeyed):
     """The run had its scheme, but its twin was routed otherwise, so they cannot be compared."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
-    lab, result = Switches(), counted(tmp_path)
-    resolved = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")), faults=())
     with Journal(tmp_path / "journal.jsonl") as journal:
-        result.mutate_routing = None if obeyed else "lie"
-        with loop._routed(resolved, lab, journal, result, lambda _: None, is_twin=True):
+        twin, measured = passes(Switches(), tmp_path, journal)
+        mutations = twin._run.setting.mutations
+        mutations.update({} if obeyed else {"routing": "lie"})
+        with twin.around():
             pass
-        result.mutate_routing = None
-        with loop._routed(resolved, lab, journal, result, lambda _: None):
+        mutations.clear()
+        with measured.around():
             pass
-    assert result.routing.armed.ok is True
-    assert result.routing.decisions.wrong == ()
+    receipt = measured.sealed()
+    assert receipt.armed.ok is True
+    assert receipt.decisions.wrong == ()
     if obeyed:
-        assert result.routing.unproven == ()
+        assert receipt.unproven == ()
     else:
-        assert result.routing.unproven[0].startswith("fault-free twin: rtsw1 to 10.77.")
-        assert verdict_of("pinned", result.routing).verdict is Verdict.INCONCLUSIVE
+        assert receipt.unproven[0].startswith("fault-free twin: rtsw1 to 10.77.")
+        assert verdict_of("pinned", receipt).verdict is Verdict.INCONCLUSIVE
 
 
 def test_routing_scheme_removed_while_the_twin_ran_proves_nothing(monkeypatch, tmp_path):
     """The holder stayed alive, and the rules used not to be read at the end of the twin."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
-    lab, result = Switches(), counted(tmp_path)
-    resolved = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")), faults=())
+    lab = Switches()
     with Journal(tmp_path / "journal.jsonl") as journal:
-        with loop._routed(resolved, lab, journal, result, lambda _: None, is_twin=True):
+        twin, measured = passes(lab, tmp_path, journal)
+        with twin.around():
             lab.obeys = None
-        with loop._routed(resolved, lab, journal, result, lambda _: None):
+        with measured.around():
             pass
-    assert result.routing.unproven[0] == (
+    assert measured.sealed().unproven[0] == (
         "fault-free twin: rtsw1: 8 of 8 rules of the scheme missing at the end of the workload"
     )
 

@@ -9,12 +9,13 @@ import guarded_run
 import pytest
 from local_lab import SOFT
 from local_lab import lab_at as soft_lab_at
+from pass_stand_ins import pass_of
 from shared_lab import change, lab_at
 
+from faultbed.harness.parts.passes import Active
 from faultbed.harness.run import loop
 from faultbed.harness.run.conclude import not_recorded
 from faultbed.harness.run.run_record import RunRecord
-from faultbed.harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from faultbed.inject.fault_plan import FaultSpec, plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal, read
@@ -78,14 +79,18 @@ def test_run_ended_by_ctrl_c_compares_the_lab_and_reports_the_result(lab, tmp_pa
     assert dirty.is_marked(tmp_path) == (state == "DOWN")
 
 
+class Left(Active):
+    """A part that says that something of it may still be on the lab."""
+
+    def left(self):
+        return ("routing scheme pinned not removed: its removal was not read back",)
+
+
 def test_run_ended_by_ctrl_c_with_a_routing_scheme_left_is_dirty(lab, tmp_path, monkeypatch):
     """The fingerprint may not show the scheme, but the scheme's receipt says that it was not removed."""
 
-    def with_faults(_decided, _lab, _journal, result, *_):
-        decisions = RoutingDecisions(queried=1, agreed=1)
-        result.routing = RoutingReceipt(
-            scheme="pinned", fidelity="real", armed=SchemeArmed(ok=True), decisions=decisions, cleared=SchemeCleared()
-        )
+    def with_faults(run):
+        run.active["routing"] = Left()
         raise KeyboardInterrupt
 
     with pytest.raises(Interrupted, match="routing scheme pinned not removed") as caught:
@@ -128,11 +133,11 @@ def soft(qemu, tmp_path, monkeypatch):
     return SimpleNamespace(lab=lab, qemu=qemu)
 
 
-def armed(lab, journal, result):
-    """Take a link down, with an injector as in `_with_faults`."""
+def armed(run):
+    """Take a link down, with an injector of the pass."""
     planned = plan(FaultSpec(kind="link.down", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
-    result.faults.injector = Injector(lab, journal)
-    prepared = result.faults.injector.prepare(planned)
+    run.injected.injector = Injector(run.setting.lab, run.setting.journal)
+    prepared = run.injected.injector.prepare(planned)
     assert prepared.arm().ok
     return prepared
 
@@ -149,11 +154,11 @@ def refuse_the_revert(qemu):
 
 
 def test_run_with_a_fault_that_is_not_cleared_is_dirty_whatever_the_fingerprint_shows(soft, tmp_path, monkeypatch):
-    def with_faults(_decided, lab, journal, result, *_):
-        prepared = armed(lab, journal, result)
+    def with_faults(run):
+        prepared = armed(run)
         refuse_the_revert(soft.qemu)
-        with result.faults.injector:
-            result.receipts["x"] = prepared.clear(keep_holder=True)
+        with run.injected.injector:
+            run.injected.receipts["x"] = prepared.clear(keep_holder=True)
 
     result = run(soft.lab, tmp_path, monkeypatch, with_faults)
     assert result.lab_state == "DIRTY"
@@ -162,9 +167,9 @@ def test_run_with_a_fault_that_is_not_cleared_is_dirty_whatever_the_fingerprint_
 
 
 def test_run_ctrl_c_during_a_fault_reports_that_the_fault_is_cleared(soft, tmp_path, monkeypatch):
-    def with_faults(_decided, lab, journal, result, *_):
-        armed(lab, journal, result)
-        with result.faults.injector:
+    def with_faults(run):
+        armed(run)
+        with run.injected.injector:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
@@ -177,10 +182,10 @@ def test_run_with_a_second_ctrl_c_while_it_clears_is_marked_and_claims_nothing(s
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    def with_faults(_decided, lab, journal, result, *_):
-        armed(lab, journal, result)
+    def with_faults(run):
+        armed(run)
         monkeypatch.setattr("faultbed.inject.prepared_fault.PreparedFault._clear", interrupted)
-        with result.faults.injector:
+        with run.injected.injector:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
@@ -197,12 +202,12 @@ def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_pa
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    def with_faults(_decided, lab, journal, result, *_):
+    def with_faults(run):
         planned = plan(FaultSpec(kind="link.down", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
-        result.faults.injector = Injector(lab, journal)
-        result.faults.injector.prepare(planned)
+        run.injected.injector = Injector(run.setting.lab, run.setting.journal)
+        run.injected.injector.prepare(planned)
         monkeypatch.setattr("faultbed.inject.prepared_fault.PreparedFault._clear", interrupted)
-        with result.faults.injector:
+        with run.injected.injector:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
@@ -216,10 +221,12 @@ def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_pa
 @pytest.mark.parametrize(("state", "kind"), [("CLEAN", LabError), ("DIRTY", DirtyLab)])
 def test_run_that_cannot_be_recorded_reports_the_final_state_of_faults_and_lab(tmp_path, state, kind):
     receipt = SimpleNamespace(cleared=SimpleNamespace(ok=True))
-    result = RunRecord(run_dir=None, lab_state=state, lab_diff=() if state == "CLEAN" else ("host1: link be0 is DOWN",))
+    diff = () if state == "CLEAN" else ("host1: link be0 is DOWN",)
+    measured = pass_of()
+    result = RunRecord(setting=measured.setting, passes=[measured], lab_state=state, lab_diff=diff)
     with Journal(tmp_path / "journal") as journal:
-        result.faults.injector = Injector(SimpleNamespace(state_dir=tmp_path), journal)
-    result.faults.injector.receipts = (receipt, receipt)
+        measured.injected.injector = Injector(SimpleNamespace(state_dir=tmp_path), journal)
+    measured.injected.injector.receipts = (receipt, receipt)
     decided = SimpleNamespace(plan=SimpleNamespace(experiment="demo", seed=1))
     error = not_recorded(decided, SimpleNamespace(name="soft"), loop.RunDir(tmp_path), result, FULL)
     assert type(error) is kind

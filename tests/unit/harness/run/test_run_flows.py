@@ -9,9 +9,10 @@ import house
 import pytest
 
 from faultbed.harness.analysis.links import emulation_headroom
-from faultbed.harness.run import bisection_run, emulation_limit
-from faultbed.harness.run.emulation_limit import NotMeasured
-from faultbed.harness.run.workload import run_flows
+from faultbed.harness.live import emulation_limit
+from faultbed.harness.live.emulation_limit import NotMeasured
+from faultbed.harness.live.measured_flows import run_flows
+from faultbed.harness.run import bisection_run
 from faultbed.harness.run.workload_kinds import GRACE_S
 from faultbed.testbed.errors import LabError
 from faultbed.testbed.inventory import lab_inventory

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from judged_runs import plan_of
+from pass_stand_ins import pass_of
 from synthetic_run import soft_topology, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
@@ -20,12 +21,13 @@ from faultbed.harness.experiment.stop import METRICS, Condition
 from faultbed.harness.judge import judge
 from faultbed.harness.ledger.ledger import fold
 from faultbed.harness.ledger.sealed import Sealed
+from faultbed.harness.parts.faults import drive_faults
 from faultbed.harness.parts.part import Planned
+from faultbed.harness.parts.passes import Active, EarlyEnd
+from faultbed.harness.parts.stops.live_values import Live, StopWatcher
 from faultbed.harness.parts.stops.stop_guard import Guard
-from faultbed.harness.run.faults import drive_faults
-from faultbed.harness.run.faults.live_guard import Live, StopWatcher
+from faultbed.harness.run.lease_watch import LeaseWatch
 from faultbed.harness.run.prepare.bind_to_lab import fit
-from faultbed.harness.run.run_record import PassRecord, RunRecord, WorkloadRecord
 from faultbed.harness.verdict import Verdict
 from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired, Receipt
 from faultbed.inject.fault_plan import FaultSpec, plan
@@ -59,10 +61,11 @@ LOST = Condition(metric=METRICS["qp_errors"], bound=2)
 SLOW = Condition(metric=METRICS["goodput_ratio"], bound=0.2, for_ns=5 * S, verdict=Verdict.INCONCLUSIVE)
 
 
-def begun():
-    """Return a run whose workload has just begun."""
-    work = WorkloadRecord(t0_ns=time.monotonic_ns())
-    return RunRecord(run_dir=None, measured=PassRecord(phase="measured", workload=work))
+def begun(faults):
+    """Return a pass whose workload has just begun, with its prepared faults."""
+    run = pass_of(lab=SimpleNamespace(guard=lambda: None, topology=soft_topology()))
+    run.work.t0_ns, run.injected.ready = time.monotonic_ns(), faults
+    return run
 
 
 def test_stop_conditions_are_decoded():
@@ -237,12 +240,12 @@ def test_stop_condition_without_a_time_allows_a_gap_of_a_second():
 
 def test_watching_evaluates_conditions_while_the_reservation_store_is_slow():
     """A store that took 3 s per call left conditions unevaluated, and skipped the health gate before the fault."""
-    live, guard, answered = Live(), Guard([LOST]), threading.Event()
+    live, guard, answered, ending = Live(), Guard([LOST]), threading.Event(), EarlyEnd()
     now_ns = time.monotonic_ns()
     live.begin(start_ns=now_ns - 60 * S, fault_ns=now_ns + int(1.6 * S))
     live.on_event({"event": "qp_error", "time_ns": now_ns - S})
-    with StopWatcher(guard, live, lambda: answered.wait(20)) as watching:
-        assert watching.stopped.wait(10)
+    with LeaseWatch(lambda: answered.wait(20), ending), StopWatcher(guard, live, ending):
+        assert ending.wait(10)
         answered.set()
     assert guard.refused == "1 queue pairs were lost before the first fault"
 
@@ -273,14 +276,13 @@ def test_drive_first_fault_without_a_health_gate_is_not_proven(missed):
         fault.clear = lambda keep_holder: FaultReceipt(**{name: getattr(armed, name) for name in FIELDS})
         fault.reads, fault.is_on = [], False
         faults.append(fault)
-    data = begun()
-    watching = SimpleNamespace(stopped=threading.Event(), why_gate_missed=missed)
-    lab = SimpleNamespace(guard=lambda: None, topology=soft_topology())
-    drive_faults.drive_all(lab, faults, SimpleNamespace(is_over=False), data, watching, lambda _: None)
-    assert data.errors == []
-    first = data.faults.receipts["first"]
+    run = begun(faults)
+    run.active["stops"] = type("Stops", (Active,), {"doubts": lambda _: (missed,) if missed else ()})()
+    drive_faults.drive_all(run, SimpleNamespace(is_over=False))
+    assert run.setting.errors == []
+    first = run.injected.receipts["first"]
     assert first.doubts == first.unproven == ((missed,) if missed else ())
-    assert data.faults.receipts["second"].unproven == ()
+    assert run.injected.receipts["second"].unproven == ()
 
 
 def test_stop_condition_that_held_is_reported_with_time_and_value():
@@ -382,11 +384,12 @@ def test_watching_stops_when_all_ranks_are_silent():
     now_ns = time.monotonic_ns()
     live.begin(start_ns=now_ns - 60 * S, fault_ns=now_ns - 30 * S)
     live.on_event({**sample(now_ns - 10 * S, 1), "time_ns": now_ns - 9 * S})
-    guard = Guard([LOST])
-    with StopWatcher(guard, live, lambda: None) as watching:
-        assert watching.stopped.wait(30)
+    guard, ending = Guard([LOST]), EarlyEnd()
+    with StopWatcher(guard, live, ending):
+        assert ending.wait(30)
     assert guard.missing is not None
-    assert watching.error is None
+    assert ending.reason == "stopped: no more data of qp_errors, which a stop condition needs"
+    assert ending.error is None
 
 
 def before_fault(sizes, *, now_s=19, events=(), **more):
@@ -439,11 +442,11 @@ def test_watching_unhealthy_start_arms_nothing_and_is_inconclusive():
     live, guard = Live(), Guard([])
     now_ns = time.monotonic_ns()
     live.begin(start_ns=now_ns - 60 * S, fault_ns=now_ns + int(1.2 * S))
-    watching = StopWatcher(guard, live, lambda: None)
-    watching.check_conditions()
-    assert watching.stopped.is_set()
+    ending = EarlyEnd()
+    StopWatcher(guard, live, ending).check_conditions()
+    assert ending.is_requested
     fault = Fault()
-    drive(fault, watching.stopped)
+    drive(fault, ending)
     assert fault.calls == []
     verdict, (healthy,) = judged(guard)
     assert verdict is Verdict.INCONCLUSIVE
@@ -496,9 +499,11 @@ def test_watching_evaluates_conditions_by_itself_and_stops():
     live = Live()
     for _ in range(3):
         live.on_event({"event": "qp_error"})
-    with StopWatcher(Guard([LOST]), live, lambda: None) as watching:
-        assert watching.stopped.wait(10)
-    assert watching.error is None
+    ending = EarlyEnd()
+    with StopWatcher(Guard([LOST]), live, ending):
+        assert ending.wait(10)
+    assert ending.reason == "stopped: qp_errors was 3, bound 2"
+    assert ending.error is None
 
 
 def test_watching_stops_when_the_reservation_is_lost():
@@ -507,10 +512,10 @@ def test_watching_stops_when_the_reservation_is_lost():
     def lost():
         raise LabError("soft is reserved by another user")
 
-    watching = StopWatcher(Guard([]), Live(), lost)
-    watching.check_lease()
-    assert watching.stopped.is_set()
-    assert "another user" in str(watching.error)
+    ending = EarlyEnd()
+    LeaseWatch(lost, ending).check()
+    assert ending.is_requested
+    assert "another user" in ending.error
 
 
 class Fault:
@@ -518,8 +523,8 @@ class Fault:
 
     planned = SimpleNamespace(kind="link.down", target=SimpleNamespace(text="rtsw1:ctsw1"), at_s=0.0, for_s=3600.0)
 
-    def __init__(self, stopped=None):
-        self.calls, self.stopped, self.reason = [], stopped, None
+    def __init__(self, ending=None):
+        self.calls, self.ending, self.reason = [], ending, None
 
     def cancel(self, reason):
         self.reason = reason
@@ -529,31 +534,30 @@ class Fault:
 
     def arm(self, *, at_ns, cancel_reason):
         self.calls.append("arm")
-        if self.stopped is not None:
+        if self.ending is not None:
             assert not cancel_reason()
-            self.stopped.set()
+            self.ending.request("stopped")
             assert cancel_reason()
 
 
-def drive(fault, stopped, *, running=None, at_ns=None):
-    lab = SimpleNamespace(guard=lambda: None, topology=soft_topology())
-    running = running or SimpleNamespace(is_over=False)
-    at_ns = time.monotonic_ns() if at_ns is None else at_ns
-    drive_faults._drive(lab, fault, [fault], at_ns, running, stopped, lambda _: None)
+def drive(fault, ending, *, running=None, at_ns=None):
+    run = begun([fault])
+    run.ending, run.work.t0_ns = ending, run.work.t0_ns if at_ns is None else at_ns
+    drive_faults._drive(run, fault, running or SimpleNamespace(is_over=False))
 
 
 def test_drive_ends_a_window_when_the_run_stops():
     """An hour's window ends at once; the caller clears the fault."""
-    stopped = threading.Event()
-    fault = Fault(stopped)
-    drive(fault, stopped)
+    ending = EarlyEnd()
+    fault = Fault(ending)
+    drive(fault, ending)
     assert fault.calls == ["baseline", "arm"]
 
 
 def test_drive_arms_nothing_when_the_run_has_stopped():
-    stopped, fault = threading.Event(), Fault()
-    stopped.set()
-    drive(fault, stopped)
+    ending, fault = EarlyEnd(), Fault()
+    ending.request("stopped")
+    drive(fault, ending)
     assert fault.calls == []
     assert fault.reason == "the run was stopped"
 
@@ -562,7 +566,7 @@ def test_drive_workload_over_before_the_fault_is_due_arms_nothing():
     """The fault used to be armed a minute early and cleared at once: active for no time, and still proven."""
     fault, now_ns = Fault(), time.monotonic_ns()
     running = SimpleNamespace(is_over=True, ended_ns=now_ns)
-    drive(fault, threading.Event(), running=running, at_ns=now_ns + 60 * S)
+    drive(fault, EarlyEnd(), running=running, at_ns=now_ns + 60 * S)
     assert fault.calls == []
     assert fault.reason == "the workload ended 60.0 s before the fault was due"
 
@@ -574,7 +578,7 @@ def test_drive_workload_over_during_the_baseline_arms_nothing():
         running.is_over, running.ended_ns = True, time.monotonic_ns()
 
     fault.baseline = baseline
-    drive(fault, threading.Event(), running=running)
+    drive(fault, EarlyEnd(), running=running)
     assert fault.calls == []
     assert "could not be armed by then" in fault.reason
 
@@ -589,7 +593,7 @@ def test_drive_drops_a_fault_whose_workload_ends_before_its_time():
         lines.append(cancel_reason())
 
     fault.arm = arm
-    drive(fault, threading.Event(), running=running)
+    drive(fault, EarlyEnd(), running=running)
     assert lines == ["the workload ended 2.0 s before the fault was due"]
 
 
@@ -625,11 +629,9 @@ def hung_twice(again_s):
     """Drive two faults at one place; return them."""
     target = {"stopped": False}
     faults = [Hang(target, at_s=0.5), Hang(target, at_s=again_s)]
-    lab = SimpleNamespace(guard=lambda: None, topology=soft_topology())
-    data = begun()
-    watching = SimpleNamespace(stopped=threading.Event(), why_gate_missed=None)
-    drive_faults.drive_all(lab, faults, SimpleNamespace(is_over=False), data, watching, lambda _: None)
-    assert data.errors == []
+    run = begun(faults)
+    drive_faults.drive_all(run, SimpleNamespace(is_over=False))
+    assert run.setting.errors == []
     return faults
 
 
@@ -652,15 +654,15 @@ def test_refusal_of_a_target_without_an_earlier_fault_keeps_its_advice():
     fault = Hang({"stopped": True}, at_s=0.0)
     fault.planned = replace(fault.planned, at_s=0.0)
     with pytest.raises(FaultError, match="heal"):
-        drive(fault, threading.Event())
+        drive(fault, EarlyEnd())
     assert fault.reason is None
 
 
 def test_drive_arms_nothing_if_the_run_stopped_during_the_baseline():
     """On a busy machine the baseline takes a while, and a stop condition may hold before it ends."""
-    stopped, fault = threading.Event(), Fault()
-    fault.baseline = stopped.set
-    drive(fault, stopped)
+    ending, fault = EarlyEnd(), Fault()
+    fault.baseline = lambda: ending.request("stopped")
+    drive(fault, ending)
     assert fault.calls == []
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from synthetic_run import soft_topology
 
-from faultbed.harness.run.faults import use_by_workloads
+from faultbed.harness.live import use_by_workloads
 from faultbed.testbed.errors import LabError
 
 SOFT = soft_topology()

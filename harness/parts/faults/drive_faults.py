@@ -1,33 +1,29 @@
-"""Prepare the faults of a run, arm and clear each at its time, and end the workload where a stop condition held."""
+"""Prepare the faults of a run, and arm and clear each at its time."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from faultbed.harness.run import ends
-from faultbed.harness.run.faults.live_guard import StopWatcher
-from faultbed.harness.run.run_record import RunRecord
+from faultbed.harness.error_words import describe
+from faultbed.harness.parts.passes import EarlyEnd, Pass
 from faultbed.inject.evidence.receipt import FaultReceipt
 from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.injector import Injector
-from faultbed.inject.journal import Journal
 from faultbed.inject.policy.conflicts import both_claim
 from faultbed.inject.policy.overlap import REMOVAL_S, TAIL_S
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import FaultbedError, FaultError
-from faultbed.testbed.lab import Lab
 from faultbed.testbed.model.topology import Topology
 from faultbed.traffic.engine.running_traffic import Running
 
-__all__ = ["LEAD_S", "drive_all", "end_early", "prepare_all"]
+__all__ = ["LEAD_S", "drive_all", "prepare_all"]
 
-Progress = Callable[[str], None]
 LEAD_S = 4.0
 """Seconds before a fault when its target is inspected, its baseline is read and its holder receives the time."""
 
@@ -53,44 +49,13 @@ def prepare_all(injector: Injector, faults: Sequence[PlannedFault]) -> list[Prep
     return [ready[planned.id] for planned in faults]
 
 
-def end_early(
-    watching: StopWatcher, running: Running[Any], journal: Journal, record: RunRecord, progress: Progress
-) -> None:
-    """Stop the workload if the live guard has stopped the run, and report why; does nothing otherwise.
-
-    All faults must be cleared.
-    """
-    if not watching.stopped.is_set():
-        return
-    stops = record.stops
-    if stops.held is not None:
-        condition = stops.held.condition
-        reason = f"stopped: {condition.metric.name} was {stops.held.value:g}, bound {condition.bound:g}"
-    elif stops.missing is not None:
-        reason = f"stopped: no more data of {stops.missing.condition.metric.name}, which a stop condition needs"
-    elif stops.refused is not None:
-        reason = f"no fault was armed: {stops.refused}"
-    else:
-        reason = f"stopped: {watching.error}"
-        record.errors.append(str(watching.error))
-    journal.note("stop", said=reason)
-    progress(reason)
-    running.stop()
-
-
-def drive_all(
-    lab: Lab,
-    ready: Sequence[PreparedFault],
-    running: Running[Any],
-    record: RunRecord,
-    watching: StopWatcher,
-    progress: Progress,
-) -> None:
-    """Arm and clear each fault at its time, on its own thread: faults may overlap.
+def drive_all(run: Pass, running: Running[Any]) -> None:
+    """Arm and clear each fault at its time while the workload runs, on its own thread: faults may overlap.
 
     An error of a thread becomes an error of the run. If the workload's health before the first fault was not checked,
     the receipt of that fault says so.
     """
+    record, ready, errors = run.injected, run.injected.ready, run.setting.errors
 
     def drive_to_end(prepared: PreparedFault) -> None:
         planned = prepared.planned
@@ -98,36 +63,28 @@ def drive_all(
         try:
             with contextlib.suppress(FaultbedError):
                 # If a fault cannot be armed, its receipt says so, and the judge decides: not an error of the harness.
-                _drive(lab, prepared, ready, record.measured.workload.t0_ns, running, watching.stopped, progress)
+                _drive(run, prepared, running)
         except Exception as error:  # noqa: BLE001 (the fault must not stay until the workload ends)
-            record.errors.append(f"{name}: {ends.describe(error)}")
+            errors.append(f"{name}: {describe(error)}")
         try:
-            record.faults.receipts[name] = prepared.clear(keep_holder=True)
+            record.receipts[name] = prepared.clear(keep_holder=True)
         except Exception as error:  # noqa: BLE001 (a thread's exception would be lost: the run would miss a receipt)
-            record.errors.append(f"{name}: not known to be cleared: {ends.describe(error)}")
+            errors.append(f"{name}: not known to be cleared: {describe(error)}")
             return
-        receipt = record.faults.receipts[name]
-        if prepared is first and receipt.armed.ok and (why := watching.why_gate_missed):
-            record.faults.receipts[name] = msgspec.structs.replace(receipt, doubts=(*receipt.doubts, why))
-        record.telemetry.reads += prepared.reads
-        progress(f"{planned.kind} on {planned.target.text}: {_brief(record.faults.receipts[name])}")
+        receipt = record.receipts[name]
+        if prepared is first and receipt.armed.ok and (doubts := run.doubts()):
+            record.receipts[name] = msgspec.structs.replace(receipt, doubts=(*receipt.doubts, *doubts))
+        run.readings.reads += prepared.reads
+        run.progress(f"{planned.kind} on {planned.target.text}: {_brief(record.receipts[name])}")
 
     first = min(ready, key=lambda prepared: prepared.planned.at_s)
     _all_threads([threading.Thread(target=drive_to_end, args=(prepared,)) for prepared in ready])
-    record.faults.planned = tuple(prepared.planned for prepared in ready)
+    record.planned = tuple(prepared.planned for prepared in ready)
 
 
-def _drive(
-    lab: Lab,
-    prepared: PreparedFault,
-    ready: Sequence[PreparedFault],
-    t0_ns: int,
-    running: Running[Any],
-    stopped: threading.Event,
-    progress: Progress,
-) -> None:
-    planned = prepared.planned
-    at_ns = t0_ns + round(planned.at_s * 1e9)
+def _drive(run: Pass, prepared: PreparedFault, running: Running[Any]) -> None:
+    planned, lab = prepared.planned, run.setting.lab
+    at_ns = run.work.t0_ns + round(planned.at_s * 1e9)
 
     def cancel_reason() -> str | None:
         if running.is_over:
@@ -135,11 +92,11 @@ def _drive(
             if early_s < 0:
                 return f"it was due {-early_s:.1f} s before the workload ended, and could not be armed by then"
             return f"the workload ended {early_s:.1f} s before the fault was due"
-        return "the run was stopped" if stopped.is_set() else None
+        return "the run was stopped" if run.ending.is_requested else None
 
-    _wait_until(at_ns - int(LEAD_S * 1e9), running, stopped)
+    _wait_until(at_ns - int(LEAD_S * 1e9), running, run.ending)
     if not (reason := cancel_reason()):
-        earlier = [other for other in ready if other is not prepared and other.is_on]
+        earlier = [other for other in run.injected.ready if other is not prepared and other.is_on]
         try:
             prepared.baseline()
         except FaultError:
@@ -151,11 +108,11 @@ def _drive(
             reason = cancel_reason()
     if reason:
         prepared.cancel(reason)
-        progress(f"{planned.kind} on {planned.target.text}: not armed, {reason}")
+        run.progress(f"{planned.kind} on {planned.target.text}: not armed, {reason}")
         return
     prepared.arm(at_ns=max(at_ns, time.monotonic_ns()), cancel_reason=cancel_reason)
-    progress(f"{planned.kind} on {planned.target.text}: armed")
-    _wait_until(max(at_ns, time.monotonic_ns()) + round(planned.for_s * 1e9), running, stopped)
+    run.progress(f"{planned.kind} on {planned.target.text}: armed")
+    _wait_until(max(at_ns, time.monotonic_ns()) + round(planned.for_s * 1e9), running, run.ending)
 
 
 def _why_not_inspected(planned: PlannedFault, on: Sequence[PlannedFault], topology: Topology) -> str | None:
@@ -174,10 +131,10 @@ def _why_not_inspected(planned: PlannedFault, on: Sequence[PlannedFault], topolo
     return None
 
 
-def _wait_until(time_ns: int, running: Running[Any], stopped: threading.Event) -> None:
-    """Wait until a controller time, or until the run is stopped or the workload has ended."""
+def _wait_until(time_ns: int, running: Running[Any], ending: EarlyEnd) -> None:
+    """Wait until a controller time, or until the pass is to end or the workload has ended."""
     while (left_ns := time_ns - time.monotonic_ns()) > 0:
-        if running.is_over or stopped.wait(min(left_ns / 1e9, 0.2)):
+        if running.is_over or ending.wait(min(left_ns / 1e9, 0.2)):
             return
 
 

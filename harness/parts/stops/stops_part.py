@@ -9,6 +9,7 @@ from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.parts.part import Part, Planned, Row, View
 from faultbed.harness.parts.stops.stop_evidence import StopsEvidence, Watched
+from faultbed.harness.parts.stops.stops_pass import active_of
 from faultbed.harness.verdict import Verdict
 
 __all__ = ["PART"]
@@ -104,4 +105,4 @@ def _lasting(condition: Condition) -> str:
     return f" for {condition.for_ns / 1e9:g} s" if condition.for_ns else ""
 
 
-PART = Part(name="stops", claims=_claims, found=_found, row=_row, evidence=StopsEvidence)
+PART = Part(name="stops", claims=_claims, found=_found, row=_row, evidence=StopsEvidence, active=active_of)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Literal
 
 from faultbed.harness.experiment.fabric_file import Fabric
-from faultbed.harness.run.routing.routing_probes import installed_rules
+from faultbed.harness.live.routing.routing_probes import installed_rules
 from faultbed.harness.verdict import FlowPlacement, FlowPlacements
 from faultbed.inject.journal import Journal
 from faultbed.inject.routing.scheme_lease import LEASE_TTL_S, SchemeLease

@@ -1,7 +1,7 @@
-"""Live state of a run, and the guard that compares it with stop conditions and checks the lab's lease.
+"""Live state of a run, and the watcher that compares it with stop conditions.
 
-with StopWatcher(guard, live, lab.guard) as watching:
-    ...                                 # faults are armed and cleared; `watching.stopped`: clear them at once
+with StopWatcher(guard, live, run.ending):
+    ...                                 # faults are armed and cleared, at once if the end of the pass is requested
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Self
 import numpy as np
 
 from faultbed.harness.analysis import timeline
+from faultbed.harness.parts.passes import EarlyEnd
 from faultbed.harness.parts.stops.stop_guard import Guard
 from faultbed.harness.record import kernel_log
-from faultbed.testbed.errors import FaultbedError
 from faultbed.testbed.observe.telemetry import Change
 from faultbed.traffic.engine.run_results import Standstill
 from faultbed.traffic.engine.samples import BIN_NS
@@ -26,7 +26,7 @@ from faultbed.traffic.engine.samples import BIN_NS
 __all__ = ["CHECK_INTERVAL_S", "Live", "StopWatcher"]
 
 CHECK_INTERVAL_S = 0.5
-"""Interval at which stop conditions and reservation are checked."""
+"""Interval at which stop conditions are checked."""
 LAG_NS = 1_000_000_000
 """Samples of traffic arrive twice a second, so all samples older than this have arrived."""
 WINDOW_NS = 1_000_000_000
@@ -44,7 +44,7 @@ class Live:
 
     `heard_ns` returns, by machine, the time of its latest message (controller ns); None: without telemetry.
     `without_log` returns the machines whose kernel's log is not followed.
-    `slow_ranks` returns how many ranks are slow now (`faultbed.harness.run.online`); None: without detection.
+    `slow_ranks` returns how many ranks are slow now; None: without detection.
     `is_over` returns whether the workload has ended. `standstills` returns when hosts stood still, and `reads` when the
     harness read counters, up to now. `needs_baseline`: the experiment bounds a metric that is compared with the
     fault-free start.
@@ -53,7 +53,7 @@ class Live:
     def __init__(self) -> None:
         self.heard_ns: Callable[[], Mapping[str, int]] | None = None
         self.without_log: Callable[[], Sequence[str]] = tuple
-        self.slow_ranks: Callable[[], int | None] | None = None
+        self.slow_ranks: Callable[[], float | None] | None = None
         self.is_over: Callable[[], bool] = lambda: False
         self.standstills: Callable[[], Sequence[Standstill]] = tuple
         self.reads: Callable[[], Sequence[tuple[int, int]]] = tuple
@@ -211,68 +211,50 @@ def _unsteady(start: timeline.Goodput, iteration_ns: int, reads: Sequence[tuple[
 
 
 class StopWatcher:
-    """Checks stop conditions and reservation twice a second, each on a thread of its own, until its `with` block ends.
+    """Evaluates stop conditions twice a second, on a thread of its own, until its `with` block ends.
 
-    A reservation store may take seconds to answer, for which the stop conditions must not wait.
-
-    `stopped` is set when a stop condition holds or has no data, or when the workload is not healthy before the first
-    fault (`Guard` has the reason). It is also set when the reservation is lost; then `error` has the reason.
+    It requests the end of the pass when a stop condition holds or has no data, and when the workload is not healthy
+    before the first fault. `Guard` has the reason, too.
     """
 
-    def __init__(self, guard: Guard, live: Live, verify_lease: Callable[[], None]) -> None:
-        self.stopped = threading.Event()
-        self.error: FaultbedError | None = None
-        self._guard, self._live, self._verify_lease = guard, live, verify_lease
+    def __init__(self, guard: Guard, live: Live, ending: EarlyEnd) -> None:
+        self._guard, self._live, self._ending = guard, live, ending
         self._done = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._repeat, args=(check,), name=name, daemon=True)
-            for name, check in (("stop conditions", self.check_conditions), ("reservation", self.check_lease))
-        ]
+        self._thread = threading.Thread(target=self._repeat, name="stop conditions", daemon=True)
 
-    @property
-    def why_gate_missed(self) -> str | None:
-        """Why the workload's health before the first fault is unknown; None: it was checked."""
-        return self._live.why_gate_missed()
-
-    def _repeat(self, check: Callable[[], None]) -> None:
-        while not self._done.wait(CHECK_INTERVAL_S) and not self.stopped.is_set():
+    def _repeat(self) -> None:
+        while not self._done.wait(CHECK_INTERVAL_S) and not self._ending.is_requested:
             try:
-                check()
+                self.check_conditions()
             except Exception as error:  # noqa: BLE001  # a defect of ours must not leave faults unguarded
-                self.error = FaultbedError(f"stop conditions could not be evaluated: {type(error).__name__}: {error}")
-                self.stopped.set()
+                problem = f"stop conditions could not be evaluated: {type(error).__name__}: {error}"
+                self._ending.request(f"stopped: {problem}", error=problem)
 
     def check_conditions(self) -> None:
         """Evaluate the stop conditions once, and the workload's health if the first fault is near."""
-        now_ns = time.monotonic_ns()
-        held = self._guard.evaluate(now_ns, self._live.values(now_ns), due=self._live.due(now_ns))
-        if held is None and self._guard.missing is None:
-            self._guard.refused = self._live.unhealthy(now_ns)
-        if held is not None or self._guard.missing is not None or self._guard.refused is not None:
-            self.stopped.set()
-
-    def check_lease(self) -> None:
-        """Check the reservation once."""
-        try:
-            self._verify_lease()
-        except FaultbedError as error:
-            self.error = error
-            self.stopped.set()
+        guard, now_ns = self._guard, time.monotonic_ns()
+        held = guard.evaluate(now_ns, self._live.values(now_ns), due=self._live.due(now_ns))
+        if held is None and guard.missing is None:
+            guard.refused = self._live.unhealthy(now_ns)
+        if held is not None:
+            condition = held.condition
+            self._ending.request(f"stopped: {condition.metric.name} was {held.value:g}, bound {condition.bound:g}")
+        elif guard.missing is not None:
+            metric = guard.missing.condition.metric.name
+            self._ending.request(f"stopped: no more data of {metric}, which a stop condition needs")
+        elif guard.refused is not None:
+            self._ending.request(f"no fault was armed: {guard.refused}")
 
     def __enter__(self) -> Self:
         self._guard.expect(self._live.expected_ns())
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ended_ns, was_stopped = time.monotonic_ns(), self.stopped.is_set()
+        ended_ns, was_ended = time.monotonic_ns(), self._ending.is_requested
         self._done.set()
-        if error is not None:
-            self.stopped.set()  # Ctrl-C: faults are cleared now, not when the workload has been ended
-        for thread in self._threads:
-            thread.join(10.0)
-        if not was_stopped:  # otherwise the faults ended, and with them the time to be covered, when it was set
+        self._thread.join(10.0)
+        if not was_ended:  # otherwise the faults ended, and with them the time to be covered, when it was requested
             self._guard.end(ended_ns)

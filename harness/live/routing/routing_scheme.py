@@ -1,7 +1,7 @@
 """Apply a run's routing scheme, verify it and remove it.
 
 The scheme is applied after the initial fingerprint of the lab and removed before the final one: what remains of it
-makes the lab DIRTY. `faultbed.harness.run.routing.routing_probes` compares it with what the switches' kernels decide.
+makes the lab DIRTY. `faultbed.harness.live.routing.routing_probes` compares it with what the switches' kernels decide.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 import msgspec
 
 from faultbed.harness.experiment.fabric_file import Fabric
-from faultbed.harness.run.routing.flow_controller import FlowController
-from faultbed.harness.run.routing.routing_probes import (
+from faultbed.harness.live.routing.flow_controller import FlowController
+from faultbed.harness.live.routing.routing_probes import (
     changed_marks,
     missing_rules,
     query_decisions,
     wrong_marks,
     wrong_routes,
 )
-from faultbed.harness.run.routing.scheme_deviations import WorkloadTime, deviations_of, why_not_as_installed
+from faultbed.harness.live.routing.scheme_deviations import WorkloadTime, deviations_of, why_not_as_installed
 from faultbed.harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared, SchemeDeviation
 from faultbed.inject.injector import Mutation
 from faultbed.inject.journal import Journal

@@ -1,10 +1,10 @@
-"""Capacity of a soft lab's emulation, compared with the load that its shaped links allow.
+"""Capacity of a soft lab's emulation, which a run compares with the load that the lab's shaped links allow.
 
 A soft lab enforces its links' rates with shapers. If the sum of these rates exceeds what the machine can forward, a
 run measures the machine. Its capacity is measured once for each lab and machine: the shapers are deleted, every RNIC
 sends for some seconds, and the lab returns to its snapshot. A recorded capacity is worth as much as the machine is now:
 it is scaled by the speed of all CPUs, measured before each run, over their speed when it was recorded. A run whose
-RNICs may send more than half of the capacity is INCONCLUSIVE (`faultbed.harness.judge`).
+RNICs may send more than half of the capacity is INCONCLUSIVE (`faultbed.harness.analysis.links.emulation_headroom`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,22 +21,18 @@ from typing import Any
 import msgspec
 
 from faultbed.harness.analysis.links.emulation_headroom import exceeds_headroom
-from faultbed.harness.experiment.workload_file import Workload
-from faultbed.harness.run.workload import run_flows
-from faultbed.harness.run.workload_kinds import kind_of
+from faultbed.harness.live.measured_flows import run_flows
 from faultbed.testbed.backends.soft.lab_state import read_state
 from faultbed.testbed.directories import lab_dir
 from faultbed.testbed.errors import LabError
-from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.lab import Lab
-from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.observe.cpu_speed import hash_rate
 from faultbed.testbed.tenancy import durable
 from faultbed.traffic.engine.task_specs import QpParams
 from faultbed.traffic.flows.flow_run import FlowSpec
 from faultbed.traffic.flows.matrix import pairs
 
-__all__ = ["FILE", "Capacity", "NotMeasured", "capacity_of", "link_limit_bps", "measure", "offered_load_bps"]
+__all__ = ["FILE", "Capacity", "NotMeasured", "capacity_of", "measure"]
 
 FILE = "emulation.json"
 _SECONDS = 8.0
@@ -65,36 +61,6 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     flows: int
     carried_bps: float
     hash_rate: float
-
-
-def link_limit_bps(sources: Iterable[str], sinks: Iterable[str], topology: Topology, rate_scale: float) -> float | None:
-    """Return the smaller of two sums: the rates of all sending RNICs' links, and of all receiving RNICs' links. Pure.
-
-    None: one of these links has no rate.
-    """
-    sums = []
-    for rnics in (set(sources), set(sinks)):
-        links = [topology.rnic_link(*rnic.split(":")) for rnic in sorted(rnics)]
-        speeds = [link.a.speed_gbps for link in links]
-        if not speeds or None in speeds:
-            return None
-        sums.append(sum(speed or 0.0 for speed in speeds) * 1e9 / rate_scale)
-    return min(sums)
-
-
-def offered_load_bps(workload: Workload, inventory: Inventory, bystander: FlowSpec | None = None) -> float | None:
-    """Return how much a workload and its bystander may send at the link rates of a soft lab. Pure.
-
-    The workload is bound to the lab (`bind_to_lab.fit`). None: the lab has no rates, so nothing limits it.
-    """
-    if inventory.rate_scale is None or not inventory.shapes:
-        return None
-    sources, sinks, paced_bps = kind_of(workload).senders_and_receivers(workload)
-    if bystander is not None:
-        sources, sinks = (*sources, bystander.src), (*sinks, bystander.dst)
-        paced_bps = paced_bps + bystander.rate_bps if paced_bps and bystander.rate_bps else 0.0
-    limit_bps = link_limit_bps(sources, sinks, inventory.topology, inventory.rate_scale)
-    return min(limit_bps, paced_bps) if limit_bps is not None and paced_bps else limit_bps
 
 
 def capacity_of(lab: Lab, offered_bps: float, to_snapshot: Callable[[], None], progress: Progress) -> Capacity:

@@ -1,0 +1,1 @@
+"""The load that a workload may offer, and the capacity of a soft lab's emulation."""

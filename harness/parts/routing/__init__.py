@@ -1,0 +1,1 @@
+"""The routing scheme that the switches have in every pass."""

@@ -1,0 +1,1 @@
+"""Slow ranks, found while the job runs."""

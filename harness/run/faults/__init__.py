@@ -1,1 +1,0 @@
-"""Faults of a run: prepared, armed and cleared at their times, and ended early by the live guard."""
