@@ -17,8 +17,8 @@ from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_ses
 from faultbed.harness.cli.experiments.histories import PAIR, show_comparison
 from faultbed.harness.cli.experiments.offending import drained_hosts
 from faultbed.harness.cli.lab.bringing_up import brought_up, down_option, no_up_option
+from faultbed.harness.cli.options.experiment_seed import SEED
 from faultbed.harness.cli.options.names import experiment_argument
-from faultbed.harness.cli.options.numbers import SEED
 from faultbed.harness.cli.options.sharding import shard_option, workers_options
 from faultbed.harness.confidence import Interval
 from faultbed.harness.experiment import experiment_file as experiment_module

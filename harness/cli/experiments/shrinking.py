@@ -11,8 +11,8 @@ from rich.text import Text
 
 from faultbed.harness.check_places import Place, places
 from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.options.experiment_seed import SEED
 from faultbed.harness.cli.options.names import experiment_argument
-from faultbed.harness.cli.options.numbers import SEED
 from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.run import loop as run_module

@@ -10,8 +10,8 @@ import msgspec
 from rich.text import Text
 
 from faultbed.harness.cli.context import COLOURS, Session, json_option, pass_session, styled
+from faultbed.harness.cli.options.experiment_seed import SEED
 from faultbed.harness.cli.options.names import experiment_argument
-from faultbed.harness.cli.options.numbers import SEED
 from faultbed.harness.cli.options.sharding import shard_option, workers_options
 from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment.parameters import parse

@@ -7,14 +7,10 @@ from typing import Any
 import click
 
 from faultbed.harness.cli.options.parsed import parsed
-from faultbed.harness.experiment.experiment_file import MOST_SEED
 from faultbed.testbed.finite import what_is_wrong
 from faultbed.testbed.units import parse_duration_ns
 
-__all__ = ["SEED", "FiniteRange", "parse_duration"]
-
-SEED = click.IntRange(0, MOST_SEED)
-"""Type of an experiment's seed."""
+__all__ = ["FiniteRange", "parse_duration"]
 
 
 class FiniteRange(click.FloatRange):

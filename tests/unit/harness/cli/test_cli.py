@@ -376,6 +376,16 @@ def test_cli_bisection_and_others_load_neither_run_nor_inject():
     assert not {"faultbed.harness.cli.experiments.runs", "faultbed.harness.cli.experiments.faults"} & set(loaded)
 
 
+@pytest.mark.process
+def test_cli_inject_loads_neither_experiments_nor_workloads():
+    """The type of the option `--seed` of `run` once made `inject` import every section of an experiment file."""
+    code = "import sys, faultbed.harness.cli.experiments.faults; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "faultbed.inject.injector" in loaded
+    prefixes = ("faultbed.harness.experiment.", "faultbed.traffic.workloads", "faultbed.traffic.schedules", "scipy")
+    assert not [name for name in loaded if name.startswith(prefixes)]
+
+
 def test_cli_command_names_its_missing_package():
     group = Commands(sections={"Lab": {"faultbed.harness.cli.no_such_module": "up"}})
     with pytest.raises(FaultbedError, match=r"no_such_module'; run `make setup` to install what is missing"):
