@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -204,13 +204,35 @@ class Lab:
         self.ensure_code(name)
         return self.node(name).open([*self.python(module), *words])
 
-    def _fork(self, name: str, module: str, *words: str) -> Channel | None:
+    def open_in_unit(
+        self, name: str, module: str, *, unit: Sequence[str], by_interpreter: Callable[[Sequence[str]], Sequence[str]]
+    ) -> Channel:
+        """Start a node-side module as the main process of a transient unit on the machine behind a node.
+
+        Args:
+            name: the node.
+            module: name of the module.
+            unit: `systemd-run` with the unit's name and properties.
+            by_interpreter: returns the whole command for a machine without a warm parent, from that of the module.
+
+        Raises:
+            Unreachable: the machine does not answer.
+            LabError: the node code cannot be installed there.
+        """
+        machine = self.carrier(name)
+        forked = self._fork(machine.name, module, unit=unit)
+        if forked is not None:
+            return forked
+        self.ensure_code(name)
+        return machine.open(by_interpreter(self.python(module)))
+
+    def _fork(self, name: str, module: str, *words: str, unit: Sequence[str] = ()) -> Channel | None:
         """Start a module by the machine's warm parent; None: it has none, or did not answer."""
         with self._lock:
             is_cold = name in self._cold
         if is_cold or not self._may_be_warm(name):
             return None
-        channel = warm_start.start_program(self._connections[name], [module, *words])
+        channel = warm_start.start_program(self._connections[name], [module, *words], unit=unit)
         if channel is None:
             with self._lock:
                 self._cold.add(name)

@@ -1,9 +1,9 @@
 """How the injector reaches a holder: a transient unit on the target, or a guarded process beside QEMU.
 
 Both are a `faultbed.testbed.remote.remote_node.Channel`, and both have a supervisor that reverts when the holder dies
-or
-stops: PID 1 through `ExecStopPost` and `WatchdogSec` (systemd.service(5)), `faultbed.inject.node.guardian` through a
-    pipe.
+or stops: PID 1 through `ExecStopPost` and `WatchdogSec` (systemd.service(5)), `faultbed.inject.node.guardian` through
+a pipe. A unit's holder is forked by the machine's warm parent if it has one, and becomes the main process of its unit
+before it serves requests (`faultbed.testbed.node.warm.own_unit`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,7 @@ __all__ = [
     "revert_dir",
     "revert_file",
     "unit_command",
+    "unit_of",
 ]
 
 MODULE = "faultbed.inject.node.holder"
@@ -59,7 +60,7 @@ START_S = 60.0
 # Time that a busy machine may let pass between a holder's heartbeat (at most twice a second) and its command to QEMU.
 _TURN_S = 1.5
 UNIT_PREFIX = "faultbed-fault-"
-SYSTEMD_RUN = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect")
+SYSTEMD_RUN = ("systemd-run", "--quiet", "--collect")
 
 
 def open_holder(lab: Lab, planned: Leased, *, instance: str, ttl_s: float) -> Channel:
@@ -74,9 +75,12 @@ def open_holder(lab: Lab, planned: Leased, *, instance: str, ttl_s: float) -> Ch
     """
     if planned.place.local:
         return LocalChannel(instance, revert_file(lab, instance), watchdog_s=patience_s(ttl_s))
-    lab.ensure_code(planned.place.node)
-    argv = unit_command(planned, lab.python(MODULE), instance=instance)
-    return lab.carrier(planned.place.node).open(argv)
+    return lab.open_in_unit(
+        planned.place.node,
+        MODULE,
+        unit=unit_of(planned, instance=instance),
+        by_interpreter=lambda python: unit_command(planned, python, instance=instance),
+    )
 
 
 def patience_s(ttl_s: float) -> float:
@@ -84,8 +88,13 @@ def patience_s(ttl_s: float) -> float:
     return max(ttl_s / 4, DEADLINE_S + _TURN_S)
 
 
-def unit_command(planned: Leased, python: list[str], *, instance: str) -> list[str]:
-    """Return the `systemd-run` command that starts a holder whose revert PID 1 guarantees.
+def unit_command(planned: Leased, python: Sequence[str], *, instance: str) -> list[str]:
+    """Return the command that starts a holder by an interpreter of its own, in its unit (`unit_of`)."""
+    return [*unit_of(planned, instance=instance), "--pipe", "--wait", "-p", "Type=notify", *python]
+
+
+def unit_of(planned: Leased, *, instance: str) -> list[str]:
+    """Return `systemd-run` with name and properties of the unit of a holder, whose revert PID 1 guarantees.
 
     The unit is killed when its holder, once armed, hangs for half a lease (`WatchdogSec`), and in any case long after
     the window (`RuntimeMaxSec`). Whatever ends the unit, `ExecStopPost` runs the stored revert, if there is one.
@@ -94,7 +103,6 @@ def unit_command(planned: Leased, python: list[str], *, instance: str) -> list[s
     revert = f"{{ [ ! -e {stored} ] || sh {stored}; }} && rm -f {stored} {claim_file(stored)}"
     properties = {
         # A long watchdog until there is something to revert: the holder shortens it to half a lease when it arms.
-        "Type": "notify",
         "NotifyAccess": "main",
         "WatchdogSec": f"{START_S:g}",
         "WatchdogSignal": "SIGKILL",
@@ -107,7 +115,7 @@ def unit_command(planned: Leased, python: list[str], *, instance: str) -> list[s
         "ExecStopPost": f"/usr/bin/env chrt --reset-on-fork --rr 10 /bin/sh -c {shlex.quote(revert)}",
     }
     settings = [word for name, value in properties.items() for word in ("-p", f"{name}={value}")]
-    return [*SYSTEMD_RUN, f"--unit={UNIT_PREFIX}{instance}", *settings, *python]
+    return [*SYSTEMD_RUN, f"--unit={UNIT_PREFIX}{instance}", *settings]
 
 
 def revert_dir(lab: Lab) -> Path:

@@ -53,12 +53,14 @@ def prepare(node: Node) -> dict[str, Any]:
     return reported
 
 
-def start_program(connection: SshConnection, argv: Sequence[str]) -> JsonChannel | None:
+def start_program(connection: SshConnection, argv: Sequence[str], *, unit: Sequence[str] = ()) -> JsonChannel | None:
     """Start a program in a fork of the warm parent and return its channel.
 
     Args:
         connection: the connection to the machine.
         argv: a module and its arguments.
+        unit: `systemd-run` with the name and the properties of a transient unit, whose main process the program will
+            be. If systemd refuses the unit, the program ends with the reason on its stderr.
 
     Returns:
         The program's channel, or None if no warm parent of this code answered in time. Then the program has not run
@@ -78,7 +80,8 @@ def start_program(connection: SshConnection, argv: Sequence[str]) -> JsonChannel
         name = secrets.token_hex(8)
         try:
             for role, channel in zip(_STREAMS, opened, strict=True):
-                _send(channel, {"id": name, "role": role, **({"argv": list(argv)} if channel is stdin else {})})
+                program = {"argv": list(argv), "unit": list(unit)} if channel is stdin else {}
+                _send(channel, {"id": name, "role": role, **program})
             if "started" not in _line(stdout):
                 return None
             stdin.sendall(b"go\n")

@@ -9,11 +9,13 @@ parents of other versions, imports the node code, listens on FOLDER/DIGEST (the 
 has one thread.
 
 A client opens three connections and sends one line on each: {"id": ID, "role": ROLE}, with "argv": [MODULE, WORD, ..]
-on `stdin`. The parent then forks, and the fork speaks:
+on `stdin`, and "unit": [WORD, ..] there if the program is to be the main process of a transient unit
+(`faultbed.testbed.node.warm.own_unit`). The parent then forks, and the fork speaks:
 
     stdout  <- {"started": PID}, or {"error": "..."}; then the program's stdout
     stdin   -> the line `go`, without which the program does not begin; then the program's stdin
-    stderr  <- the program's stderr; then, by the parent, the line `ended: code N` or `ended: signal N`
+    stderr  <- the program's stderr; then, by the parent, the line `ended: code N` or `ended: signal N`, unless it has a
+               unit: PID 1 is then the parent of the program
 
 A socket that is closed while it has unread data resets the connection, and the program would read an error instead of
 the end of file: therefore stdin is a connection of its own.
@@ -36,6 +38,8 @@ import socket
 import struct
 import sys
 import time
+
+from faultbed.testbed.node.warm.own_unit import enter_unit, leave_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,6 +69,7 @@ class _Connection:
         self.role: str | None = None
         self.id = ""
         self.argv: list[str] = []
+        self.unit: list[str] = []
         self._line = b""
 
     def receive(self) -> bool:
@@ -77,6 +82,7 @@ class _Connection:
             if self._line.endswith(b"\n"):
                 request = json.loads(self._line)
                 self.id, self.argv = str(request.get("id")), [str(word) for word in request.get("argv", ())]
+                self.unit = [str(word) for word in request.get("unit", ())]
                 self.role = str(request["role"])
         except BlockingIOError:
             pass
@@ -92,11 +98,11 @@ class _Parent:
         self.listener = listener
         self.status = status
         self.waiting: dict[int, _Connection] = {}
-        self.forks: dict[int, tuple[int, socket.socket]] = {}
-        """Process id and stderr connection of each fork that runs, by its pidfd."""
+        self.forks: dict[int, tuple[int, socket.socket | None]] = {}
+        """Process id and stderr connection of each fork that runs, by its pidfd; None: PID 1 is its parent now."""
 
-    def serve(self) -> list[str]:
-        """Serve clients for ever. Return in each fork, with the arguments of its program."""
+    def serve(self) -> _Connection:
+        """Serve clients for ever. Return in each fork, with the request for its program."""
         while True:
             poll = select.poll()
             for fd in (self.listener.fileno(), *self.forks, *self.waiting):
@@ -106,8 +112,8 @@ class _Parent:
                     self._accept()
                 elif fd in self.forks:
                     self._reap(fd)
-                elif fd in self.waiting and (argv := self._read(fd)) is not None:
-                    return argv
+                elif fd in self.waiting and (request := self._read(fd)) is not None:
+                    return request
             now_s = time.monotonic()
             for fd in [fd for fd, connection in self.waiting.items() if connection.until_s < now_s]:
                 self._drop(fd)
@@ -130,13 +136,15 @@ class _Parent:
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
+        if errors is None:
+            return
         end = f"ended: code {code}\n" if code >= 0 else f"ended: signal {-code}\n"
         with contextlib.suppress(OSError):
             errors.send(end.encode(), socket.MSG_DONTWAIT)
         errors.close()
 
-    def _read(self, fd: int) -> list[str] | None:
-        """Read from a connection that waits. Return the arguments of the program in its fork, otherwise None."""
+    def _read(self, fd: int) -> _Connection | None:
+        """Read from a connection that waits. Return the request in the fork of its program, otherwise None."""
         connection = self.waiting[fd]
         if not connection.receive():
             self._drop(fd)
@@ -148,11 +156,11 @@ class _Parent:
             streams = {part.role: other for other, part in self.waiting.items() if part.id == connection.id}
             if streams.keys() >= _STREAMS.keys():
                 parts = {role: self.waiting.pop(streams[role]) for role in _STREAMS}
-                return self._fork({role: part.socket for role, part in parts.items()}, parts["stdin"].argv)
+                return self._fork({role: part.socket for role, part in parts.items()}, parts["stdin"])
         return None
 
-    def _fork(self, streams: dict[str, socket.socket], argv: list[str]) -> list[str] | None:
-        """Fork. Return the arguments in the fork once its client has said `go`, and None in the parent."""
+    def _fork(self, streams: dict[str, socket.socket], request: _Connection) -> _Connection | None:
+        """Fork. Return the request in the fork once its client has said `go`, and None in the parent."""
         try:
             pid = os.fork()
         except OSError as error:
@@ -163,14 +171,18 @@ class _Parent:
         if pid:
             streams["stdin"].close()
             streams["stdout"].close()
-            self.forks[os.pidfd_open(pid)] = (pid, streams["stderr"])
+            if request.unit:
+                streams["stderr"].close()
+            self.forks[os.pidfd_open(pid)] = (pid, None if request.unit else streams["stderr"])
             return None
         try:
-            self._become(streams, argv)
+            if request.unit:
+                leave_parent()
+            self._become(streams, request.argv)
         except BaseException as error:  # noqa: BLE001 (whatever it is, the fork is not the program)
             _answer(streams["stdout"], {"error": f"{type(error).__name__}: {error}"})
             os._exit(1)
-        return argv
+        return request
 
     def _become(self, streams: dict[str, socket.socket], argv: Sequence[str]) -> None:
         """Make this fork look like a process that the SSH server has started, and wait for `go`."""
@@ -180,7 +192,7 @@ class _Parent:
         numbers = {role: stream.fileno() for role, stream in streams.items()}
         # Their numbers are used again by the program: these objects must never close them.
         held = [self.listener, *streams.values(), *(part.socket for part in self.waiting.values())]
-        for each in [*held, *(stderr for _, stderr in self.forks.values())]:
+        for each in [*held, *(stderr for _, stderr in self.forks.values() if stderr is not None)]:
             each.detach()
         for role, fd in _STREAMS.items():
             os.dup2(numbers[role], fd)
@@ -318,7 +330,13 @@ def main() -> None:
     os.write(daemon_w, status + b"\n")
     os.close(daemon_r)
     os.close(daemon_w)
-    run(_Parent(listener, status + b"\n").serve())
+    request = _Parent(listener, status + b"\n").serve()
+    if request.unit:
+        try:
+            enter_unit(request.unit)
+        except OSError as error:
+            sys.exit(f"{request.argv[0]}: {error}")
+    run(request.argv)
 
 
 if __name__ == "__main__":

@@ -173,12 +173,12 @@ def connect(path):
     return client
 
 
-def request(path, module, *words, name="one"):
+def request(path, module, *words, name="one", unit=()):
     """Return the connections of a program that waits for `go`, and what the fork has answered."""
     clients = []
     for role in ("stderr", "stdout", "stdin"):
         clients.insert(0, connect(path))
-        message = {"id": name, "role": role, **({"argv": [module, *words]} if role == "stdin" else {})}
+        message = {"id": name, "role": role, **({"argv": [module, *words], "unit": unit} if role == "stdin" else {})}
         clients[0].sendall(json.dumps(message).encode() + b"\n")
     return clients, json.loads(clients[1].recv(65536))
 
@@ -372,3 +372,82 @@ def test_process_with_a_thread_or_an_open_file_is_no_warm_parent(archive, tmp_pa
     )  # fmt: skip
     assert started.returncode == 1
     assert "1 threads and descriptors [3] after the imports" in started.stderr
+
+
+SYSTEMD_RUN = """#!/bin/sh
+# Stands for systemd-run: runs the unit's command, and says what it was started with.
+printf '%s\\n' "$@" >"$0.words"
+for file in "$@"; do case $file in PIDFile=*) cat "${file#PIDFile=}" >"$0.pid";; esac; done
+while [ "$1" != /bin/sh ]; do shift; done
+"""
+
+
+@pytest.fixture
+def systemd_run(tmp_path):
+    """Return a function that makes a stand-in for systemd-run, which then goes on with these lines."""
+
+    def make(*lines):
+        path = tmp_path / "systemd-run"
+        path.write_text(SYSTEMD_RUN + "\n".join(lines))
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+def in_unit(parent, start, *words):
+    clients, answer = request(parent[0], PROGRAM, *words, unit=[str(start), "--unit=x"])
+    clients[0].sendall(b"go\n")
+    return Streams(*clients), answer
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the PID file is in a folder of root, and a unit's command is root's")
+class TestProgramInAUnit:
+    @pytest.fixture(autouse=True)
+    def _folder(self):
+        Path("/run/faultbed/warm").mkdir(parents=True, exist_ok=True)
+
+    def test_program_is_adopted_by_pid_1_and_its_unit_starts_before_it(self, parent, systemd_run):
+        start = systemd_run("cp /proc/self/oom_score_adj $0.oom")
+        streams, answer = in_unit(parent, start, "word")
+        described = streams.ask("describe")
+        assert described["argv"][1:] == ["word"]
+        assert described["cmdline"] == f"python3\0-m\0{PROGRAM}\0word\0"
+        assert described["files"] == [0, 1, 2]
+        assert (described["leads_session"], described["folder"]) == (True, "/")
+        assert set(described["environment"]) <= {"PATH", "PYTHONPATH", "LANG", "LC_ALL", "NOTIFY_SOCKET"}
+        words = Path(f"{start}.words").read_text().splitlines()
+        assert words[:5] == [
+            "--unit=x",
+            "-p",
+            "Type=forking",
+            "-p",
+            f"PIDFile=/run/faultbed/warm/{answer['started']}.pid",
+        ]
+        assert words[-2:] == ["join", str(answer["started"])]
+        assert Path(f"{start}.pid").read_text() == f"{answer['started']}\n"
+        assert not Path(words[4].removeprefix("PIDFile=")).exists()
+        streams.send("exec import os; print(os.getppid(), flush=True)")
+        assert streams.lines.readline() == b"1\n"
+
+    def test_units_command_moves_the_program_into_its_own_group_with_its_own_oom_score(self, parent, systemd_run):
+        streams, answer = in_unit(parent, systemd_run("echo 321 >/proc/self/oom_score_adj", 'exec "$@"'))
+        assert streams.ask("describe")["oom"] == "321\n", "the score of the unit's command"
+        assert Path(f"/proc/{answer['started']}/cgroup").read_text() == Path("/proc/self/cgroup").read_text()
+
+    def test_program_whose_unit_is_refused_does_not_run_and_says_why(self, parent, systemd_run, tmp_path):
+        trace = tmp_path / "trace"
+        streams, _ = in_unit(parent, systemd_run("echo Unit x.service already exists. >&2", "exit 1"))
+        with contextlib.suppress(OSError):
+            streams.send(f"exec open({str(trace)!r}, 'w')")
+        assert streams.lines.read() == b""
+        assert b"subject: systemd did not start its unit: Unit x.service already exists." in streams.stderr.recv(65536)
+        assert not trace.exists()
+
+    def test_program_in_a_unit_ends_with_its_client_and_the_parent_serves_on(self, parent, systemd_run):
+        streams, _ = in_unit(parent, systemd_run())
+        streams.ask("describe")
+        streams.stdin.shutdown(socket.SHUT_WR)
+        assert streams.lines.read() == b"end of file\natexit\n"
+        assert streams.stderr.recv(100) == b"", "PID 1 is its parent, and the warm parent cannot tell how it ended"
+        assert by_fork(parent).ask("describe")["argv"][1:] == []
