@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from faults import case
+from waiting import until
 
+from faultbed.inject.injector import Injector
+from faultbed.inject.journal import Journal
 from faultbed.testbed.backends.soft import lifecycle
 from faultbed.testbed.lab import open_lab
 from faultbed.testbed.remote import warm_start
@@ -104,6 +108,85 @@ def test_without_warm_parent_programs_start_and_its_forks_go_on(lab, host):
     warm_start.prepare(lab.node(host))
     lab._cold.discard(host)
     assert lab.warm_parent(host) is not None
+
+
+TTL_S = 10.0
+UNIT = (
+    "NotifyAccess,WatchdogUSec,WatchdogSignal,RuntimeMaxUSec,TimeoutStartUSec,TimeoutStopUSec,OOMScoreAdjust,KillMode"
+)
+STOP = "ExecStopPost,ActiveState,SubState,CollectMode,Slice,Restart"
+
+
+def described_unit(node, unit):
+    """Return what systemd and /proc show of a unit's main process, and its process id."""
+    shown = node.run(["systemctl", "show", unit, "-p", f"{UNIT},{STOP}"]).stdout.splitlines()
+    pid = node.run(["systemctl", "show", unit, "-p", "MainPID", "--value"]).stdout.strip()
+    of_process = node.run(["sh", "-c", DESCRIBE, "describe", pid]).stdout
+    environment = ("LANG=", "LOGNAME=", "USER=", "HOME=", "SHELL=", "INVOCATION_ID=", "SYSTEMD_EXEC_PID=", "WATCHDOG_")
+    environment += ("JOURNAL_STREAM=", "MEMORY_PRESSURE_", "NOTIFY_SOCKET=")
+    lines = [*shown, *of_process.splitlines(), node.run(["ps", "-o", "ppid=", "-p", pid]).stdout.strip()]
+    return [line.replace(unit, "UNIT") for line in lines if line and not line.startswith(environment)], pid
+
+
+def test_forked_holder_is_described_as_one_that_systemd_started(lab, tmp_path):
+    descriptions = []
+    for warm in (False, True):
+        fault = case(lab, "throttle", for_s=300.0)
+        node = lab.carrier(fault.planned.place.node)
+        if not warm:
+            lab._cold.add(node.name)
+        with Journal(tmp_path / f"{warm}") as journal, Injector(lab, journal, ttl_s=TTL_S) as injector:
+            prepared = injector.prepare(fault.planned)
+            lab._cold.discard(node.name)
+            lines, _ = described_unit(node, f"{prepared.lease.unit}.service")
+            descriptions.append([line.replace(prepared.lease.instance, "INSTANCE") for line in lines])
+    assert [line.partition("start_time")[0] for line in descriptions[1]] == [
+        line.partition("start_time")[0] for line in descriptions[0]
+    ]
+    assert "cmdline: python3 -m faultbed.inject.node.holder " in descriptions[1]
+    assert "1" in descriptions[1], "its parent is PID 1"
+
+
+@pytest.mark.parametrize("armed", [False, True], ids=["prepared", "active"])
+@pytest.mark.parametrize("victim", ["fork", "unit", "watchdog"])
+def test_killed_or_stopped_fork_is_reverted_by_pid_1(lab, tmp_path, victim, armed):
+    fault = case(lab, "throttle", for_s=300.0)
+    node = lab.carrier(fault.planned.place.node)
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, ttl_s=TTL_S) as injector:
+        prepared = injector.prepare(fault.planned)
+        if armed:
+            assert prepared.arm().ok
+        unit = f"{prepared.lease.unit}.service"
+        _, pid = described_unit(node, unit)
+        signal, whom = ("STOP" if victim == "watchdog" else "KILL"), ("all" if victim == "unit" else "main")
+        node.run(["systemctl", "kill", f"--signal={signal}", f"--kill-whom={whom}", unit])
+        if victim != "watchdog" or armed:  # before there is anything to revert, its watchdog has a minute
+            until(lambda: node.run(["systemctl", "is-active", "-q", unit], check=False).rc, within_s=TTL_S + 2)
+            until(lambda: node.run(["test", "-e", f"/proc/{pid}"], check=False).rc, within_s=2)
+        else:
+            node.run(["systemctl", "kill", "--signal=CONT", unit])
+        until(lambda: fault.is_restored(lab), within_s=TTL_S + 2)
+        receipt = prepared.clear()
+    if armed:
+        assert receipt.cleared.ok, receipt.cleared.error
+        assert receipt.cleared.by == "lease"
+
+
+def test_parent_that_is_killed_ends_no_holder_and_its_fault_is_cleared_as_usual(lab, tmp_path):
+    fault = case(lab, "throttle", for_s=300.0)
+    node = lab.carrier(fault.planned.place.node)
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, ttl_s=TTL_S) as injector:
+        prepared = injector.prepare(fault.planned)
+        node.run(["kill", "-KILL", str(lab.warm_parent(node.name)["pid"])])
+        assert prepared.arm().ok
+        assert not fault.is_restored(lab)
+        receipt = prepared.clear()
+        assert receipt.cleared.ok, receipt.cleared.error
+        assert receipt.cleared.by == "holder"
+        assert fault.is_restored(lab)
+    warm_start.prepare(node)
+    lab._cold.discard(node.name)
+    assert lab.warm_parent(node.name) is not None
 
 
 def test_two_restores_draw_different_random_bytes(lab, host):

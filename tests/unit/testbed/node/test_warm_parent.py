@@ -435,13 +435,23 @@ class TestProgramInAUnit:
         assert streams.ask("describe")["oom"] == "321\n", "the score of the unit's command"
         assert Path(f"/proc/{answer['started']}/cgroup").read_text() == Path("/proc/self/cgroup").read_text()
 
-    def test_program_whose_unit_is_refused_does_not_run_and_says_why(self, parent, systemd_run, tmp_path):
+    @pytest.mark.parametrize(
+        ("lines", "reason"),
+        [
+            (("echo Unit x.service already exists. >&2", "exit 1"), b"unit: Unit x.service already exists."),
+            (("kill -KILL $$",), b"unit: "),
+        ],
+        ids=["refused", "killed"],
+    )
+    def test_program_whose_unit_did_not_start_does_not_run_and_says_why(
+        self, parent, systemd_run, tmp_path, lines, reason
+    ):
         trace = tmp_path / "trace"
-        streams, _ = in_unit(parent, systemd_run("echo Unit x.service already exists. >&2", "exit 1"))
+        streams, _ = in_unit(parent, systemd_run(*lines))
         with contextlib.suppress(OSError):
             streams.send(f"exec open({str(trace)!r}, 'w')")
         assert streams.lines.read() == b""
-        assert b"subject: systemd did not start its unit: Unit x.service already exists." in streams.stderr.recv(65536)
+        assert b"subject: systemd did not start its " + reason in streams.stderr.recv(65536)
         assert not trace.exists()
 
     def test_program_in_a_unit_ends_with_its_client_and_the_parent_serves_on(self, parent, systemd_run):
