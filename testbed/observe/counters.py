@@ -8,7 +8,8 @@ Names in `STATES` are states, not counters: the same reading shows them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from faultbed.testbed.errors import LabError
@@ -25,6 +26,7 @@ __all__ = [
     "delta",
     "deltas",
     "flat_deltas",
+    "growth",
     "read",
     "restarted",
     "value_at",
@@ -63,6 +65,8 @@ MLX5 = {
 
 Other counters have the same name in both, such as `duplicate_request`. Those of mlx5 are not yet run on hardware.
 """
+_NEW_QUEUE = ".queue_drops"
+"""A counter of a queue: a queue that is added, such as netem, begins at 0."""
 _SINCE_BOOT, _FELL = ("ip.", "tcp.", "cpu", "memory."), 2
 """Counters that only a boot or a new network namespace resets, by the beginning of their names, and how many of them
 must have fallen to prove one: a single counter may have been misread."""
@@ -185,3 +189,19 @@ def flat_deltas(before: Snapshot, after: Snapshot) -> dict[str, int]:
         for name, value in values.items()
         if name in before[node] and not _is_state(name)
     }
+
+
+def growth(readings: Sequence[Snapshot]) -> dict[str, int]:
+    """Return how much each counter (`node/name`) has grown over several readings, resets included. Pure.
+
+    The value of a counter that was not there at the reading before is unknown, except that of a new queue.
+    """
+    grown: dict[str, int] = {}
+    for earlier, later in pairwise(readings):
+        for name, increment in flat_deltas(earlier, later).items():
+            grown[name] = grown.get(name, 0) + increment
+        for node, values in later.items():
+            for name, value in values.items():
+                if name.endswith(_NEW_QUEUE) and name not in earlier.get(node, {name: 0}):
+                    grown[f"{node}/{name}"] = grown.get(f"{node}/{name}", 0) + value
+    return grown

@@ -35,12 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTROLLER",
+    "OF_TRAFFIC",
     "SETTLE_S",
     "Fingerprint",
     "Look",
     "capture",
     "diff",
     "differences",
+    "interface_of",
     "look_of",
     "part",
     "settle",
@@ -67,7 +69,7 @@ _LEARNT = {"bgp", "zebra"}
 """Protocols of routes that a node learns from others."""
 _MAY_END = ("program ", "rdma resources ")
 """Subjects that may become fewer without being a difference."""
-_OF_TRAFFIC = ("program faultbed.traffic.", "rdma resources ")
+OF_TRAFFIC = ("program faultbed.traffic.", "rdma resources ")
 """Subjects that another command's traffic adds."""
 
 
@@ -171,9 +173,13 @@ def _of_fault(subject: str, targets: Collection[str]) -> bool:
 
 def _of_ends(subject: str, ends: Collection[str]) -> bool:
     """Return whether a subject belongs to one of these interfaces or RDMA devices."""
+    return interface_of(subject) in ends
+
+
+def interface_of(subject: str) -> str:
+    """Return the interface or RDMA device that a subject belongs to, such as `ctsw1` for `link ctsw1`; empty: none."""
     kind, _, rest = subject.partition(" ")
-    named = rest.partition("/" if kind in _OF_RDMA else " ")[0]
-    return kind in _OF_INTERFACES | _OF_RDMA and named in ends
+    return rest.partition("/" if kind in _OF_RDMA else " ")[0] if kind in _OF_INTERFACES | _OF_RDMA else ""
 
 
 def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
@@ -286,12 +292,12 @@ def wait_for_quiet(look: Callable[[], Look], *, within_s: float) -> list[str]:
 def _look(lab: Lab, before: Fingerprint) -> Look:
     now = capture(lab)
     found = list(differences(before, now))
-    if any(subject.startswith(_OF_TRAFFIC) for _, subject, _ in found):
+    if any(subject.startswith(OF_TRAFFIC) for _, subject, _ in found):
         # Read after the capture: if that command has ended since, its traffic is a difference, and it is looked again.
         by_others = lab.held_by_others()
         found = [
             (node, subject, line)
             for node, subject, line in found
-            if not (subject.startswith(_OF_TRAFFIC) and (node in by_others or WHOLE_LAB in by_others))
+            if not (subject.startswith(OF_TRAFFIC) and (node in by_others or WHOLE_LAB in by_others))
         ]
     return look_of([line for _, _, line in found], now)

@@ -25,6 +25,8 @@ FAULT = OutsideFault(
     during={"rtsw1/ctsw1.tx_packets": 100, "host1/rxe0.completer_retry_err": 4},
     before_s=5.0,
     during_s=5.0,
+    looks=3,
+    reach={("rtsw1", "ctsw1"): frozenset({"rtsw1/ctsw1", "host1/rxe0"})},
 )
 
 
@@ -52,7 +54,7 @@ def test_confirmed_command_is_printed_with_changes_and_counters(witness, tmp_pat
 
 
 def test_mismatch_and_json(witness):
-    nothing = OutsideFault(changed={}, left=(), before={}, during={}, before_s=5.0, during_s=5.0)
+    nothing = OutsideFault(changed={}, left=(), before={}, during={}, before_s=5.0, during_s=5.0, looks=3)
     result = witness(nothing, "--json", "--", sys.executable, "-c", "raise SystemExit(3)")
     assert result.return_value == 1
     shown = json.loads(result.output)

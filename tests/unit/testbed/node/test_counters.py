@@ -88,6 +88,22 @@ def test_flat_deltas_of_counters_without_an_earlier_reading_are_left_out(before)
     assert counters.flat_deltas(before, {"host1": {"rxe0.out_of_seq_request": 40}}) == {}
 
 
+def test_growth_adds_resets_and_new_queues_over_several_readings():
+    """netem is added and removed between the first and the last reading: its drops are in those between alone."""
+    readings = [
+        {"rtsw1": {"ctsw1.tx_packets": 5}},
+        {"rtsw1": {"ctsw1.tx_packets": 9, "ctsw1.queue_drops": 30}},
+        {"rtsw1": {"ctsw1.tx_packets": 12, "ctsw1.queue_drops": 70}},
+        {"rtsw1": {"ctsw1.tx_packets": 2}},
+    ]
+    assert counters.growth(readings) == {"rtsw1/ctsw1.tx_packets": 9, "rtsw1/ctsw1.queue_drops": 70}
+
+
+def test_growth_of_a_counter_or_a_node_that_was_not_read_before_is_unknown():
+    later = {"host1": {"rxe0.out_of_seq_request": 40}, "host2": {"be0.queue_drops": 8}}
+    assert counters.growth([{"host1": {}}, later]) == {}
+
+
 SINCE_BOOT = {"ip.InDelivers": 900, "tcp.ActiveOpens": 30, "rxe0.sent_pkts": 500, "rxe0.rcvd_pkts": 400}
 IDLE = {"rxe0.send_err": 0, "rxe1.send_err": 0, "be0.tx_bytes": 7}
 
