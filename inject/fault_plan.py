@@ -29,6 +29,7 @@ from faultbed.inject.selection import Selection
 from faultbed.testbed.errors import Unsupported, UsageError
 from faultbed.testbed.model.fault_names import slug
 from faultbed.testbed.model.lab_kind import LabKind, traits_of
+from faultbed.testbed.model.path_selector import PlaceOnPath, ends_in
 from faultbed.testbed.model.selectors import candidates, is_chosen_later, resolve, select_one
 from faultbed.testbed.model.topology import Target, Topology
 from faultbed.testbed.suggestions import hint
@@ -198,30 +199,36 @@ def _plan_candidates(
 ) -> PlannedFault:
     """Plan a fault on every target that it may have when it is armed.
 
+    A kind that cannot act at the uplink of a path, or at its spine, acts at the receiver's port, or its rack switch.
+
     Raises:
         UsageError: as `plan`, or different machines would hold the fault: its holder starts before the choice.
     """
+
+    def planned_at(at: PlaceOnPath) -> list[PlannedFault]:
+        try:
+            names = candidates(topology, spec.target, at=at)
+        except UsageError as error:
+            raise UsageError(f"{where}.target: {error}") from None
+        targets = [_target(dataclasses.replace(spec, target=name), topology, kind, where=where) for name in names]
+        return [
+            _plan_on(target, spec, topology, kind, lab_kind=lab_kind, index=index, where=where) for target in targets
+        ]
+
+    is_port = "port" in kind.targets
     try:
-        names = candidates(topology, spec.target)
-    except UsageError as error:
-        raise UsageError(f"{where}.target: {error}") from None
-    options = [
-        _plan_on(
-            _target(dataclasses.replace(spec, target=name), topology, kind, where=where),
-            spec,
-            topology,
-            kind,
-            lab_kind=lab_kind,
-            index=index,
-            where=where,
-        )
-        for name in names
-    ]
+        options = planned_at("uplink" if is_port else "spine")
+    except UsageError:
+        if ends_in(spec.target) is None:
+            raise
+        options = planned_at("receiver" if is_port else "rack switch")
     machines = sorted({option.place.node for option in options})
     if len(machines) > 1:
+        near = f"name a switch, as in {options[0].target.node}:{spec.target}"
+        advice = f"name one of {', '.join(option.target.text for option in options)}" if ends_in(spec.target) else near
         raise UsageError(
             f'{where}.target: "{spec.target}" may become a target on {" or ".join(machines)}, and one machine has to '
-            f"hold the fault; name a switch, as in {options[0].target.node}:{spec.target}"
+            f"hold the fault; {advice}"
         )
     target = dataclasses.replace(options[0].target, text=spec.target)
     return dataclasses.replace(options[0], target=target, candidates=tuple(options))

@@ -31,7 +31,7 @@ def use_of(lab: Lab, workloads: Iterable[Running[Any]]) -> WorkloadUse | None:
     running = [workload for workload in started if not workload.is_over]
     at_work = [task for workload in running for task in _at_work(workload)]
     connections = [connection for workload in running for connection in _carrying(workload)]
-    paths: set[tuple[str, ...]] = set()
+    by_pair: dict[str, set[tuple[str, ...]]] = {}
     without: list[Connection] = []
     why: str | None = None
     # One workload after the other, because their connections have the same indexes.
@@ -43,19 +43,25 @@ def use_of(lab: Lab, workloads: Iterable[Running[Any]]) -> WorkloadUse | None:
             by_index, why = {}, f"a switch did not say by which port it forwards: {error}"
         for connection in carrying:
             both = by_index.get(connection.index, ((), ()))
-            paths.update(path for path in both if path)
+            for pair, path in zip(
+                ((connection.src, connection.dst), (connection.dst, connection.src)), both, strict=True
+            ):
+                if path:
+                    by_pair.setdefault(">".join(pair), set()).add(path)
             if not all(both):
                 without.append(connection)
     rnics = {task.endpoint.name for task in at_work} | {end for one in connections for end in (one.src, one.dst)}
     is_sprayed = lab.scheme is not None and lab.scheme.scheme.is_per_packet
     if without and not is_sprayed:
         why = why or f"the path from {without[0].src} to {without[0].dst} was not read"
+    paths = tuple(sorted({path for of_pair in by_pair.values() for path in of_pair}))
     return WorkloadUse(
         at_ns=time.monotonic_ns(),
         rnics=tuple(sorted(rnics)),
         gpus=tuple(sorted({_gpu(task, lab.topology) for task in at_work})),
         hosts=tuple(sorted({host for task in at_work for host in _storage_hosts(task.spec, lab.topology)})),
-        paths=tuple(sorted(paths)),
+        paths=paths,
+        by_pair={pair: tuple(sorted(paths.index(path) for path in of_it)) for pair, of_it in sorted(by_pair.items())},
         sprayed=tuple(sorted({(one.src, one.dst) for one in without})) if is_sprayed else (),
         unknown_paths=why,
     )

@@ -69,6 +69,9 @@ class WorkloadKind(Protocol[W_contra]):
     def rank_names(self, work: W_contra) -> tuple[str, ...]:
         """Return the RNIC of each rank, in rank order. Flows have no ranks."""
 
+    def roles(self, work: W_contra) -> Mapping[str, str]:
+        """Return the first RNIC of each role, as the ends of a path are named: `path[client>server]`."""
+
     def endpoints(self, work: W_contra) -> tuple[str, ...]:
         """Return the RNICs that the workload uses, or may use after a restart, each once."""
 
@@ -130,6 +133,9 @@ class _Ranks:
         names: tuple[str, ...] = work.ranks * getattr(work, "ranks_per_rnic", 1)
         return names
 
+    def roles(self, work: Any) -> Mapping[str, str]:
+        return {}
+
     def endpoints(self, work: Any) -> tuple[str, ...]:
         return tuple(dict.fromkeys(work.ranks))
 
@@ -189,6 +195,9 @@ class _Flows(_Ranks):
 
     def rank_names(self, work: Flow) -> tuple[str, ...]:
         return ()
+
+    def roles(self, work: Flow) -> Mapping[str, str]:
+        return {} if work.pattern is not None else {"src": work.src, "dst": work.dst}
 
     def endpoints(self, work: Flow) -> tuple[str, ...]:
         return tuple(dict.fromkeys(end for pair in work.pairs for end in pair))
@@ -317,6 +326,9 @@ class _Programs(_Ranks):
 
     def rank_names(self, work: Command) -> tuple[str, ...]:
         return ()  # the phases of their iterations are unknown, so that no rank can be called slow
+
+    def roles(self, work: Command) -> Mapping[str, str]:
+        return {role: rnics[0] for role, rnics in work.roles.items()}
 
     def endpoints(self, work: Command) -> tuple[str, ...]:
         return tuple(rnic for rnics in work.roles.values() for rnic in rnics)

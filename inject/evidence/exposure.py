@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 from faultbed.inject.evidence.workload_use import WorkloadUse
 from faultbed.testbed.errors import UsageError
-from faultbed.testbed.model.selectors import candidates, choose, is_chosen_later
+from faultbed.testbed.model.path_selector import place_of
+from faultbed.testbed.model.selectors import candidates, choose, is_chosen_later, path_ends
 
 if TYPE_CHECKING:
     from faultbed.inject.evidence.receipt import Receipt
@@ -108,17 +109,37 @@ def _why_elsewhere(receipt: Receipt, topology: Topology, planned: str, seed: int
     if receipt.target == planned:
         return f"it is unknown what it should have acted on: no target was chosen for {planned}"
     try:
-        names = candidates(topology, planned)
+        names = candidates(topology, planned, at=place_of(topology, topology.resolve(receipt.target)))
         uses = receipt.exposed.uses[:1]
-        meant = choose(planned, crossed(topology, names, uses[0]) if uses else (), seed=seed)
+        meant = choose(planned, crossed(topology, names, uses[0], by=planned) if uses else (), seed=seed)
     except UsageError as error:
         return f"it is unknown whether the workload used {receipt.target}: {error}"
     return None if meant == receipt.target else f"it acted on {receipt.target}, and {planned} was {meant} then"
 
 
-def crossed(topology: Topology, names: Iterable[str], use: WorkloadUse) -> tuple[str, ...]:
-    """Return those of the named targets that workloads provably used, in the order of `names`."""
-    return tuple(name for name in names if is_used(use, topology.resolve(name), topology))
+def crossed(topology: Topology, names: Iterable[str], use: WorkloadUse, *, by: str) -> tuple[str, ...]:
+    """Return those of the named targets that workloads provably used, in the order of `names`.
+
+    Args:
+        topology: the lab.
+        names: candidates of a selector.
+        use: what workloads used.
+        by: the selector: of a path, only packets between its ends count.
+
+    Raises:
+        UsageError: an end of the path does not exist.
+    """
+    counted = _between(use, path_ends(topology, by))
+    return tuple(name for name in names if is_used(counted, topology.resolve(name), topology))
+
+
+def _between(use: WorkloadUse, ends: tuple[str, str] | None) -> WorkloadUse:
+    """Return the part of a use that the packets from one RNIC to another are."""
+    if ends is None:
+        return use
+    indexes = use.by_pair.get(">".join(ends), ())
+    paths = tuple(path for index, path in enumerate(use.paths) if index in indexes)
+    return WorkloadUse(at_ns=use.at_ns, rnics=ends if paths else (), paths=paths)
 
 
 def is_used(use: WorkloadUse, target: Target, topology: Topology) -> bool | None:

@@ -16,6 +16,7 @@ class WorkloadUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         gpus: GPUs (`host1:gpu0`) of these ranks.
         hosts: hosts that are used without an RNIC of theirs, for example for storage.
         paths: nodes that the data or the ACKs of queue pairs cross, each path once.
+        by_pair: indexes into `paths` of the packets from one RNIC to another (`host1:rxe0>host3:rxe0`), data and ACKs.
         sprayed: (source, destination) of queue pairs without a path of their own: their packets take every uplink of
             the rack switches at both ends in turn.
         watched: names of links that were watched, with whether packets of queue pairs were seen on them.
@@ -28,6 +29,7 @@ class WorkloadUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     gpus: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     paths: tuple[tuple[str, ...], ...] = ()
+    by_pair: dict[str, tuple[int, ...]] = {}
     sprayed: tuple[tuple[str, str], ...] = ()
     watched: dict[str, bool] = {}
     unread: tuple[str, ...] = ()

@@ -37,6 +37,8 @@ def chosen(planned: PlannedFault, use: WorkloadUse | None, topology: Topology, *
         )
     options = {option.target.text: option for option in planned.candidates}
     try:
-        return options[choose(planned.target.text, crossed(topology, options, use), seed=planned.spec.seed)]
+        return options[
+            choose(planned.target.text, crossed(topology, options, use, by=planned.target.text), seed=planned.spec.seed)
+        ]
     except UsageError as error:
         raise FaultError(f"{where}: {error}") from None

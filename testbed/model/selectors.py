@@ -12,7 +12,8 @@ link between two switches) and `downlink` (a link from a rack switch to an RNIC,
 brackets is the name of a target. Pure functions: the same topology and selector give the same names.
 
 `used-uplink`, allowed as the last step of a fault's target, selects among the uplinks that queue pairs cross at the
-moment when the fault is armed. `candidates` returns all uplinks that may be selected, `choose` the one that is.
+moment when the fault is armed, and `path[host1:rxe0>host3:rxe0]` a place on the path between two RNICs. `candidates`
+returns all places that may be selected, `choose` the one that is.
 """
 
 from __future__ import annotations
@@ -23,10 +24,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from faultbed.testbed.errors import UsageError
+from faultbed.testbed.model.path_selector import Pair, PlaceOnPath, ends_in, names_on_path
 from faultbed.testbed.model.topology import Link, Switch, Target, Topology
 from faultbed.testbed.suggestions import hint
 
-__all__ = ["CLASSES", "candidates", "choose", "is_chosen_later", "is_selector", "resolve", "select", "select_one"]
+__all__ = [
+    "CLASSES",
+    "candidates",
+    "choose",
+    "is_chosen_later",
+    "is_selector",
+    "path_ends",
+    "resolve",
+    "select",
+    "select_one",
+]
 
 _STEP = re.compile(r"(?P<word>[A-Za-z0-9_.-]+)(?:\[(?P<index>\*|-?[0-9]{1,6})\])?")
 _SHOWN = 4
@@ -151,15 +163,33 @@ def is_selector(text: str) -> bool:
 
 def is_chosen_later(text: str) -> bool:
     """Return whether a selector's target is known only when a fault is armed."""
-    return is_selector(text) and _CHOSEN_LATER in [step.partition("[")[0] for step in text.split(":")]
+    steps = [step.partition("[")[0] for step in text.split(":")]
+    return is_selector(text) and (ends_in(text) is not None or _CHOSEN_LATER in steps)
 
 
-def candidates(topology: Topology, text: str) -> tuple[str, ...]:
-    """Return the names of all uplinks that a selector such as `used-uplink[0]` may become, in the inventory's order.
+def path_ends(topology: Topology, text: str) -> Pair | None:
+    """Return the RNICs of a selector such as `path[host[0]:rnic[0]>host3:rxe0]`; None: it is no path.
+
+    Raises:
+        UsageError: an end selects nothing, or several RNICs.
+    """
+    ends = ends_in(text)
+    return None if ends is None else (select_one(topology, ends[0]), select_one(topology, ends[1]))
+
+
+def candidates(topology: Topology, text: str, *, at: PlaceOnPath = "uplink") -> tuple[str, ...]:
+    """Return the names of all places that a selector such as `used-uplink[0]` may become, in the inventory's order.
+
+    Args:
+        topology: the lab.
+        text: the selector.
+        at: for which place a path stands.
 
     Raises:
         UsageError: as `select`, or there are fewer uplinks than its index requires.
     """
+    if (ends := path_ends(topology, text)) is not None:
+        return names_on_path(topology, ends, at=at)
     before, _, last = text.rpartition(":")
     index = _index_of(last)
     names = _select(topology, f"{before}:{_CHOSEN_LATER}[*]" if before else f"{_CHOSEN_LATER}[*]", text=text)
@@ -172,14 +202,21 @@ def candidates(topology: Topology, text: str) -> tuple[str, ...]:
 
 
 def choose(text: str, used: Collection[str], *, seed: int) -> str:
-    """Return the uplink that a selector such as `used-uplink[0]` means, when these of its `candidates` are in use.
+    """Return the place that a selector such as `used-uplink[0]` means, when these of its `candidates` are in use.
 
-    An index counts the uplinks in use, in the order of `used`; for `*`, the seed decides.
+    An index counts the uplinks in use, in the order of `used`; for `*`, the seed decides. Of a path, it is the first.
 
     Raises:
         UsageError: fewer uplinks are in use than the index requires.
     """
-    names, index = list(used), _index_of(text.rpartition(":")[2])
+    names = list(used)
+    if ends_in(text) is not None:
+        if not names:
+            raise UsageError(
+                f'"{text}" selects nothing: no path of a queue pair between them is known; start it before'
+            )
+        return names[0]
+    index = _index_of(text.rpartition(":")[2])
     if not names:
         raise UsageError(f'"{text}" selects nothing: no queue pair crosses an uplink of it; place ranks in two racks')
     if index == "*":
@@ -214,9 +251,9 @@ def select(topology: Topology, text: str) -> tuple[str, ...]:
     if not is_selector(text):
         return (text,)
     if is_chosen_later(text):
+        advice = "name a link" if ends_in(text) else f"write {text.replace(_CHOSEN_LATER, 'uplink')}"
         raise UsageError(
-            f'"{text}" is known only while a workload runs, and only the target of a fault is chosen then; write '
-            f"{text.replace(_CHOSEN_LATER, 'uplink')}"
+            f'"{text}" is known only while a workload runs, and only the target of a fault is chosen then; {advice}'
         )
     return _select(topology, text, text=text)
 

@@ -134,9 +134,10 @@ def inject(
 
     KIND is one of `faultbed faults`; TARGET is named as in `faultbed status`: rtsw1:ctsw1 (an uplink),
     rtsw1:host1:rxe0 (a switch port), host1:rxe0 (an RNIC), host1:gpu0; or by a selector that fits any lab: uplink[0],
-    host[1]:gpu[0]; used-uplink[0] is an uplink that queue pairs cross when the fault is armed. The target reverts by
-    itself if this command dies. Exits with 0 if the fault provably fired, and beside traffic
-    on something that it used; with 2 if not, and with 5 if the lab has changed.
+    host[1]:gpu[0]; used-uplink[0] is an uplink that queue pairs cross when the fault is armed, and
+    path[host1:rxe0>host3:rxe0] the place on the path between two RNICs. The target reverts by itself if this command
+    dies. Exits with 0 if the fault provably fired, and beside traffic on something that it used; with 2 if not, and
+    with 5 if the lab has changed.
     """
     inventory = session.inventory()
     params = _params([*settings, *([f"qp={qp}"] if qp else []), *([f"psn={psn}"] if psn else [])])

@@ -20,9 +20,10 @@ from faultbed.harness.run.prepare.lab_names import LabNames
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.kinds.catalogue import CATALOGUE
-from faultbed.testbed.errors import ConfigError
+from faultbed.testbed.errors import ConfigError, UsageError
 from faultbed.testbed.model.lab_kind import LabKind, traits_of
-from faultbed.testbed.model.selectors import candidates, is_chosen_later, is_selector
+from faultbed.testbed.model.path_selector import ends_in, text_of
+from faultbed.testbed.model.selectors import candidates, is_chosen_later, is_selector, select_one
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.observe.packet_capture import port_named
 from faultbed.testbed.suggestions import hint
@@ -44,7 +45,7 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experi
     """
     names = LabNames(source=experiment.source, text=experiment.text, lab=FabricModel(kind=lab_kind, topology=topology))
     workload = kind_of(experiment.workload).fit(names, experiment.workload)
-    faults = _fit_faults(experiment, names)
+    faults = _fit_faults(experiment, names, kind_of(workload).roles(workload))
     expectations = _fit_expectations(experiment, names)
     _fit_stops(experiment, names)
     endpoints = kind_of(workload).endpoints(workload)
@@ -98,7 +99,7 @@ def _fit_capture(experiment: Experiment, names: LabNames) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ports))
 
 
-def _fit_faults(experiment: Experiment, names: LabNames) -> tuple[Fault, ...]:
+def _fit_faults(experiment: Experiment, names: LabNames, roles: Mapping[str, str]) -> tuple[Fault, ...]:
     """Return the faults with the names of their targets. The seed chooses one if a selector matches several."""
     faults = []
     end_ns = duration_ns(experiment.workload)
@@ -109,8 +110,9 @@ def _fit_faults(experiment: Experiment, names: LabNames) -> tuple[Fault, ...]:
             place = f"{path}.target" if len(fault.targets) == 1 else f"{path}.target[{choice}]"
             if is_chosen_later(text):
                 with names.at(place):
-                    candidates(names.topology, text)
-                targets.append(text)
+                    chosen_later = _with_rnics(text, roles, names.topology)
+                    candidates(names.topology, chosen_later)
+                targets.append(chosen_later)
                 continue
             for target in names.select(place, text):
                 with names.at(place):
@@ -133,6 +135,23 @@ def _fit_faults(experiment: Experiment, names: LabNames) -> tuple[Fault, ...]:
                 "begin the fault earlier or run longer",
             )
     return tuple(faults)
+
+
+def _with_rnics(text: str, roles: Mapping[str, str], topology: Topology) -> str:
+    """Return a selector that is chosen later with the RNICs of roles: `path[client>server]` names two of them.
+
+    Raises:
+        UsageError: an end of a path is neither a role nor something on the lab.
+    """
+    ends = ends_in(text)
+    if ends is None:
+        return text
+    for end in ends:
+        if end not in roles and not is_selector(end) and ":" not in end:
+            known = hint(end, tuple(roles)) if roles else "its workload has none; name RNICs, such as host1:rxe0"
+            raise UsageError(f'"{text}": no role "{end}"; {known}')
+    src, dst = (select_one(topology, roles.get(end, end)) for end in ends)
+    return text_of((src, dst))
 
 
 def _fit_expectations(experiment: Experiment, names: LabNames) -> tuple[Expectation, ...]:

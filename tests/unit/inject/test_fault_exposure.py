@@ -124,6 +124,28 @@ def test_chosen_target_is_judged_by_the_paths_when_it_was_armed(selector, target
     assert "although the fault has exposed" in at(target, BOTH_WAYS, planned=selector, expected="none")[0]
 
 
+PAIRS = msgspec.structs.replace(
+    BOTH_WAYS, by_pair={"host1:rxe0>host3:rxe0": (0,), "host3:rxe0>host1:rxe0": (1,), "host1:rxe1>host3:rxe1": (1,)}
+)
+
+
+@pytest.mark.parametrize(
+    ("selector", "target", "is_right"),
+    [
+        ("path[host1:rxe0>host3:rxe0]", "rtsw1:ctsw1", True),
+        ("path[host1:rxe0>host3:rxe0]", "rtsw1:ctsw2", False),
+        ("path[host3:rxe0>host1:rxe0]", "rtsw2:ctsw2", True),
+        ("path[host1:rxe0>host3:rxe0]", "ctsw1", True),
+        ("path[host1:rxe0>host3:rxe0]", "ctsw2", False),
+        ("path[host1:rxe1>host3:rxe0]", "rtsw1:ctsw1", False),
+        ("path[host9:rxe0>host3:rxe0]", "rtsw1:ctsw1", False),
+    ],
+)
+def test_target_on_a_path_is_judged_by_the_packets_between_its_ends(selector, target, is_right):
+    assert (at(target, PAIRS, planned=selector) == ()) == is_right
+    assert at(target, msgspec.structs.replace(PAIRS, by_pair={}), planned=selector) != ()
+
+
 @pytest.mark.parametrize("selector", ["used-uplink[0]", "used-uplink[3]", "used-uplink[*]"])
 @pytest.mark.parametrize("target", ["rtsw1:ctsw1", "rtsw1:ctsw2", "rtsw2:ctsw1", "rtsw2:ctsw2"])
 @pytest.mark.parametrize("kept", [(0, 1), (0,), (1,), (), None])

@@ -7,6 +7,7 @@ from house import HOUSE
 
 from faultbed.harness.experiment import experiment_file, run_plan
 from faultbed.harness.experiment.program.command_section import COPY, command_spec, keep_files
+from faultbed.harness.run import loop
 from faultbed.harness.run.prepare import bind_to_lab
 from faultbed.testbed.errors import ConfigError, UsageError
 from faultbed.testbed.inventory.lab_inventory import load
@@ -97,6 +98,33 @@ def test_shipped_experiment_is_planned_the_same_every_time():
     plans = {run_plan.encode(run_plan.plan(experiment, inventory_digest="00", version="0")) for _ in range(2)}
     assert len(plans) == 1
     assert fitted(experiment).roles == {"server": ("host3:rxe0",), "client": ("host1:rxe0",)}
+
+
+def resolved_with(target):
+    text = SHIPPED.read_text().replace("path[client>server]", target).encode()
+    return loop.resolve(experiment_file.decode(text, source="x.toml"), text, load(inventories() / "soft.yml"))
+
+
+@pytest.mark.parametrize("target", ["path[client>server]", "path[client>host[2]:rnic[0]]", "path[host1:rxe0>server]"])
+def test_path_of_roles_is_planned_with_their_rnics(target):
+    run = resolved_with(target)
+    assert run.plan.faults[0].target == run.faults[0].target.text == "path[host1:rxe0>host3:rxe0]"
+    assert [option.target.text for option in run.faults[0].candidates] == ["rtsw1:ctsw1", "rtsw1:ctsw2"]
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("path[clinet>server]", 'faults[0].target: "path[clinet>server]": no role "clinet"; did you mean client?'),
+        ("path[client>client]", "the path ends where it begins"),
+        ("path[client>]", 'no role ""'),
+        ("path[client]", "is not a selector"),
+    ],
+)
+def test_path_without_two_roles_is_refused_with_its_place(target, says):
+    with pytest.raises(ConfigError) as error:
+        resolved_with(target)
+    assert says in str(error.value)
 
 
 def test_fault_beyond_the_duration_is_refused():

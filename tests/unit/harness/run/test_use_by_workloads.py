@@ -52,6 +52,12 @@ def paths(monkeypatch):
 FLOW = workload("host1:rxe0", "host3:rxe0")
 
 
+def test_use_has_the_packets_of_each_direction_between_two_rnics(paths):
+    use = use_by_workloads.use_of(lab_with(), [FLOW])
+    by_pair = {pair: [use.paths[index] for index in indexes] for pair, indexes in use.by_pair.items()}
+    assert by_pair == {"host1:rxe0>host3:rxe0": [PATH], "host3:rxe0>host1:rxe0": [ACK_PATH]}
+
+
 def test_use_without_a_workload_is_none_and_of_an_ended_one_is_empty(paths):
     assert use_by_workloads.use_of(lab_with(), []) is None
     ended = use_by_workloads.use_of(lab_with(), [workload("host1:rxe0", "host3:rxe0", over=True)])

@@ -14,6 +14,7 @@ from planned_faults import SOFT, soft
 from faultbed.inject.evidence.workload_use import WorkloadUse
 from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
 from faultbed.inject.journal import Journal, read
+from faultbed.inject.kinds.catalogue import CATALOGUE
 from faultbed.inject.mechanisms import late_target
 from faultbed.inject.policy import blast_radius, safety
 from faultbed.inject.policy.conflicts import touches
@@ -66,6 +67,66 @@ def test_target_in_use_is_crossed_by_a_path_or_refused(paths, index, scope, seed
     if index != "*":
         assert chosen is crossed[int(index)]
     assert chosen is late_target.chosen(planned, use, SOFT, where="here")
+
+
+BETWEEN = {"host1:rxe0>host3:rxe0": (0,), "host1:rxe1>host3:rxe1": (1,), "host1:rxe0>host2:rxe0": (2,)}
+USED = WorkloadUse(
+    at_ns=0,
+    rnics=("host1:rxe0", "host1:rxe1"),
+    paths=(
+        ("host1", "rtsw1", "ctsw2", "rtsw2", "host3"),
+        ("host1", "rtsw1", "ctsw1", "rtsw2", "host3"),
+        ("host1", "rtsw1", "host2"),
+    ),
+    by_pair=BETWEEN,
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "selector", "place"),
+    [
+        ("link.flap", "path[host1:rxe0>host3:rxe0]", "rtsw1:ctsw2"),
+        ("packet.drop", "path[host1:rxe1>host3:rxe1]", "rtsw1:ctsw1"),
+        ("switch.reboot", "path[host1:rxe0>host3:rxe0]", "ctsw2"),
+        ("link.flap", "path[host[0]:rnic[0]>host[1]:rnic[0]]", "rtsw1:host2:rxe0"),
+        ("switch.reboot", "path[host1:rxe0>host2:rxe0]", "rtsw1"),
+    ],
+)
+def test_place_on_a_path_is_where_the_packets_between_its_ends_go(kind, selector, place):
+    params = {"share": 0.1} if kind == "packet.drop" else {}
+    planned = soft(kind, selector, **params)
+    assert planned.target.text == selector
+    assert late_target.chosen(planned, USED, SOFT, where="here").target.text == place
+    with pytest.raises(FaultError, match="no path of a queue pair between them is known"):
+        late_target.chosen(planned, WorkloadUse(at_ns=0, paths=USED.paths, rnics=USED.rnics), SOFT, where="here")
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in CATALOGUE.values() if {"port", "switch"} & {*kind.targets}])
+def test_every_kind_whose_target_is_a_port_or_a_switch_takes_a_path(name):
+    kind = CATALOGUE[name]
+    params = {key: value for key, value in kind.example.params.items() if kind.param(key).type != "rnic"}
+    if "soft" in kind.fidelity:
+        assert soft(name, "path[host1:rxe0>host3:rxe0]", for_s=10.0, **params).candidates
+
+
+@pytest.mark.parametrize(
+    ("selector", "problem"),
+    [
+        ("path[host1:rxe0>host9:rxe0]", 'no target "host9:rxe0" in this lab'),
+        ("path[host1>host3:rxe0]", "host1 is no RNIC; name RNICs or roles"),
+        ("path[host1:rxe0>host1:rxe0]", "the path ends where it begins"),
+        ("path[host[*]:rnic[0]>host3:rxe0]", "selects 4 targets"),
+        ("path[host1:rxe0]", "is not a selector"),
+    ],
+)
+def test_path_without_two_rnics_is_refused(selector, problem):
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        soft("link.flap", selector)
+
+
+def test_kind_whose_target_is_a_host_takes_no_path():
+    with pytest.raises(UsageError, match="host"):
+        soft("host.stall", "path[host1:rxe0>host3:rxe0]")
 
 
 def test_star_chooses_each_used_uplink_for_some_seed():
