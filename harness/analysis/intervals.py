@@ -294,7 +294,7 @@ def contrasts_of(
     member_level = 1 - (1 - level) / len(impacts)
     before = whole.bytes_per_s[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
     windows = acting_windows(run)
-    means, lowest = [], []
+    means, lowest, later = [], [], []
     for fault_id, impact in impacts.items():
         after = bins_after(whole, windows, fault_id, impact.end_ns) if not impact.censored else before[:0]
         under = timeline.while_acting(whole, impact)
@@ -315,7 +315,16 @@ def contrasts_of(
                 after=_lowest(whole, base, impact, after, float(after.mean()) if len(after) else 0.0, member_level),
             )
         )
-    return {"goodput_mean_ratio": tuple(means), "goodput_min_ratio": tuple(lowest), "dip": tuple(lowest)}
+        # What is compared is the time after the fault, so that the time before it is the only control.
+        since = ends_of(ratio_to(after, before, member_level))
+        if len(after):
+            later.append(Member(name=fault_id, value=float(after.mean()) / base.mean, before=since, after=since))
+    return {
+        "goodput_mean_ratio": tuple(means),
+        "goodput_min_ratio": tuple(lowest),
+        "dip": tuple(lowest),
+        "goodput.after_ratio": tuple(later) if len(later) == len(impacts) else (),
+    }
 
 
 def bins_after(

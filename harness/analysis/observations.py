@@ -14,8 +14,15 @@ from typing import Any
 import numpy as np
 
 from faultbed.harness.analysis import timeline
+from faultbed.harness.analysis.effects.fault_windows import acting_windows
 from faultbed.harness.analysis.ettr import Ettr, work_share
-from faultbed.harness.analysis.intervals import attainment_range, mean_busbw_gbps, operation_shares, times_are_mixed
+from faultbed.harness.analysis.intervals import (
+    attainment_range,
+    bins_after,
+    mean_busbw_gbps,
+    operation_shares,
+    times_are_mixed,
+)
 from faultbed.harness.analysis.phases import ENDING, NAMES, Phase
 from faultbed.harness.analysis.ranks.slow_ranks import slow_ranks
 from faultbed.harness.analysis.ranks.storage_reads import reads_of
@@ -35,6 +42,7 @@ from faultbed.traffic.engine.latency_split import PARTS
 
 __all__ = [
     "Observation",
+    "after_ratio",
     "captured_packets",
     "dips",
     "faster_than_twin",
@@ -427,6 +435,32 @@ def goodput_mean_ratio(
     seconds = (impacts[worst].cleared_ns - impacts[worst].fired_ns) / 1e9
     detail = f"under {worst} for {seconds:.1f} s, against the mean of the fault-free start"
     return Observation(value=ratios[worst], detail=detail)
+
+
+def after_ratio(
+    run: RunEvidence,
+    whole: timeline.Goodput | None,
+    base: timeline.Baseline | None,
+    impacts: Mapping[str, timeline.Impact],
+) -> Observation:
+    """Return the mean goodput after the effects of a fault were over, relative to the fault-free start; the lowest.
+
+    It lasts until the next fault, or the run's end. A fault whose recovery was not seen has no time after it.
+    """
+    missing = [fault.plan.id for fault in run.injected.faults if fault.plan.id not in impacts]
+    if whole is None or base is None or not impacts or missing:
+        return Observation(value=None, detail=f"{f'{missing[0]}: ' if missing else ''}{_why_no_impact(base)}")
+    windows, ratios = acting_windows(run), dict[str, float]()
+    for fault_id, impact in impacts.items():
+        if impact.censored or impact.slow_down is not None:
+            why = impact.slow_down.reason if impact.slow_down is not None else impact.reason
+            return Observation(value=None, detail=f"{fault_id}: {why}")
+        after = bins_after(whole, windows, fault_id, impact.end_ns)
+        if not len(after):
+            return Observation(value=None, detail=f"{fault_id}: nothing was measured after its effects were over")
+        ratios[fault_id] = float(after.mean()) / base.mean
+    worst = min(ratios, key=lambda fault_id: ratios[fault_id])
+    return Observation(value=ratios[worst], detail=f"after {worst}, against the mean of the fault-free start")
 
 
 def jct_ratio(run: RunEvidence, job_time: timeline.JobTime | None, fired: Mapping[str, tuple[int, int]]) -> Observation:

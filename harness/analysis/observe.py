@@ -174,6 +174,7 @@ def _metrics(
         **observations.recovery_phases(run, base, by_phase),
         **observations.dips(run, base, impacts),
         "goodput_mean_ratio": observations.goodput_mean_ratio(run, total, base, impacts),
+        "goodput.after_ratio": observations.after_ratio(run, total, base, impacts),
         "jct_ratio": observations.jct_ratio(run, job_time, fired),
         "ettr": observations.training_ratio(training),
         **restart_metrics(run, fired),

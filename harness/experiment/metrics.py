@@ -351,6 +351,14 @@ _TABLE = (
         meaning="Mean goodput while a fault acted, over the mean of the fault-free start; the worst fault counts",
     ),
     Metric(
+        name="goodput.after_ratio",
+        unit="ratio",
+        about_faults=True,
+        estimand="contrast",
+        meaning="Mean goodput from the end of a fault's effects until the next fault or the run's end, over that of "
+        "the fault-free start; the worst fault counts",
+    ),
+    Metric(
         name="dip",
         unit="ratio",
         about_faults=True,
@@ -531,6 +539,7 @@ _NEEDS_BASELINE = (
     "after_clear.",
     "goodput_min_ratio",
     "goodput_mean_ratio",
+    "goodput.after_ratio",
     "dip",
     "straggler",
     "bystander.goodput_ratio",

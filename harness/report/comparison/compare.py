@@ -43,6 +43,7 @@ HIGHER_IS_BETTER = frozenset(
         "busbw.mean",
         "goodput_min_ratio",
         "goodput_mean_ratio",
+        "goodput.after_ratio",
         "bystander.goodput_ratio",
         "iterations",
         "ettr",

@@ -491,7 +491,8 @@ def until(run, end_s):
 
 
 @pytest.mark.parametrize(
-    "metric", ["goodput_min_ratio", "dip", "recovery.qp_error", "recovery.rebuild", "recovery.hold"]
+    "metric",
+    ["goodput_min_ratio", "goodput.after_ratio", "dip", "recovery.qp_error", "recovery.rebuild", "recovery.hold"],
 )
 def test_worst_recovery_is_unknown_if_one_fault_has_too_little_data(metric):
     """The run ends right after its last fault began. The two faults before it used to decide for all three."""
@@ -500,6 +501,27 @@ def test_worst_recovery_is_unknown_if_one_fault_has_too_little_data(metric):
     assert observation.metrics[metric].value is None
     assert observation.metrics[metric].detail.startswith("slow-gpu: ")
     assert observe(synthetic_run()).metrics[metric].value is not None
+
+
+def slower_from(run, start_s, factor):
+    """Return the run whose ranks move less data from this time on."""
+    start_ns = run.workload.t0_ns + int(start_s * 1e9)
+
+    def scaled(sample):
+        return msgspec.structs.replace(sample, bytes=round(sample.bytes * (factor if sample.t_ns >= start_ns else 1)))
+
+    series = [msgspec.structs.replace(one, samples=tuple(map(scaled, one.samples))) for one in run.workload.series]
+    return changed(run, series=tuple(series))
+
+
+def test_rate_after_the_last_fault_is_compared_with_that_before_the_first():
+    """A library that comes back slower recovers by our rule (90 %), and this ratio shows by how much it is slower."""
+    healthy = observe(synthetic_run()).metrics["goodput.after_ratio"]
+    assert healthy.value == pytest.approx(1.0, abs=0.08)
+    slower = observe(slower_from(synthetic_run(), 42.0, 0.5)).metrics["goodput.after_ratio"]
+    assert slower.value < 0.8 * healthy.value
+    assert slower.detail.startswith("after slow-gpu")
+    assert [member.name for member in slower.members] == ["uplink", "loss", "slow-gpu"]
 
 
 def watched(run, *machines):
