@@ -63,6 +63,8 @@ NO_LAB = {
     "faultbed init mine": Expected(says="next: `faultbed run mine/experiment.toml`", makes="mine/test_fabric.py"),
     "faultbed run demo --plan": Expected(says="nothing is done yet"),
     "faultbed run your-program --plan": Expected(says="nothing is done yet"),
+    "faultbed scorecard": Expected(says="rping"),
+    "faultbed scorecard ib_write_bw faultbed --plan": Expected(says="320 runs to make"),
     "faultbed run demo --plan --set workload.size=1MiB --set 'faults[0].for=2s'": Expected(says="nothing is done yet"),
     "faultbed schema": Expected(says="faultbed experiment"),
     (
@@ -254,6 +256,7 @@ NOT_RUN = {
     _DEMO: "two minutes and a half; `make nightly` has it by this command",
     "faultbed run node-loss": _SESSION,
     "faultbed run your-program": _SESSION,
+    'faultbed scorecard ib_write_bw rping --fault "link down 2 s" --seeds 3': "9 runs; test_programs.py makes some",
     "faultbed witness -- ./pull-the-plug.sh": "an injector of the reader's; test_witness.py runs one",
     "faultbed witness --watch 60": "somebody makes a fault by hand",
     "faultbed shrink demo --seed 7": "7 is the file's own seed: the same runs as without it",

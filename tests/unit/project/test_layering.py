@@ -31,6 +31,7 @@ ROOMS = (
     "parts",
     "report",
     "run",
+    "scorecard",
     "fuzz",
     "pytest_plugin",
     "cli",
