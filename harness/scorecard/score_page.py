@@ -7,7 +7,8 @@ from importlib import metadata
 from pathlib import Path
 
 from faultbed.harness.json_text import json_text
-from faultbed.harness.record.rundir import RunDir, whole
+from faultbed.harness.record.run_files import whole
+from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.report import page
 from faultbed.harness.run.sweeps.sweep_points import Point
 from faultbed.harness.scorecard.program_file import Program

@@ -64,7 +64,7 @@ NO_LAB = {
     "faultbed run demo --plan": Expected(says="nothing is done yet"),
     "faultbed run your-program --plan": Expected(says="nothing is done yet"),
     "faultbed scorecard": Expected(says="rping"),
-    "faultbed scorecard ib_write_bw faultbed --plan": Expected(says="320 runs to make"),
+    "faultbed scorecard ib_write_bw faultbed --plan": Expected(says="360 runs to make"),
     "faultbed run demo --plan --set workload.size=1MiB --set 'faults[0].for=2s'": Expected(says="nothing is done yet"),
     "faultbed schema": Expected(says="faultbed experiment"),
     (
