@@ -7,9 +7,10 @@ export PYTHONDONTWRITEBYTECODE =
 # More than cores: unit tests wait for 155 s altogether, for a window or for the end of a process.
 WORKERS = $(shell expr $$(nproc) + 3)
 on_every_core = $(RUN)python -m pytest tests/unit -n $(WORKERS) --dist worksteal
-# Experiments that `make nightly` runs and `make test` does not: the first by its command, the second by test_gpu_health.py.
+# Experiments that `make nightly` runs and `make test` does not: the first by its command, the second by test_gpu_health.py,
+# the third on soft-3rack.
 # What the second one shows, a job that leaves a GPU with an uncontained error, is a unit test, with engines of this machine.
-AT_NIGHT = demo gpu-memory-error
+AT_NIGHT = demo gpu-memory-error te-collision
 RUNS = runs
 # Where `make history` keeps runs of earlier days, and how many; a folder for what CI keeps of a level, if there is one.
 HISTORY = runs-kept
@@ -72,8 +73,8 @@ nightly: setup ## unit tests with all samples and slow ones, those of soft labs 
 	@[ "$$(id -u)" != 0 ] || { $(cluster_programs); }
 	@worst=0; keep() { test $$1 -le $$worst || worst=$$1; }; \
 	FAULTBED_ALL_SAMPLES=1 $(RUN)python -m pytest tests/unit -m "" -n auto --dist worksteal; keep $$?; \
-	$(call on_lab,soft-3rack,tests/soft/test_fabric_routing.py -k odd_and_even); keep $$?; \
-	$(call on_lab,soft-3rack,tests/soft/test_flow_placement.py -k backdoor); keep $$?; \
+	$(call on_lab,soft-3rack,tests/soft/test_fabric_routing.py tests/soft/test_flow_placement.py tests/experiments/te-collision.toml \
+		-k "odd_and_even or flow_placement or te-collision"); keep $$?; \
 	$(call on_lab,soft-tapered,tests/soft/test_fabric_routing.py -k costs); keep $$?; \
 	$(call on_lab,soft-zones,tests/soft/test_zones.py); keep $$?; \
 	$(RUN)python -m pytest tests/common tests/soft -m "" --faultbed-repeat 3 --faultbed-repeat-slow 1 --faultbed-reset-each; keep $$?; \

@@ -4,8 +4,9 @@ Packages, from the lowest; each imports only those before it: `ledger` (what set
 person requests), `packets` (what a capture proves), `record` (what a run leaves behind), `model` (what a job would do,
 without a lab), `analysis` (what a run shows), `attribution` (the causes), `live` (what is done on a lab while
 something is measured), `parts` (what an experiment can contain), `report` (what people read), `run` (the loop),
-`scorecard` (what programs survive), `fuzz`, `pytest_plugin`, `cli`. The modules beside them are shared by all: the verdict and its words, the judge, errors in
-words, one statistical rule, and how files and quantities are read.
+`scorecard` (what programs survive), `fuzz`, `pytest_plugin`, `cli`. The modules beside them are
+shared by all: the verdict and its words, the judge, errors in words, one statistical rule, and how files and quantities
+are read.
 """
 
 # A checkout has this folder beside the package, too: imported from there, each module would exist twice.

@@ -44,6 +44,9 @@ NO_LAB = {
     f"{_RACK} routing plan --scheme pinned rtsw1": Expected(says="set local-preference 200"),
     f"{_ROUTING} predict --scheme ecmp --qps-per-peer 16 --failed rtsw1:ctsw1": Expected(says="2.00"),
     f"{_ROUTING} predict --scheme ecmp --scheme e-ecmp --scheme te --failed rtsw1:ctsw1": Expected(says="te"),
+    f"{_ROUTING} predict --scheme te --scheme e-ecmp --qps-per-peer 16 --failures 2": Expected(
+        says="e-ecmp is better than te"
+    ),
     "faultbed --lab soft-zones-8 place docs/sweeps/placement.toml": Expected(says="min-cut"),
     f"{_ROUTING} predict --grid tp=2,dp=3 --phase tp:all-reduce:4MiB --phase dp:all-reduce:1MiB": Expected(says="1.00"),
     "faultbed --lab soft-zones predict docs/sweeps/taper.toml --over workload.pattern=in-zone,across-zones": Expected(

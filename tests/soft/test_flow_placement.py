@@ -64,6 +64,18 @@ def test_te_parts_queue_pairs_that_collide_under_ecmp(lab, tmp_path):
     assert not any(rules(lab).values())
 
 
+@pytest.mark.parametrize("mutate", ["noop", "lie"])
+def test_controller_whose_rules_reach_no_switch_is_not_believed(lab, tmp_path, mutate):
+    """Only prefixes that it does not place, which BGP's ECMP decides, are as the scheme says."""
+    verdict = run(lab, tmp_path, "te", iterations=2, mutate_routing=mutate).verdict
+
+    print(verdict.verdict, verdict.routing.unproven)
+    assert verdict.verdict is Verdict.INCONCLUSIVE, verdict.checks
+    assert verdict.routing.armed.ok is False
+    assert 0 < verdict.routing.decisions.agreed < verdict.routing.decisions.queried
+    assert verdict.lab_state == "CLEAN"
+
+
 def test_controller_whose_rules_are_those_of_another_lab_is_not_believed(lab, tmp_path, monkeypatch):
     """It computes and reports as the real one, but what reaches the switches has the two spines exchanged."""
     honest = SchemeLease.update

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,16 +15,24 @@ from faultbed.harness.check_places import Place, places
 from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.harness.cli.options.experiment_seed import SEED
 from faultbed.harness.cli.options.names import experiment_argument
+from faultbed.harness.cli.options.sharding import workers_options
 from faultbed.harness.experiment import experiment_file as experiment_module
 from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.run import loop as run_module
 from faultbed.harness.run.loop import Finished
+from faultbed.harness.run.prepare.resolve import ResolvedRun
 from faultbed.harness.run.repeats import shrink as shrink_module
+from faultbed.harness.run.repeats.made_by_workers import made_by
+from faultbed.harness.run.repeats.shrink import Subset
+from faultbed.harness.run.workers.worker_places import Place as WorkerPlace
+from faultbed.harness.run.workers.worker_places import with_options
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.harness.verdict import ExitCode, Verdict
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import ConfigError, DirtyLab, UsageError
+from faultbed.testbed.extras import extra
 from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
@@ -31,9 +41,16 @@ _NOT_OF_THE_WORKLOAD = frozenset({"lab_restored", "harness"})
 """Checks whose failure is no failure of the experiment."""
 
 
+Progress = Callable[[str], None]
+Make = Callable[[Sequence[ResolvedRun], Path], Generator[Finished, None, None]]
+
+
 @dataclass(kw_only=True)
 class _Search:
-    """Runs of parts of one experiment, in turn; `failed_with_all` are the checks that failed with all its faults."""
+    """Runs of parts of one experiment; `failed_with_all` are the checks that failed with all its faults.
+
+    `make` yields the runs of some plans, in their order.
+    """
 
     source: bytes
     experiment: Experiment
@@ -41,53 +58,98 @@ class _Search:
     seed: int | None
     out: Path
     most: int
-    progress: Callable[[str], None]
-    guard: Callable[[], None]
+    progress: Progress
+    make: Make
     failed_with_all: frozenset[Place] = frozenset()
-    tried: list[tuple[tuple[int, ...], Finished]] = field(default_factory=list)
+    tried: list[tuple[Subset, Finished]] = field(default_factory=list)
 
     @property
     def ids(self) -> tuple[str, ...]:
         """The faults, by name."""
         return tuple(fault.id for fault in self.experiment.faults)
 
-    def named(self, some: Sequence[int]) -> str:
+    def named(self, some: Subset) -> str:
         """Return the ids of some faults, separated by commas."""
         return ", ".join(self.ids[number] for number in some) or "no faults"
 
-    def run(self, some: tuple[int, ...]) -> Finished:
-        """Run the experiment with some of the faults.
+    def runs_of(self, candidates: Sequence[Subset], out: Path) -> Iterator[tuple[Subset, Finished]]:
+        """Yield the runs with some of the faults, in the order of the candidates. Closing it ends those that go on.
+
+        A candidate that cannot be planned has no run. For example, a stop condition may need a fault that is left out.
 
         Raises:
             UsageError: `most` runs are done already.
             DirtyLab: the run changed the lab, and the reset did not restore it.
         """
-        if len(self.tried) == self.most:
-            raise UsageError(
-                f"--most {self.most}: the search is not complete after this number of runs; increase --most"
-            )
-        part = shrink_module.without(self.source, self.ids, some)
-        resolved = run_module.resolve(
-            experiment_module.decode(part, source=self.experiment.source), part, self.inventory, seed=self.seed
-        )
-        finished = run_module.execute(resolved, self.inventory, out=self.out, progress=self.progress, guard=self.guard)
-        self.tried.append((some, finished))
-        verdict = finished.verdict
-        self.progress(f"run {len(self.tried)}, {self.named(some)}: {verdict.verdict}")
-        if verdict.lab_state == "DIRTY" and not backend_of(self.inventory.kind).reset(self.inventory, self.progress):
-            raise DirtyLab(f"{self.inventory.name} is DIRTY after {self.named(some)}; run `faultbed heal`, then repeat")
-        return finished
+        planned = [(some, resolved) for some in candidates if (resolved := self._resolved(some)) is not None]
+        with contextlib.closing(self.make([resolved for _, resolved in planned], out)) as made:
+            for some, _ in planned:
+                if len(self.tried) == self.most:
+                    raise UsageError(
+                        f"--most {self.most}: the search is not complete after this number of runs; increase --most"
+                    )
+                finished = next(made)
+                self.tried.append((some, finished))
+                self.progress(f"run {len(self.tried)}, {self.named(some)}: {finished.verdict.verdict}")
+                yield some, finished
 
-    def fails(self, some: tuple[int, ...]) -> bool:
-        """Return whether the experiment with some of the faults fails a check that it fails with all of them.
+    def run(self, some: Subset, out: Path) -> Finished:
+        """Run the experiment with some of the faults, which can be planned.
 
-        A part that cannot be planned does not fail. For example, a stop condition may need a fault that is left out.
+        Raises:
+            FaultbedError: as `runs_of`.
         """
+        with contextlib.closing(self.runs_of([some], out)) as runs:
+            for _, finished in runs:
+                return finished
+        raise UsageError(f"{self.named(some)}: cannot be planned; run the experiment alone for the reason")
+
+    def first_failing(self, candidates: Sequence[Subset]) -> Subset | None:
+        """Return the first of some sets of faults with which a check fails that fails with all of them."""
+        with contextlib.closing(self.runs_of(candidates, self.out)) as runs:
+            return next((some for some, finished in runs if _failed(finished) & self.failed_with_all), None)
+
+    def _resolved(self, some: Subset) -> ResolvedRun | None:
+        part = shrink_module.without(self.source, self.ids, some)
         try:
-            return bool(_failed(self.run(some)) & self.failed_with_all)
+            experiment = experiment_module.decode(part, source=self.experiment.source)
+            return run_module.resolve(experiment, part, self.inventory, seed=self.seed)
         except ConfigError as error:
             self.progress(f"{self.named(some)}: not run: {error}")
-            return False
+            return None
+
+
+@contextlib.contextmanager
+def _maker_here(session: Session, inventory: Inventory, name: str) -> Iterator[tuple[Make, Progress]]:
+    """Yield what makes runs on this lab, one after the other, and what shows their progress."""
+    with (
+        hold(inventory, (), why=f"shrink {name}", mode="exclusive") as holding,
+        session.progress(also=holding.heartbeat) as progress,
+    ):
+        backend = backend_of(inventory.kind)
+        backend.make_ready(inventory, progress)
+
+        def make(trials: Sequence[ResolvedRun], out: Path) -> Generator[Finished, None, None]:
+            for trial in trials:
+                finished = run_module.execute(trial, inventory, out=out, progress=progress, guard=holding.refresh)
+                if finished.verdict.lab_state == "DIRTY" and not backend.reset(inventory, progress):
+                    path = finished.run_dir.path
+                    raise DirtyLab(f"{inventory.name} is DIRTY after {path}; run `faultbed heal`, then repeat")
+                yield finished
+
+        yield make, progress
+
+
+@contextlib.contextmanager
+def _maker_on(session: Session, place: WorkerPlace, inventory: Inventory, out: Path) -> Iterator[tuple[Make, Progress]]:
+    """Yield what makes runs on several labs at a time, and what shows their progress."""
+    with extra("scale", "--on"):
+        from faultbed.harness.run.workers.open_pool import open_pool  # noqa: PLC0415 - an optional package
+    with (
+        session.progress() as progress,
+        open_pool(place, inventory=inventory.path, runs=out, progress=progress) as workers,
+    ):
+        yield (lambda trials, folder: made_by(workers, trials, inventory, folder)), progress
 
 
 @click.command()
@@ -101,37 +163,55 @@ class _Search:
     show_default=True,
     help="Folder of run directories and of NAME-smallest.toml.",
 )
+@workers_options
 @json_option
 @pass_session
-def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, out: Path, as_json: bool) -> int:
+def shrink(
+    session: Session,
+    /,
+    *,
+    experiment: Path,
+    seed: int | None,
+    most: int,
+    out: Path,
+    place: WorkerPlace | None,
+    jobs: int | None,
+    interface: str | None,
+    as_json: bool,
+) -> int:
     """Find the fewest faults with which a failing EXPERIMENT still fails, by running parts of it.
 
     Every run begins from the same snapshot, with the same seed. A part fails if a check is FAIL that was FAIL with all
     faults; INCONCLUSIVE, ERROR and parts that cannot be planned do not count. The result is run once more, to exclude a
     failure by chance. Each run directory has its repro.sh.
+
+    With --on, several labs try parts at a time, and the result is the same as that of one lab.
     """
+    place = with_options(place, jobs=jobs, interface=interface)
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
     if not loaded.faults:
         raise UsageError(f"{experiment}: there are no faults to remove; give an experiment with [[faults]]")
+    if place is not None and not traits_of(inventory.kind).has_snapshot:
+        raise UsageError(f"--on {place}: {inventory.name} has machines of its own, and parts are tried from a snapshot")
     run_module.resolve(loaded, source, inventory, seed=seed)
     shrink_module.without(source, [fault.id for fault in loaded.faults], [])
-    with (
-        hold(inventory, (), why=f"shrink {loaded.name}", mode="exclusive") as holding,
-        session.progress(also=holding.heartbeat) as progress,
-    ):
-        backend_of(inventory.kind).make_ready(inventory, progress)
+    here = place is None
+    maker = _maker_here(session, inventory, loaded.name) if here else _maker_on(session, place, inventory, out)
+    with maker as (make, progress):
         search = _Search(
             source=source, experiment=loaded, inventory=inventory, seed=seed, out=out, most=most, progress=progress,
-            guard=holding.refresh,
+            make=make,
         )  # fmt: skip
-        whole = search.run(tuple(range(len(loaded.faults))))
+        whole = search.run(tuple(range(len(loaded.faults))), out)
         search.failed_with_all = _failed(whole)
         if not search.failed_with_all:
             _show_no_failure(session, search, whole, as_json=as_json)
             return ExitCode.INCONCLUSIVE
-        smallest = shrink_module.smallest(len(loaded.faults), search.fails)
-        repeated = search.run(smallest)
+        smallest = shrink_module.smallest(len(loaded.faults), search.first_failing)
+        # A worker does not make a run again that is in the folder of runs already.
+        once_more = out if here else Path(tempfile.mkdtemp(prefix=f"{loaded.name}-again-", dir=out))
+        repeated = search.run(smallest, once_more)
     target = out / f"{loaded.name}-smallest.toml"
     target.write_bytes(shrink_module.without(source, search.ids, smallest))
     kind_of(loaded.workload).keep_inputs(loaded.workload, loaded.source, out)

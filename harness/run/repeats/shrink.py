@@ -15,32 +15,36 @@ from collections.abc import Callable, Sequence
 from faultbed.harness.experiment.metrics import lookup
 from faultbed.testbed.errors import UsageError
 
-__all__ = ["smallest", "without"]
+__all__ = ["Subset", "smallest", "without"]
+
+Subset = tuple[int, ...]
 
 _HEADER = re.compile(r"^\[(?!\[?\s*(?:faults|expect)\s*\.)", re.MULTILINE)
 """A section of the file. One within a fault, such as `[faults.set]`, belongs to the fault above it."""
 _FAULT, _EXPECT = "[[faults]]", "[[expect]]"
 
 
-def smallest(count: int, fails: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
+def smallest(count: int, first_failing: Callable[[Sequence[Subset]], Subset | None]) -> Subset:
     """Return a subset of 0 .. count - 1 that fails and of which no single element can be removed.
 
     Args:
         count: number of elements, which together are known to fail.
-        fails: whether a subset (ascending) fails. It is called once per subset.
+        first_failing: the first of some subsets (ascending) that fails; None: none does. It may try several at a time.
+            A subset that did not fail is not passed to it again.
     """
-    known: dict[tuple[int, ...], bool] = {}
+    harmless: set[Subset] = set()
 
-    def failing(some: tuple[int, ...]) -> bool:
-        if some not in known:
-            known[some] = fails(some)
-        return known[some]
+    def failing(candidates: Sequence[Subset]) -> Subset | None:
+        untried = [some for some in candidates if some not in harmless]
+        first = first_failing(untried) if untried else None
+        harmless.update(untried if first is None else untried[: untried.index(first)])
+        return first
 
     left, parts = tuple(range(count)), 2
     while len(left) > 1:
         chunks = _split(left, parts)
         rests = [tuple(number for number in left if number not in chunk) for chunk in chunks] if parts > 2 else []  # noqa: PLR2004
-        failing_part = next((some for some in (*chunks, *rests) if failing(some)), None)
+        failing_part = failing((*chunks, *rests))
         if failing_part is not None:
             parts = max(2, parts - 1) if failing_part in rests else 2
             left = failing_part
@@ -48,7 +52,7 @@ def smallest(count: int, fails: Callable[[tuple[int, ...]], bool]) -> tuple[int,
             break
         else:
             parts = min(len(left), 2 * parts)
-    return () if len(left) == 1 and failing(()) else left
+    return () if len(left) == 1 and failing([()]) is not None else left
 
 
 def without(source: bytes, ids: Sequence[str], keep: Sequence[int]) -> bytes:

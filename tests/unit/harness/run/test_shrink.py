@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from itertools import combinations
 from types import SimpleNamespace
 
 import house
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from faultbed.harness.cli.experiments import shrinking
+from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment import experiment_file as experiment
 from faultbed.harness.run.repeats.shrink import smallest, without
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
@@ -20,6 +23,21 @@ from faultbed.testbed.inventory import lab_inventory
 
 DEMO = house.DEMO.read_bytes()
 IDS = [fault.id for fault in experiment.decode(DEMO, source="demo").faults]
+
+
+def first(fails):
+    """Return what tries subsets one after the other, up to the first that fails."""
+    return lambda candidates: next((some for some in candidates if fails(some)), None)
+
+
+def first_of_all(fails):
+    """Return what tries all subsets at once, as several labs do."""
+
+    def first_failing(candidates):
+        results = {some: fails(some) for some in reversed(candidates)}
+        return next((some for some in candidates if results[some]), None)
+
+    return first_failing
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
@@ -32,7 +50,7 @@ def test_smallest_keeps_exactly_the_guilty_faults(drawn):
         requests.append(some)
         return guilty <= set(some)
 
-    assert set(smallest(count, fails)) == guilty
+    assert set(smallest(count, first(fails))) == guilty
     assert len(requests) == len(set(requests))
 
 
@@ -41,14 +59,15 @@ def test_smallest_result_cannot_lose_any_single_fault(count, data):
     """Even if further faults hide a failure, removing any single fault from the result makes it pass."""
     every = [some for size in range(count + 1) for some in combinations(range(count), size)]
     failing = data.draw(st.sets(st.sampled_from(every))) | {tuple(range(count))}
-    left = smallest(count, lambda some: some in failing)
+    left = smallest(count, first(lambda some: some in failing))
     assert left in failing
+    assert smallest(count, first_of_all(lambda some: some in failing)) == left, "several labs decide as one does"
     assert all(tuple(other for other in left if other != one) not in failing for one in left)
 
 
 def test_smallest_finds_one_of_sixteen_in_few_runs():
     requests = []
-    assert smallest(16, lambda some: bool(requests.append(some)) or 11 in some) == (11,)
+    assert smallest(16, first(lambda some: bool(requests.append(some)) or 11 in some)) == (11,)
     assert len(requests) <= 9
 
 
@@ -136,15 +155,70 @@ def test_without_rejects_inline_fault_tables():
         without(source, ["link.flap"], [])
 
 
+def search_of(source, tmp_path, make, **options):
+    return shrinking._Search(
+        source=source, experiment=experiment.decode(source, source="demo"), seed=None, out=tmp_path,
+        inventory=lab_inventory.load(house.HOUSE / "inventory" / "soft.yml"), make=make,
+        failed_with_all=frozenset({("wrong_elements", "observed <= bound", 0)}),
+        **{"progress": print, "most": 9} | options,
+    )  # fmt: skip
+
+
+def made(trials, _out):
+    """Yield a run that passes for each plan."""
+    for trial in trials:
+        yield verdict_of(Check(name=trial.plan.experiment, verdict=Verdict.PASS, observed=0, bound=1, unit=""))
+
+
 def test_part_that_cannot_be_planned_does_not_end_the_search(tmp_path):
     """An experiment with a stop condition was never shrunk: without any fault it is refused, after all other runs."""
     source = DEMO + b'\n[[stop]]\nmetric = "qp_errors"\nmax = 3\n'
     lines = []
-    search = shrinking._Search(
-        source=source, experiment=experiment.decode(source, source="demo"), seed=None, out=tmp_path, most=1,
-        inventory=lab_inventory.load(house.HOUSE / "inventory" / "soft.yml"), progress=lines.append, guard=lambda: None,
-        failed_with_all=frozenset({("wrong_elements", "observed <= bound", 0)}),
-    )  # fmt: skip
-    assert not search.fails(())
+    search = search_of(source, tmp_path, made, progress=lines.append)
+    assert search.first_failing([()]) is None
     assert search.tried == []
     assert "no faults: not run: demo:34: stop[0]" in lines[0]
+
+
+def test_search_counts_runs_in_the_order_of_the_candidates_and_ends_the_others(tmp_path):
+    ended = []
+
+    def make(trials, out):
+        try:
+            yield from made(trials, out)
+        finally:
+            ended.append(len(trials))
+
+    search = search_of(DEMO, tmp_path, make, most=2)
+    with pytest.raises(UsageError, match="--most 2"):
+        search.first_failing([(0,), (1,), (2,)])
+    assert [some for some, _ in search.tried] == [(0,), (1,)]
+    assert ended == [3]
+
+
+def test_result_of_shrink_on_workers_is_run_once_more_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    """A worker does not make a published run again: in the same folder, the second run would be the first one."""
+    folders = []
+
+    def failing(trials, out):
+        folders.append(out)
+        for _ in trials:
+            failed = Check(name="wrong_elements", verdict=Verdict.FAIL, observed=1, bound=0, unit="", comparison="max")
+            run = verdict_of(failed)
+            run.run_dir, run.report = SimpleNamespace(path=out / "run"), out / "report.html"
+            yield run
+
+    @contextlib.contextmanager
+    def maker(_session, _place, _inventory, _out):
+        yield failing, print
+
+    monkeypatch.setattr(shrinking, "_maker_on", maker)
+    file = tmp_path / "demo.toml"
+    file.write_bytes(DEMO)
+    words = ["shrink", str(file), "--on", "local:2", "--out", str(tmp_path), "--json"]
+    answer = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert answer.exception is None, answer.exception
+    assert answer.return_value == 0
+    assert folders[0] == tmp_path
+    assert folders[-1].parent == tmp_path
+    assert folders[-1] not in folders[:-1]
