@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from faultbed.harness.cli.context import Session, json_option, pass_session
-from faultbed.harness.cli.options.numbers import SEED
+from faultbed.harness.cli.options.experiment_seed import SEED
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.quantities import format_duration
 from faultbed.harness.run.prepare.resolve import touched
