@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from faultbed.harness.attribution import confusion
 from faultbed.harness.attribution.attribute import attribute as attribute_run
 from faultbed.harness.attribution.campaign import Label
 from faultbed.harness.cli.context import Session, json_option, pass_session
-from faultbed.harness.cli.options.sharding import shard_option
+from faultbed.harness.cli.experiments.making_runs import runs_made
+from faultbed.harness.cli.options.sharding import shard_option, workers_options
 from faultbed.harness.conditions import unmet
 from faultbed.harness.confidence import Interval
 from faultbed.harness.experiment import experiment_file as experiment_module
@@ -23,12 +25,11 @@ from faultbed.harness.record.rundir import open_run
 from faultbed.harness.run import loop as run_module
 from faultbed.harness.run.loop import ResolvedRun
 from faultbed.harness.run.sweeps.shards import Shard, shard_of
+from faultbed.harness.run.workers.worker_places import Place, with_options
 from faultbed.harness.verdict import ExitCode, Verdict, VerdictFile, exit_code, worst
-from faultbed.testbed.backends.lab_backend import backend_of
-from faultbed.testbed.errors import DirtyLab, LabError, UsageError
+from faultbed.testbed.errors import LabError, UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.suggestions import hint
-from faultbed.testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
 
@@ -119,6 +120,7 @@ def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tup
     help="Probe the fabric during the job, as [probe] does; adds delays, which only probes can locate.",
 )
 @shard_option
+@workers_options
 @click.option("--plan", "only_plan", is_flag=True, help="List the runs without running them.")
 @click.option(
     "--out",
@@ -136,19 +138,25 @@ def campaign(
     places: int,
     probe: bool,
     shard: Shard | None,
+    place: Place | None,
+    jobs: int | None,
+    interface: str | None,
     only_plan: bool,
     out: Path,
 ) -> int:
     """Run short experiments with each kind of fault at several places, as ground truth for attribution.
 
     A run takes about half a minute; kinds take turns. The command can be ended at any time, and resumes. Another seed
-    is another campaign. `attribute` on the runs below --out prints the score. With --shard, several labs share the
-    runs.
+    is another campaign. `attribute` on the runs below --out prints the score. With --shard or --on, several labs
+    share the runs.
 
     Exit codes, over all runs of the campaign, those of earlier calls included: 0 every run is PASS or FAIL (a job may
     not survive its fault); 2 a run is INCONCLUSIVE, or a FAIL without proof of its fault, or left the lab DIRTY (remove
     its run directory to repeat it); 3 a run is an ERROR, which the next call repeats; 5 the lab is DIRTY.
     """
+    place = with_options(place, jobs=jobs, interface=interface)
+    if place is not None and (shard is not None or only_plan):
+        raise click.UsageError("--on makes the runs on labs of its own; give it without --shard and --plan")
     inventory = session.inventory()
     every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places, probe=probe)
     _refuse_unknown(only, sorted({label.kind for label in every if label.kind is not None}), inventory.name)
@@ -170,20 +178,17 @@ def campaign(
         ]
         session.table(("run", "fault", "place", "with"), rows)
         return ExitCode.PASS
-    verdicts: list[Verdict] = []
+    earlier = [(label, resolved, _earlier_verdicts(out, label.name, resolved)) for label, resolved in selected]
+    verdicts = [_counted(verdict) for *_, known in earlier for verdict in known]
+    due = [(label, resolved) for label, resolved, known in earlier if not known]
+    if not due:
+        return exit_code(worst((Verdict.PASS, *verdicts)), "CLEAN")
     with (
-        hold(inventory, (), why="campaign", mode="exclusive") as holding,
-        session.progress(also=holding.heartbeat) as progress,
+        runs_made(session, inventory, out, place=place, why="campaign") as (make, progress),
+        contextlib.closing(make([resolved for _, resolved in due], out)) as made,
     ):
-        backend_of(inventory.kind).make_ready(inventory, progress)
         in_error = 0
-        for label, resolved in selected:
-            if earlier := _earlier_verdicts(out, label.name, resolved):
-                verdicts += map(_counted, earlier)
-                continue
-            finished = run_module.execute(resolved, inventory, out=out, progress=progress, guard=holding.refresh)
-            if finished.verdict.lab_state == "DIRTY" and not backend_of(inventory.kind).reset(inventory, progress):
-                raise DirtyLab(f"{inventory.name} is DIRTY after {label.name}; run `faultbed heal`, then repeat")
+        for (label, _), finished in zip(due, made, strict=True):
             progress(f"{label.name}: {_outcome(finished.verdict)}")
             verdicts.append(_counted(finished.verdict))
             in_error = in_error + 1 if finished.verdict.verdict == Verdict.ERROR else 0

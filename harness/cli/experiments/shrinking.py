@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from faultbed.harness.check_places import Place, places
 from faultbed.harness.cli.context import Session, json_option, pass_session
+from faultbed.harness.cli.experiments.making_runs import Make, Progress, runs_made
 from faultbed.harness.cli.options.experiment_seed import SEED
 from faultbed.harness.cli.options.names import experiment_argument
 from faultbed.harness.cli.options.sharding import workers_options
@@ -22,27 +23,18 @@ from faultbed.harness.run import loop as run_module
 from faultbed.harness.run.loop import Finished
 from faultbed.harness.run.prepare.resolve import ResolvedRun
 from faultbed.harness.run.repeats import shrink as shrink_module
-from faultbed.harness.run.repeats.made_by_workers import made_by
 from faultbed.harness.run.repeats.shrink import Subset
 from faultbed.harness.run.workers.worker_places import Place as WorkerPlace
 from faultbed.harness.run.workers.worker_places import with_options
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.harness.verdict import ExitCode, Verdict
-from faultbed.testbed.backends.lab_backend import backend_of
-from faultbed.testbed.errors import ConfigError, DirtyLab, UsageError
-from faultbed.testbed.extras import extra
+from faultbed.testbed.errors import ConfigError, UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
-from faultbed.testbed.model.lab_kind import traits_of
-from faultbed.testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
 
 _NOT_OF_THE_WORKLOAD = frozenset({"lab_restored", "harness"})
 """Checks whose failure is no failure of the experiment."""
-
-
-Progress = Callable[[str], None]
-Make = Callable[[Sequence[ResolvedRun], Path], Generator[Finished, None, None]]
 
 
 @dataclass(kw_only=True)
@@ -72,7 +64,7 @@ class _Search:
         """Return the ids of some faults, separated by commas."""
         return ", ".join(self.ids[number] for number in some) or "no faults"
 
-    def runs_of(self, candidates: Sequence[Subset], out: Path) -> Iterator[tuple[Subset, Finished]]:
+    def runs_of(self, candidates: Sequence[Subset], out: Path) -> Generator[tuple[Subset, Finished], None, None]:
         """Yield the runs with some of the faults, in the order of the candidates. Closing it ends those that go on.
 
         A candidate that cannot be planned has no run. For example, a stop condition may need a fault that is left out.
@@ -119,39 +111,6 @@ class _Search:
             return None
 
 
-@contextlib.contextmanager
-def _maker_here(session: Session, inventory: Inventory, name: str) -> Iterator[tuple[Make, Progress]]:
-    """Yield what makes runs on this lab, one after the other, and what shows their progress."""
-    with (
-        hold(inventory, (), why=f"shrink {name}", mode="exclusive") as holding,
-        session.progress(also=holding.heartbeat) as progress,
-    ):
-        backend = backend_of(inventory.kind)
-        backend.make_ready(inventory, progress)
-
-        def make(trials: Sequence[ResolvedRun], out: Path) -> Generator[Finished, None, None]:
-            for trial in trials:
-                finished = run_module.execute(trial, inventory, out=out, progress=progress, guard=holding.refresh)
-                if finished.verdict.lab_state == "DIRTY" and not backend.reset(inventory, progress):
-                    path = finished.run_dir.path
-                    raise DirtyLab(f"{inventory.name} is DIRTY after {path}; run `faultbed heal`, then repeat")
-                yield finished
-
-        yield make, progress
-
-
-@contextlib.contextmanager
-def _maker_on(session: Session, place: WorkerPlace, inventory: Inventory, out: Path) -> Iterator[tuple[Make, Progress]]:
-    """Yield what makes runs on several labs at a time, and what shows their progress."""
-    with extra("scale", "--on"):
-        from faultbed.harness.run.workers.open_pool import open_pool  # noqa: PLC0415 - an optional package
-    with (
-        session.progress() as progress,
-        open_pool(place, inventory=inventory.path, runs=out, progress=progress) as workers,
-    ):
-        yield (lambda trials, folder: made_by(workers, trials, inventory, folder)), progress
-
-
 @click.command()
 @experiment_argument
 @click.option("--seed", type=SEED, help="Seed of the run that failed.")
@@ -192,13 +151,9 @@ def shrink(
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
     if not loaded.faults:
         raise UsageError(f"{experiment}: there are no faults to remove; give an experiment with [[faults]]")
-    if place is not None and not traits_of(inventory.kind).has_snapshot:
-        raise UsageError(f"--on {place}: {inventory.name} has machines of its own, and parts are tried from a snapshot")
     run_module.resolve(loaded, source, inventory, seed=seed)
     shrink_module.without(source, [fault.id for fault in loaded.faults], [])
-    here = place is None
-    maker = _maker_here(session, inventory, loaded.name) if here else _maker_on(session, place, inventory, out)
-    with maker as (make, progress):
+    with runs_made(session, inventory, out, place=place, why=f"shrink {loaded.name}") as (make, progress):
         search = _Search(
             source=source, experiment=loaded, inventory=inventory, seed=seed, out=out, most=most, progress=progress,
             make=make,
@@ -210,7 +165,7 @@ def shrink(
             return ExitCode.INCONCLUSIVE
         smallest = shrink_module.smallest(len(loaded.faults), search.first_failing)
         # A worker does not make a run again that is in the folder of runs already.
-        once_more = out if here else Path(tempfile.mkdtemp(prefix=f"{loaded.name}-again-", dir=out))
+        once_more = out if place is None else Path(tempfile.mkdtemp(prefix=f"{loaded.name}-again-", dir=out))
         repeated = search.run(smallest, once_more)
     target = out / f"{loaded.name}-smallest.toml"
     target.write_bytes(shrink_module.without(source, search.ids, smallest))

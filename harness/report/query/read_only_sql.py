@@ -51,8 +51,9 @@ def columns_read(tables: Mapping[str, str], sql: str) -> dict[str, set[str]]:
     is_hidden = any(word in sql.lower() for word in ("natural", "using"))
 
     def record(action: int, first: str | None, second: str | None, database: str | None, inner: str | None) -> int:
-        if action == sqlite3.SQLITE_READ and first in tables:
-            reads.setdefault(str(first), set()).add(second or "")
+        table = (first or "").lower()  # one whose rows are only counted is reported as the statement spells it
+        if action == sqlite3.SQLITE_READ and table in tables:
+            reads.setdefault(table, set()).add(second or "")
         return _authorize(action, first, second, database, inner)
 
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
@@ -119,8 +120,10 @@ def _restrict(
     connection.set_progress_handler(lambda: time.monotonic() > deadline, _OPERATIONS)
 
     def authorize(action: int, first: str | None, second: str | None, database: str | None, inner: str | None) -> int:
-        if filled is not None and action == sqlite3.SQLITE_READ and first is not None and first in tables:
-            is_filled = first in filled and (not second or second in filled[first])
+        # A table whose rows are only counted is reported as the statement spells it.
+        table = (first or "").lower()
+        if filled is not None and action == sqlite3.SQLITE_READ and table in tables:
+            is_filled = table in filled and (not second or second in filled[table])
             return sqlite3.SQLITE_OK if is_filled else sqlite3.SQLITE_DENY
         return _authorize(action, first, second, database, inner)
 

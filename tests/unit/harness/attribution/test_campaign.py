@@ -12,16 +12,17 @@ from click.testing import CliRunner
 from house import HOUSE
 
 from faultbed.harness.attribution import campaign
-from faultbed.harness.cli.experiments import attribution
+from faultbed.harness.cli.experiments import attribution, making_runs
 from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment import run_plan
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.findings import NOTHING
 from faultbed.harness.run import loop as run
 from faultbed.harness.run.prepare.bind_to_lab import fit
+from faultbed.harness.run.workers.worker_places import parse_place
 from faultbed.harness.verdict import Check, Verdict, VerdictFile, encode
 from faultbed.inject.kinds.catalogue import CATALOGUE
-from faultbed.testbed.errors import DirtyLab, LabError
+from faultbed.testbed.errors import DirtyLab, LabError, UsageError
 from faultbed.testbed.inventory.lab_inventory import load
 
 SOFT = HOUSE / "inventory" / "soft.yml"
@@ -139,7 +140,7 @@ def verdict_of(word, lab_state="CLEAN"):
 def campaign_of(monkeypatch, tmp_path):
     """Run a campaign whose runs end with these verdicts in turn; return the command's result and the number of runs."""
     monkeypatch.setattr("faultbed.testbed.backends.soft.lifecycle.up", lambda *_, **__: None)
-    monkeypatch.setattr(attribution, "hold", lambda *_, **__: contextlib.nullcontext(Reservation()))
+    monkeypatch.setattr(making_runs, "hold", lambda *_, **__: contextlib.nullcontext(Reservation()))
 
     def run(verdicts, *options, lab=SOFT):
         began = []
@@ -152,9 +153,9 @@ def campaign_of(monkeypatch, tmp_path):
             (folder / "verdict.json").write_bytes(encode(verdict))
             (folder / "experiment.toml").write_bytes(resolved.source)
             (folder / "plan.json").write_bytes(run_plan.encode(resolved.plan))
-            return SimpleNamespace(verdict=verdict)
+            return SimpleNamespace(verdict=verdict, run_dir=SimpleNamespace(path=folder))
 
-        monkeypatch.setattr(attribution.run_module, "execute", execute)
+        monkeypatch.setattr(making_runs.loop, "execute", execute)
         done = CliRunner().invoke(
             cli, ["--lab", str(lab), "campaign", "--out", str(tmp_path), *options], standalone_mode=False
         )
@@ -243,7 +244,37 @@ def test_campaign_repeats_runs_that_were_made_without_probes_or_on_another_lab(c
 def test_campaign_reports_a_dirty_lab_that_cannot_be_reset(campaign_of, monkeypatch):
     """A rack has no snapshot. The campaign used to end with 0 on a DIRTY lab."""
     backend = SimpleNamespace(make_ready=lambda *_: None, reset=lambda *_: False)
-    monkeypatch.setattr(attribution, "backend_of", lambda _kind: backend)
+    monkeypatch.setattr(making_runs, "backend_of", lambda _kind: backend)
     done, _ = campaign_of([verdict_of("PASS", "DIRTY")], *ONLY)
     assert isinstance(done.exception, DirtyLab)
     assert done.exception.exit_code == 5
+
+
+def test_campaign_on_workers_counts_the_runs_that_they_make(tmp_path, monkeypatch):
+    places = []
+
+    @contextlib.contextmanager
+    def workers(_session, _inventory, _out, *, place, why):
+        def make(trials, _folder):
+            for number, _ in enumerate(trials):
+                yield SimpleNamespace(verdict=verdict_of("INCONCLUSIVE" if number else "PASS"))
+
+        places.append((str(place), why))
+        yield make, print
+
+    monkeypatch.setattr(attribution, "runs_made", workers)
+    words = ["--lab", str(SOFT), "campaign", "--out", str(tmp_path), *ONLY, "--only", "link.down", "--on", "local:2"]
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert (done.exception, done.return_value, places) == (None, 2, [("local:2", "campaign")])
+    for more in (["--shard", "1/2"], ["--plan"]):
+        assert CliRunner().invoke(cli, [*words, *more]).exit_code == 2, "a usage error of click"
+
+
+def test_workers_are_refused_for_a_lab_of_machines(tmp_path):
+    rack = load(HOUSE / "inventory" / "rack-h100.example.yml")
+    place = parse_place("local:2")
+    with (
+        pytest.raises(UsageError, match="--on local:2: rack-h100 has machines of its own"),
+        making_runs.runs_made(None, rack, tmp_path, place=place, why="campaign"),
+    ):
+        pass

@@ -209,10 +209,11 @@ def test_result_of_shrink_on_workers_is_run_once_more_in_a_folder_of_its_own(tmp
             yield run
 
     @contextlib.contextmanager
-    def maker(_session, _place, _inventory, _out):
+    def maker(_session, _inventory, _out, *, place, why):
+        assert (str(place), why) == ("local:2", "shrink demo")
         yield failing, print
 
-    monkeypatch.setattr(shrinking, "_maker_on", maker)
+    monkeypatch.setattr(shrinking, "runs_made", maker)
     file = tmp_path / "demo.toml"
     file.write_bytes(DEMO)
     words = ["shrink", str(file), "--on", "local:2", "--out", str(tmp_path), "--json"]

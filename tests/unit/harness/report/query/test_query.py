@@ -55,6 +55,7 @@ def queried(*words):
 def test_tables_hold_what_the_verdicts_say(runs, original):
     verdict = json.loads((original / "verdict.json").read_text())
     assert asked(runs, "select count(*), count(distinct run) from runs") == [(2, 2)]
+    assert asked(runs, "select count(*) from RUNS") == asked(runs, 'select count(*) from "Runs"') == [(2,)]
     assert asked(runs, "select name, verdict, observed from checks where run not like '%campaign%'") == [
         (one["name"], one["verdict"], one["observed"]) for one in verdict["checks"]
     ]
@@ -176,6 +177,9 @@ def test_statement_that_is_no_question_is_refused_by_sqlite(numbers, sql, tmp_pa
     ("sql", "reads"),
     [
         ("select count(*) from runs", {"runs": {""}}),
+        ("select count(*) from RUNS", {"runs": {""}}),
+        ("select 1 where exists (select 1 from 'runs')", {"runs": {""}}),
+        ("select C.Name from Checks C", {"checks": {"name"}}),
         ("select observed from checks where name = 'x'", {"checks": {"observed", "name"}}),
         ("select c.* from (select run r from runs) join checks c on r = c.run", {"runs": {"run"}, "checks": "all"}),
         ("select kind from faults natural join runs", dict.fromkeys(TABLES, "all")),
@@ -194,7 +198,12 @@ def test_columns_read_are_those_that_sqlite_reads(sql, reads):
 def test_statement_that_reads_a_column_without_values_is_refused(runs):
     reads = columns_read(TABLES, "select verdict from runs")
     tables = load([runs], reads)
-    for sql in ("select seed from runs", "select count(*) from checks", "select * from runs"):
+    for sql in (
+        "select seed from runs",
+        "select count(*) from checks",
+        "select count(*) from CHECKS",
+        "select * from runs",
+    ):
         with pytest.raises(UsageError, match="query: "):
             ask(tables.connection, sql, reads)
     assert ask(tables.connection, "select count(*), count(verdict) from runs", reads).rows == [(2, 2)]
