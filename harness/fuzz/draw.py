@@ -13,10 +13,10 @@ from faultbed.harness.experiment.declare.section import Section, fields_of
 from faultbed.harness.experiment.workload_file import Collective, Flow
 from faultbed.harness.fuzz.case import Case, to_toml
 from faultbed.harness.fuzz.field_values import values_of
-from faultbed.harness.parts.faults.drive_faults import LEAD_S
 from faultbed.harness.run.prepare.resolve import refusal, resolve
 from faultbed.inject.fault_plan import FaultSpec, plan
 from faultbed.inject.policy import safety
+from faultbed.inject.policy.overlap import LEAD_S
 from faultbed.inject.strategies import Accepts, Grid, compatible, fault_specs
 from faultbed.testbed.errors import FaultbedError, Unsupported
 from faultbed.testbed.inventory.lab_inventory import Inventory

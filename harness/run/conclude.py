@@ -10,7 +10,6 @@ from pathlib import Path
 
 from faultbed.harness.analysis import noise
 from faultbed.harness.error_words import describe, show_unforeseen
-from faultbed.harness.parts.command import program_output
 from faultbed.harness.record import rundir
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.run.judge_run import judge_run
@@ -52,8 +51,6 @@ def conclude(
     seal_lab(lab, record)
     if flights := getattr(measured.work.result, "flights", ()):  # flows have none
         run_dir.write_flights(flights)
-    if (output := getattr(measured.work.result, "output", None)) is not None:
-        program_output.write(run_dir.path, output, t0_ns=measured.work.t0_ns)
     run_dir.write_samples(run_dir.read_run().workload)
     run_dir.write_environment(
         rundir.describe_environment(

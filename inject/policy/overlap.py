@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from faultbed.inject.fault_plan import PlannedFault
     from faultbed.testbed.model.topology import Link, Topology
 
-__all__ = ["NOT_OWN", "REMOVAL_S", "TAIL_S", "may_move", "own_evidence"]
+__all__ = ["LEAD_S", "NOT_OWN", "REMOVAL_S", "TAIL_S", "may_move", "own_evidence"]
+
+LEAD_S = 4.0
+"""Seconds before a fault when its target is inspected, its baseline is read and its holder receives the time."""
 
 TAIL_S = 4.0
 """How long counters may move after a fault has ended: retransmission timers, and BGP's hold time of 3 s."""

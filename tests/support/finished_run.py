@@ -50,7 +50,7 @@ def write_run(directory, run):
     for name, kind in run_evidence.OF_RUNS.items():
         for field in ("lab", "workload", "injected", "telemetry", "emulation", "routing"):
             if isinstance(evidence := getattr(run, field), kind):
-                directory.write_evidence(name, "measured", evidence)
+                directory.write_evidence(name, "calibrate" if field == "emulation" else "measured", evidence)
     if run.twin is not None:
         directory.write_evidence("workload", "twin", run.twin)
     directory.write_samples(run.workload)

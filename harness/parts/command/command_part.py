@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from faultbed.harness.experiment.program.command_section import Command
 from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.settle import Finding
+from faultbed.harness.parts.command import program_output
 from faultbed.harness.parts.part import Part, Planned, Row, View
+from faultbed.harness.parts.passes import Active, Pass
 from faultbed.traffic.node.programs.readers import COUNTERS
 from faultbed.traffic.programs.program_results import ProgramEnd
 
@@ -118,4 +121,21 @@ def _progress(view: View) -> Row | None:
     )
 
 
-PART = Part(name="command", claims=_claims, row=_row)
+class _Output(Active):
+    """What the programs of the measured pass printed: files beside the evidence."""
+
+    def __init__(self, run: Pass) -> None:
+        self._run = run
+
+    def sealed(self) -> None:
+        output = getattr(self._run.work.result, "output", None)
+        if output is not None:
+            program_output.write(self._run.setting.run_dir.path, output, t0_ns=self._run.work.t0_ns)
+
+
+def _active(run: Pass) -> Active | None:
+    is_ours = run.phase == "measured" and isinstance(run.setting.experiment.workload, Command)
+    return _Output(run) if is_ours else None
+
+
+PART = Part(name="command", claims=_claims, row=_row, active=_active)

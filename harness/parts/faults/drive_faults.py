@@ -16,16 +16,13 @@ from faultbed.inject.evidence.receipt import FaultReceipt
 from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.injector import Injector
 from faultbed.inject.policy.conflicts import both_claim
-from faultbed.inject.policy.overlap import REMOVAL_S, TAIL_S
+from faultbed.inject.policy.overlap import LEAD_S, REMOVAL_S, TAIL_S
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import FaultbedError, FaultError
 from faultbed.testbed.model.topology import Topology
 from faultbed.traffic.engine.running_traffic import Running
 
-__all__ = ["LEAD_S", "drive_all", "prepare_all"]
-
-LEAD_S = 4.0
-"""Seconds before a fault when its target is inspected, its baseline is read and its holder receives the time."""
+__all__ = ["drive_all", "prepare_all"]
 
 
 def prepare_all(injector: Injector, faults: Sequence[PlannedFault]) -> list[PreparedFault]:

@@ -13,8 +13,9 @@ from fake_switches import FakeSchemeLease, Switches
 from faultbed.harness.cli.lab import te_commands
 from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment.fabric_file import Fabric
-from faultbed.harness.live.routing import flow_placement_run, routing_scheme
-from faultbed.harness.run.routing.flow_placement_run import PlacedFor, place_flows_for
+from faultbed.harness.live.routing import routing_scheme
+from faultbed.harness.run import flow_placement_run
+from faultbed.harness.run.flow_placement_run import PlacedFor, place_flows_for
 from faultbed.harness.verdict import FlowPlacement, FlowPlacements
 
 DEMANDS = {("host1:rxe0", "host3"): 1.0, ("host2:rxe0", "host4"): 1.0}
