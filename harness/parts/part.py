@@ -9,6 +9,7 @@ from faultbed.harness.analysis.noise import NoiseFloor
 from faultbed.harness.analysis.observations import Observation
 from faultbed.harness.analysis.observe import Observed
 from faultbed.harness.analysis.timeline import Goodput
+from faultbed.harness.experiment.declare.lab_names import LabNames
 from faultbed.harness.experiment.experiment_file import Expectation, Experiment
 from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.experiment.stop import Condition
@@ -19,7 +20,9 @@ from faultbed.harness.ledger.statistics.decision import Estimand, Reason, Rule, 
 from faultbed.harness.parts.passes import Active, Calibration, Pass
 from faultbed.harness.record.evidence.fault_evidence import FaultRun
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
+from faultbed.inject.fault_plan import PlannedFault
 from faultbed.testbed.inventory.lab_inventory import Inventory
+from faultbed.testbed.model.topology import Topology
 
 __all__ = ["Fitting", "Part", "Planned", "Row", "Sending", "View", "planned_by"]
 
@@ -137,6 +140,24 @@ def _not_calibrated(_lab: Calibration) -> None:
     return None
 
 
+def _as_it_is(_names: LabNames, experiment: Experiment, _endpoints: Sequence[str]) -> Experiment:
+    return experiment
+
+
+def _refuses_none(
+    _experiment: Experiment, _faults: Sequence[PlannedFault], _places: Mapping[str, str], _topology: Topology
+) -> None:
+    return None
+
+
+def _says_nothing(_experiment: Experiment) -> Iterable[str]:
+    return ()
+
+
+def _uses_none(_experiment: Experiment, _hosts: Sequence[str]) -> Iterable[str]:
+    return ()
+
+
 def _sends_nothing(_experiment: Experiment) -> None:
     return None
 
@@ -168,6 +189,12 @@ class Part:
         found: yields claims about what was not planned (a restart, a wrong element). Evidence removes no claim.
         supports: yields the claims of this part without which the metric of an expectation means nothing.
         evidence: the type of what the part seals in each pass that it takes part in.
+        bind: returns an experiment with the names of a lab in its section, given the RNICs of the workload. It raises a
+            ConfigError or Unsupported, with the place in the file, if the section does not fit the lab.
+        refuse_faults: raises a ConfigError if a planned fault would act on the part itself. It is given the place of
+            each fault in the file, by its name.
+        says: returns lines about the part for `run --plan`.
+        uses: returns those hosts of a lab that the part uses beside the RNICs of `sends`.
         sends: returns what the part sends beside the workload; None: nothing.
         fit: returns what `plan.json` says about this part beyond its section, in `parts`; None: nothing.
         passes: returns the passes that the part needs before the measured one, each with its progress line.
@@ -184,6 +211,10 @@ class Part:
     found: Callable[[View], Iterable[Claim]] = _nothing
     supports: Callable[[Planned, Expectation], Iterable[str]] = _supports_nothing
     evidence: Kind | None = None
+    bind: Callable[[LabNames, Experiment, Sequence[str]], Experiment] = _as_it_is
+    refuse_faults: Callable[[Experiment, Sequence[PlannedFault], Mapping[str, str], Topology], None] = _refuses_none
+    says: Callable[[Experiment], Iterable[str]] = _says_nothing
+    uses: Callable[[Experiment, Sequence[str]], Iterable[str]] = _uses_none
     sends: Callable[[Experiment], Sending | None] = _sends_nothing
     fit: Callable[[Fitting], Evidence | None] = _not_fitted
     passes: Callable[[Planned], Mapping[Phase, str]] = _no_pass

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from faultbed.harness.experiment import replayed
+from faultbed.harness.experiment.declare.lab_names import LabNames
 from faultbed.harness.experiment.program.command_section import Command, command_spec, keep_files
 from faultbed.harness.experiment.replayed import Replay, spec_of, trace_of
 from faultbed.harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
 from faultbed.harness.experiment.workload_specs import collective_spec, flow_specs, job_spec
 from faultbed.harness.live.measured_flows import GRACE_S
 from faultbed.harness.record import workload_series
-from faultbed.harness.run.prepare.lab_names import LabNames
 from faultbed.testbed.lab import Lab
 from faultbed.traffic.engine.engine_client import Fabric, endpoint
 from faultbed.traffic.engine.run_results import Endpoint

@@ -29,6 +29,7 @@ from faultbed.harness.experiment.workload_file import Job
 from faultbed.harness.ledger.statistics import sequential_looks
 from faultbed.harness.ledger.statistics.decision import TAIL, tail_for
 from faultbed.harness.ledger.statistics.unpaired_runs import WORTH
+from faultbed.harness.parts.registry import PARTS
 from faultbed.harness.record import rundir
 from faultbed.harness.record.run_key import publish
 from faultbed.harness.record.rundir import RunDir
@@ -631,17 +632,9 @@ def _show_plan(session: Session, resolved: ResolvedRun, *, as_json: bool) -> Non
         return
     words = f", seed {resolved.plan.seed}: nothing is done yet"
     session.out.print(Text.assemble((resolved.plan.experiment, "bold"), words))
-    if fabric := resolved.plan.fabric:
-        chosen = ", ".join((fabric.fidelity, *(f"{name} {value}" for name, value in fabric.parameters.items())))
-        session.out.print(f"routing scheme {fabric.routing} ({chosen}) on the switches while the workload runs")
-    if flow := resolved.experiment.bystander:
-        session.out.print(f"bystander: {flow.verb} from {flow.src} to {flow.dst}, beside the workload")
-    if resolved.plan.capture:
-        session.out.print(f"packets are captured at {', '.join(resolved.plan.capture)}")
-    if probe := resolved.plan.probe:
-        session.out.print(
-            f"probes from every RNIC to one in every rack, {probe.per_s:g} a second on each of {probe.qps} queue pairs"
-        )
+    for part in PARTS:
+        for line in part.says(resolved.experiment):
+            session.out.print(line)
     for fault in resolved.faults:
         session.out.print(
             Text.assemble(

@@ -13,9 +13,9 @@ from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.harness.cli.lab.routing_commands import job_of, of_a_job
 from faultbed.harness.cli.options.numbers import parse_duration
 from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.live.routing.fit_routing import require_scheme
 from faultbed.harness.model.routing_prediction import demands_of, flows_of
 from faultbed.harness.run.flow_placement_run import place_flows_for
-from faultbed.harness.run.prepare.fit_routing import require_scheme
 from faultbed.harness.verdict import ExitCode
 from faultbed.testbed.errors import UsageError
 

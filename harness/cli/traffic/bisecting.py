@@ -10,9 +10,9 @@ from faultbed.harness.cli.options.numbers import FiniteRange, parse_duration
 from faultbed.harness.cli.traffic.flows_and_collectives import read_size
 from faultbed.harness.confidence import LEVEL
 from faultbed.harness.experiment.fabric_file import Fabric
+from faultbed.harness.live.routing.fit_routing import require_scheme
 from faultbed.harness.run import bisection_run
 from faultbed.harness.run.bisection_run import Bisection, BisectionSpec
-from faultbed.harness.run.prepare.fit_routing import require_scheme
 from faultbed.harness.verdict import Verdict, exit_code, worst
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.errors import UsageError

@@ -9,6 +9,7 @@ from faultbed.harness.analysis.timeline import Goodput
 from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.parts.bystander.bystander_evidence import BystanderEvidence, bystander_of
+from faultbed.harness.parts.bystander.fit_bystander import fit_bystander, refuse_faults_on_bystander
 from faultbed.harness.parts.bystander.isolation import bystander_goodput, isolation
 from faultbed.harness.parts.part import Part, Sending
 from faultbed.harness.parts.passes import Active, Pass
@@ -67,6 +68,19 @@ def _beside(run: RunEvidence, sealed: Sealed) -> Iterator[tuple[str, Goodput | N
         yield f"bystander {flow.src} to {flow.dst}", bystander_goodput(run, flow)
 
 
+def _says(experiment: Experiment) -> Iterator[str]:
+    if flow := experiment.bystander:
+        yield f"bystander: {flow.verb} from {flow.src} to {flow.dst}, beside the workload"
+
+
 PART = Part(
-    name="bystander", evidence=BystanderEvidence, sends=_sends, active=_active, metrics=isolation, beside=_beside
+    name="bystander",
+    evidence=BystanderEvidence,
+    bind=fit_bystander,
+    refuse_faults=refuse_faults_on_bystander,
+    says=_says,
+    sends=_sends,
+    active=_active,
+    metrics=isolation,
+    beside=_beside,
 )

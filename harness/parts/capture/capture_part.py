@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from faultbed.harness.experiment.declare.lab_names import LabNames
+from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.packets import evidence
 from faultbed.harness.packets.evidence import Evidence
 from faultbed.harness.parts.part import Part
@@ -67,4 +70,20 @@ def summary_of(packets: Evidence) -> PacketSummary:
     )
 
 
-PART = Part(name="capture", evidence=PacketSummary, active=_active)
+def _bind(names: LabNames, experiment: Experiment, _endpoints: Sequence[str]) -> Experiment:
+    """Return the experiment with the full names of the captured ports, without duplicates."""
+    ports = []
+    for index, text in enumerate(experiment.capture):
+        path = f"capture.ports[{index}]"
+        for port in names.select(path, text):
+            with names.at(path):
+                ports.append(packet_capture.port_named(names.topology, port)[0])
+    return replace(experiment, capture=tuple(dict.fromkeys(ports)))
+
+
+def _says(experiment: Experiment) -> Iterator[str]:
+    if experiment.capture:
+        yield f"packets are captured at {', '.join(experiment.capture)}"
+
+
+PART = Part(name="capture", evidence=PacketSummary, bind=_bind, says=_says, active=_active)

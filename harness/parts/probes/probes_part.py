@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.parts.part import Part
 from faultbed.harness.parts.passes import Active, Pass
 from faultbed.testbed.observe.telemetry import Change
@@ -80,4 +81,15 @@ def _active(run: Pass) -> Active | None:
     return None if probe is None else Probes(run, probe)
 
 
-PART = Part(name="probes", evidence=ProbesEvidence, active=_active)
+def _uses(experiment: Experiment, hosts: Sequence[str]) -> Iterable[str]:
+    """Return the hosts of the lab, because probes run between all of them."""
+    return hosts if experiment.probe is not None else ()
+
+
+def _says(experiment: Experiment) -> Iterator[str]:
+    if probe := experiment.probe:
+        each = f"{probe.per_s:g} a second on each of {probe.qps} queue pairs"
+        yield f"probes from every RNIC to one in every rack, {each}"
+
+
+PART = Part(name="probes", evidence=ProbesEvidence, says=_says, uses=_uses, active=_active)

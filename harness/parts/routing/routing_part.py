@@ -11,7 +11,7 @@ from faultbed.harness.ledger.claims import Claim
 from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.ledger.settle import Finding
 from faultbed.harness.parts.part import Part, Planned, Row, View
-from faultbed.harness.parts.routing.routing_pass import active_of, outlives_s
+from faultbed.harness.parts.routing.routing_pass import active_of, bind, outlives_s, says
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.verdict import RoutingReceipt
 
@@ -70,6 +70,8 @@ def _metrics(run: RunEvidence, _sealed: Sealed, _level: float) -> Mapping[str, O
 PART = Part(
     name="routing",
     evidence=RoutingReceipt,
+    bind=bind,
+    says=says,
     claims=_claims,
     supports=_supports,
     row=_row,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from faultbed.harness.experiment.declare.lab_names import LabNames
 from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.experiment.fabric_file import Fabric
 from faultbed.harness.live.routing import routing_scheme
+from faultbed.harness.live.routing.fit_routing import fit_routing
 from faultbed.harness.live.routing.routing_scheme import ActiveScheme
 from faultbed.harness.live.routing.scheme_deviations import WorkloadTime, fault_times
 from faultbed.harness.model.workload_traffic import demands_of_workload
@@ -17,7 +19,7 @@ from faultbed.testbed.observe.telemetry import Change
 from faultbed.testbed.routing.schemes import SCHEMES
 from faultbed.traffic.engine.engine_client import FabricModel
 
-__all__ = ["Routing", "active_of", "outlives_s"]
+__all__ = ["Routing", "active_of", "bind", "outlives_s", "says"]
 
 
 class Routing(Active):
@@ -88,6 +90,25 @@ def active_of(run: Pass) -> Active | None:
     """Return the routing scheme of a pass; None: the experiment chooses none."""
     fabric = run.setting.experiment.fabric
     return None if fabric is None else Routing(run, fabric)
+
+
+def bind(names: LabNames, experiment: Experiment, endpoints: Sequence[str]) -> Experiment:
+    """Return the experiment as it is, if the lab supports its scheme for these RNICs of the workload.
+
+    Raises:
+        ConfigError: a weight for a link that the lab does not have.
+        Unsupported: a rack lab, or switches without a choice of uplinks.
+    """
+    fit_routing(experiment, names.topology, names.lab.kind, endpoints)
+    return experiment
+
+
+def says(experiment: Experiment) -> Iterator[str]:
+    """Yield a line with the scheme, its fidelity and its parameters."""
+    if fabric := experiment.fabric:
+        parameters = (f"{name} {value}" for name, value in fabric.parameters.items())
+        chosen = ", ".join((SCHEMES[fabric.routing].fidelity, *parameters))
+        yield f"routing scheme {fabric.routing} ({chosen}) on the switches while the workload runs"
 
 
 def outlives_s(experiment: Experiment) -> float:

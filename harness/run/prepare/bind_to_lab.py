@@ -11,12 +11,11 @@ from dataclasses import replace
 
 from faultbed.harness.analysis.links import link_metrics
 from faultbed.harness.analysis.timeline import MIN_BASELINE_NS
+from faultbed.harness.experiment.declare.lab_names import LabNames
 from faultbed.harness.experiment.experiment_file import Expectation, Experiment, Fault
 from faultbed.harness.experiment.metrics import LINK_PREFIXES, needs_baseline
 from faultbed.harness.experiment.workload_file import Workload, duration_ns
-from faultbed.harness.run.prepare.fit_bystander import fit_bystander
-from faultbed.harness.run.prepare.fit_routing import fit_routing
-from faultbed.harness.run.prepare.lab_names import LabNames
+from faultbed.harness.parts.registry import PARTS
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.kinds.catalogue import CATALOGUE
@@ -25,7 +24,6 @@ from faultbed.testbed.model.lab_kind import LabKind, traits_of
 from faultbed.testbed.model.path_selector import ends_in, text_of
 from faultbed.testbed.model.selectors import candidates, is_chosen_later, is_selector, select_one
 from faultbed.testbed.model.topology import Topology
-from faultbed.testbed.observe.packet_capture import port_named
 from faultbed.testbed.suggestions import hint
 from faultbed.traffic.engine.engine_client import FabricModel
 
@@ -49,15 +47,10 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experi
     expectations = _fit_expectations(experiment, names)
     _fit_stops(experiment, names)
     endpoints = kind_of(workload).endpoints(workload)
-    fit_routing(experiment, topology, lab_kind, endpoints)
-    return replace(
-        experiment,
-        workload=workload,
-        faults=faults,
-        expectations=expectations,
-        capture=_fit_capture(experiment, names),
-        bystander=fit_bystander(names, experiment.bystander, endpoints),
-    )
+    bound = experiment
+    for part in PARTS:
+        bound = part.bind(names, bound, endpoints)
+    return replace(bound, workload=workload, faults=faults, expectations=expectations)
 
 
 def hosts_of(workload: Workload) -> tuple[str, ...]:
@@ -86,17 +79,6 @@ def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], places
             placement = f"; choose one of {', '.join(hosts)}" if hosts else ""
             problem = f"{fault.kind} on {fault.target.text}: the workload has {missing} there{placement}"
             raise ConfigError(f"{experiment.at(places[fault.spec.name])}: {problem}")
-
-
-def _fit_capture(experiment: Experiment, names: LabNames) -> tuple[str, ...]:
-    """Return the full names of the captured ports, without duplicates."""
-    ports = []
-    for index, text in enumerate(experiment.capture):
-        path = f"capture.ports[{index}]"
-        for port in names.select(path, text):
-            with names.at(path):
-                ports.append(port_named(names.topology, port)[0])
-    return tuple(dict.fromkeys(ports))
 
 
 def _fit_faults(experiment: Experiment, names: LabNames, roles: Mapping[str, str]) -> tuple[Fault, ...]:

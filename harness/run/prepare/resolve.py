@@ -17,7 +17,6 @@ from faultbed.harness.ledger.sealed import Phase
 from faultbed.harness.parts.part import Fitting, Sending, planned_by
 from faultbed.harness.parts.registry import PARTS
 from faultbed.harness.run.prepare.bind_to_lab import fit, hosts_of, refuse_absent
-from faultbed.harness.run.prepare.fit_bystander import refuse_faults_on_bystander
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.harness.verdict import ExcludedHost
 from faultbed.inject import fault_plan
@@ -125,7 +124,8 @@ def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tup
             raise type(error)(f"{experiment.source}: {error}") from error
         raise type(error)(f"{experiment.at(_in_file(path))}: {sentence}") from error
     refuse_absent(experiment, faults, places)
-    refuse_faults_on_bystander(experiment, faults, places, inventory.topology)
+    for part in PARTS:
+        part.refuse_faults(experiment, faults, places, inventory.topology)
     return faults
 
 
@@ -136,9 +136,9 @@ def _in_file(path: str) -> str:
 
 
 def touched(resolved: ResolvedRun, topology: Topology) -> tuple[str, ...]:
-    """Return the hosts of workload and bystander and the targets of the faults: what a run on a rack lab reserves.
+    """Return the hosts of the workload and of parts, and the targets of the faults: what a run on a rack lab reserves.
 
-    Probes run between all hosts. A run on a soft lab reserves the whole lab, because it restores the snapshot.
+    A run on a soft lab reserves the whole lab, because it restores the snapshot.
     """
     return _touched(resolved.experiment, resolved.faults, topology, resolved.hosts)
 
@@ -146,11 +146,10 @@ def touched(resolved: ResolvedRun, topology: Topology) -> tuple[str, ...]:
 def _touched(
     experiment: Experiment, faults: Sequence[PlannedFault], topology: Topology, hosts: tuple[str, ...]
 ) -> tuple[str, ...]:
-    probed = hosts if experiment.probe else ()
-    flow = experiment.bystander
+    beside = [sending for part in PARTS if (sending := part.sends(experiment)) is not None]
     return (
-        *probed,
-        *(name.partition(":")[0] for name in ((flow.src, flow.dst) if flow else ())),
+        *(host for part in PARTS for host in part.uses(experiment, hosts)),
+        *(rnic.partition(":")[0] for sending in beside for rnic in (*sending.sources, *sending.sinks)),
         *hosts_of(experiment.workload),
         *(name for fault in faults for name in touches(fault, topology)),
     )

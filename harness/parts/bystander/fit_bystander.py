@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from faultbed.harness.experiment.declare.lab_names import LabNames
 from faultbed.harness.experiment.experiment_file import Experiment
-from faultbed.harness.run.prepare.lab_names import LabNames
 from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.policy.conflicts import touches
 from faultbed.testbed.errors import ConfigError
 from faultbed.testbed.model.topology import Topology
 from faultbed.traffic.engine.engine_client import endpoint
 from faultbed.traffic.engine.task_specs import refuse_local
-from faultbed.traffic.flows.flow_run import FlowSpec, check_on
+from faultbed.traffic.flows.flow_run import check_on
 
 __all__ = ["fit_bystander", "refuse_faults_on_bystander"]
 
 
-def fit_bystander(names: LabNames, flow: FlowSpec | None, endpoints: Sequence[str]) -> FlowSpec | None:
-    """Return the bystander with the names of its RNICs; `endpoints` are the RNICs of the workload.
+def fit_bystander(names: LabNames, experiment: Experiment, endpoints: Sequence[str]) -> Experiment:
+    """Return the experiment with the RNICs of its bystander by name; `endpoints` are the RNICs of the workload.
 
     Raises:
         ConfigError: `src` or `dst` is no RNIC of the lab, or an RNIC that the workload uses.
     """
+    flow = experiment.bystander
     if flow is None:
-        return None
+        return experiment
     ends = {end: names.select_one(f"bystander.{end}", getattr(flow, end)) for end in ("src", "dst")}
     for end, name in ends.items():
         names.check_rnic(f"bystander.{end}", name)
@@ -40,7 +41,7 @@ def fit_bystander(names: LabNames, flow: FlowSpec | None, endpoints: Sequence[st
     with names.at("bystander.dst"):
         pair = (endpoint(names.topology, ends["src"]), endpoint(names.topology, ends["dst"]))
         refuse_local(names.lab.kind, f"flow {flow.verb}", [pair])
-    return replace(flow, src=ends["src"], dst=ends["dst"])
+    return replace(experiment, bystander=replace(flow, src=ends["src"], dst=ends["dst"]))
 
 
 def refuse_faults_on_bystander(
