@@ -28,7 +28,6 @@ from faultbed.harness.parts.part import Planned, Row, View
 from faultbed.harness.parts.registry import PARTS
 from faultbed.harness.proof import why_unproven_in
 from faultbed.harness.record.evidence.fault_evidence import FaultRun
-from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
@@ -73,7 +72,8 @@ def observed_of(run: RunEvidence, sealed: Sealed, *, level: float = LEVEL) -> Ob
     Noisy metrics have intervals of this `level`.
     """
     beside = {name: goodput for part in PARTS for name, goodput in part.beside(run, sealed)}
-    observed = observe(run, level=level, packets=sealed.of(PacketSummary), beside=beside)
+    goings_back = [pair for part in PARTS for pair in part.goings_back(sealed)]
+    observed = observe(run, level=level, goings_back=goings_back, beside=beside)
     of_parts = {name: metric for part in PARTS for name, metric in part.metrics(run, sealed, level).items()}
     return replace(observed, metrics={**observed.metrics, **of_parts})
 

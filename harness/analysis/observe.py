@@ -20,7 +20,6 @@ from faultbed.harness.analysis.routing import Routing, routing
 from faultbed.harness.confidence import LEVEL
 from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.ledger.statistics.contrasts import Member
-from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
 
 if TYPE_CHECKING:
@@ -58,13 +57,13 @@ def observe(
     run: RunEvidence,
     *,
     level: float = LEVEL,
-    packets: PacketSummary | None = None,
+    goings_back: Sequence[tuple[int, int]] = (),
     beside: Mapping[str, timeline.Goodput | None] = MappingProxyType({}),
 ) -> Observed:
     """Compute every metric of the workload of one run. `faultbed.harness.judge.observed_of` adds those of the parts.
 
-    Noisy metrics have intervals of this `level`. `packets` is what the run captured, and `beside` the goodput of what
-    else sent over the same links.
+    Noisy metrics have intervals of this `level`. `goings_back` is when packets were seen to be sent again, each
+    with the time of its cause. `beside` is the goodput of what shared the workload's links.
     """
     fired = fired_windows(run.injected.faults)
     first_ns = first_disturbance(run, fired)
@@ -72,7 +71,7 @@ def observe(
     total, base, impacts = effects.total, effects.baseline, effects.impacts
     firing = resolutions.firings(run.injected.faults)
     early_ns = {fault_id: timing.early_ns for fault_id, timing in firing.items()}
-    by_phase = phases(run, impacts, early_ns, goings_back=() if packets is None else packets.goings_back)
+    by_phase = phases(run, impacts, early_ns, goings_back=goings_back)
     by_routing = routing(run.telemetry.changes, fired, early_ns)
     job_time = (
         None
@@ -80,7 +79,7 @@ def observe(
         else timeline.job_time_ratio(run.workload.series, run.fault_free, timeline.job_start_ns(run))
     )
     training = ettr(run, base, impacts.values(), first_fault_ns=first_ns, settled_ns=_settled_ns(run, fired, impacts))
-    metrics = _metrics(run, fired, effects, by_phase, by_routing, job_time, training, packets=packets, beside=beside)
+    metrics = _metrics(run, fired, effects, by_phase, by_routing, job_time, training, beside=beside)
     interval_of = intervals.intervals_of(run, total, impacts, training, level=level)
     rough = intervals.intervals_of(run, total, impacts, training, level=level, is_rough=True)
     members = intervals.contrasts_of(run, total, base, impacts, level=level)
@@ -162,7 +161,6 @@ def _metrics(
     job_time: timeline.JobTime | None,
     training: Ettr | None,
     *,
-    packets: PacketSummary | None,
     beside: Collection[str],
 ) -> dict[str, Observation]:
     """Return every metric by name, without intervals."""
@@ -182,7 +180,5 @@ def _metrics(
         **observations.routing_stages(run, by_routing),
         **observations.slow_rank(run, fired),
         **observations.rnic_counters(run),
-        **observations.captured_packets(packets),
-        **observations.notifications(packets),
         **link_metrics(run, beside),
     }

@@ -174,6 +174,10 @@ def _no_metrics(_run: RunEvidence, _sealed: Sealed, _level: float) -> Mapping[st
     return {}
 
 
+def _saw_none(_sealed: Sealed) -> Iterable[tuple[int, int]]:
+    return ()
+
+
 def _nothing_beside(_run: RunEvidence, _sealed: Sealed) -> Iterable[tuple[str, Goodput | None]]:
     return ()
 
@@ -202,6 +206,7 @@ class Part:
         calibrate: measures the lab before all passes, alone on it; returns the evidence, or None.
         active: returns the part as it is in a pass, without touching the lab; None: the experiment does not have it.
         metrics: returns the metrics of the part with intervals of a level.
+        goings_back: returns when packets were seen to be sent again, each with the time of what caused it (ns).
         beside: yields names and goodput of what the part sent beside the workload, on the same links.
     """
 
@@ -222,4 +227,5 @@ class Part:
     calibrate: Callable[[Calibration], Evidence | None] = _not_calibrated
     active: Callable[[Pass], Active | None] = _not_there
     metrics: Callable[[RunEvidence, Sealed, float], Mapping[str, Observation]] = _no_metrics
+    goings_back: Callable[[Sealed], Iterable[tuple[int, int]]] = _saw_none
     beside: Callable[[RunEvidence, Sealed], Iterable[tuple[str, Goodput | None]]] = _nothing_beside

@@ -13,9 +13,9 @@ from faultbed.harness.experiment.run_plan import Plan, PlannedExpectation, Plann
 from faultbed.harness.experiment.stop import METRICS as LIVE
 from faultbed.harness.experiment.stop import Condition
 from faultbed.harness.parts.bystander.bystander_evidence import BystanderEvidence
+from faultbed.harness.parts.capture.packet_summary import PacketSummary
 from faultbed.harness.parts.probes.probes_part import ProbesEvidence
 from faultbed.harness.parts.stops.stop_guard import Guard
-from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.record.evidence.workload_evidence import ReaderRun, ResilienceRun, Sample
 from faultbed.harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared

@@ -10,9 +10,10 @@ from faultbed.harness.experiment.declare.lab_names import LabNames
 from faultbed.harness.experiment.experiment_file import Experiment
 from faultbed.harness.packets import evidence
 from faultbed.harness.packets.evidence import Evidence
+from faultbed.harness.parts.capture.packet_metrics import goings_back, packet_metrics
+from faultbed.harness.parts.capture.packet_summary import PacketSummary
 from faultbed.harness.parts.part import Part
 from faultbed.harness.parts.passes import Active, Pass
-from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.testbed.observe import packet_capture
 from faultbed.testbed.observe.packet_capture import Captured, Capturing
 
@@ -86,4 +87,12 @@ def _says(experiment: Experiment) -> Iterator[str]:
         yield f"packets are captured at {', '.join(experiment.capture)}"
 
 
-PART = Part(name="capture", evidence=PacketSummary, bind=_bind, says=_says, active=_active)
+PART = Part(
+    name="capture",
+    evidence=PacketSummary,
+    bind=_bind,
+    says=_says,
+    active=_active,
+    metrics=packet_metrics,
+    goings_back=goings_back,
+)

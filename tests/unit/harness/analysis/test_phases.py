@@ -7,7 +7,6 @@ from faultbed.harness.analysis.observe import observe
 from faultbed.harness.analysis.phases import NAMES
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.experiment.metrics import METRICS
-from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.harness.record.evidence.workload_evidence import RebuildMark
 from faultbed.testbed.errors import ConfigError
 
@@ -25,13 +24,8 @@ def fired(run):
     return {fault_id: impact.fired_ns for fault_id, impact in observe(run).impacts.items()}
 
 
-def lengths(run, fault_id, packets=None):
-    return {one.name: one.length_ns for one in observe(run, packets=packets).phases[fault_id]}
-
-
-def with_backs(*backs):
-    """Return a capture with these retransmissions."""
-    return PacketSummary(frames=9, missed=0, broken=0, goings_back=backs)
+def lengths(run, fault_id, backs=()):
+    return {one.name: one.length_ns for one in observe(run, goings_back=backs).phases[fault_id]}
 
 
 def test_phases_without_dead_queue_pairs_have_zero_error_and_rebuild(run):
@@ -58,14 +52,14 @@ def test_phases_detect_and_retransmit_come_from_packets(run, fired):
     """A NAK comes 5 ms after the firing, the packet 2 ms later; an earlier go-back is not this fault's."""
     at = fired["loss"]
     backs = ((at - 50 * MS, at - 40 * MS), (at + 5 * MS, at + 7 * MS), (at + 9 * MS, at + 90 * MS))
-    phases = lengths(run, "loss", with_backs(*backs))
+    phases = lengths(run, "loss", backs)
     assert (phases["detect"], phases["retransmit"]) == (5 * MS, 2 * MS)
-    assert observe(run, packets=with_backs(*backs)).metrics["recovery.detect"].value == pytest.approx(0.005)
+    assert observe(run, goings_back=backs).metrics["recovery.detect"].value == pytest.approx(0.005)
 
 
 def test_phases_detail_names_the_faults_under_which_the_phase_was_not_seen(run, fired):
     """The worst fault is the worst of those that showed the phase, which the number alone does not say."""
-    captured = observe(run, packets=with_backs((fired["loss"] + 5 * MS, fired["loss"] + 7 * MS)))
+    captured = observe(run, goings_back=[(fired["loss"] + 5 * MS, fired["loss"] + 7 * MS)])
     assert "; not seen under uplink" in captured.metrics["recovery.detect"].detail
     assert "not seen" not in captured.metrics["recovery.qp_error"].detail
 
@@ -92,9 +86,9 @@ def test_phases_assign_a_nak_before_the_observed_firing_to_its_fault(run, fired)
     """
     at = fired["loss"]
     backs = ((at - 3 * MS, at + 4 * MS), (at + 80 * MS, at + 90 * MS))
-    assert lengths(run, "loss", with_backs(*backs))["detect"] == 80 * MS
+    assert lengths(run, "loss", backs)["detect"] == 80 * MS
 
-    bounded = observe(fired_between(run, "loss", 20 * MS, 2 * MS), packets=with_backs(*backs))
+    bounded = observe(fired_between(run, "loss", 20 * MS, 2 * MS), goings_back=backs)
 
     one = bounded.metrics["recovery.detect"]
     assert (one.value, one.interval.low) == (0, 0)

@@ -5,11 +5,11 @@ import pytest
 from click.testing import CliRunner
 from gbn_model import LQPN, MTU, RQPN, US, WRITE_ONLY, A, B, Wire, frame
 
-from faultbed.harness.analysis.observations import notifications
 from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.packets.analysis import analyse
-from faultbed.harness.record.evidence.packet_summary import PacketSummary
+from faultbed.harness.parts.capture.packet_metrics import notifications
+from faultbed.harness.parts.capture.packet_summary import PacketSummary
 from faultbed.testbed.errors import ConfigError
 from faultbed.testbed.packets.cnp_rule import CnpRule
 from faultbed.testbed.packets.pcapng_writer import write_pcapng

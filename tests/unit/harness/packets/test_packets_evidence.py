@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from gbn_model import go_back_n
-from synthetic_run import soft_topology, synthetic_run
+from synthetic_run import soft_topology
 
 from faultbed.harness import bounds
-from faultbed.harness.analysis.observe import observe
 from faultbed.harness.cli.main import cli
 from faultbed.harness.experiment import experiment_file as experiments
 from faultbed.harness.experiment import run_plan as plans
@@ -22,7 +21,8 @@ from faultbed.harness.experiment.metrics import METRICS
 from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
 from faultbed.harness.packets import evidence
 from faultbed.harness.parts.capture.capture_part import summary_of
-from faultbed.harness.record.evidence.packet_summary import PacketSummary
+from faultbed.harness.parts.capture.packet_metrics import captured_packets
+from faultbed.harness.parts.capture.packet_summary import PacketSummary
 from faultbed.harness.run.prepare.bind_to_lab import fit
 from faultbed.testbed.errors import ConfigError, LabError, UsageError
 from faultbed.testbed.node.capture import write_whole
@@ -199,13 +199,12 @@ def test_capture_section_with_an_unknown_port_is_rejected_with_its_path(ports, c
 
 def test_capture_with_missed_frames_has_no_count_of_broken_rules():
     """A hole in the capture could look like a broken rule: no value, so the check is INCONCLUSIVE."""
-    run = synthetic_run(seconds=12.0)
     good = PacketSummary(frames=10, missed=0, broken=2)
-    assert observe(run, packets=good).metrics["capture.broken_rules"].value == 2
+    assert captured_packets(good)["capture.broken_rules"].value == 2
     holed = PacketSummary(frames=10, missed=1, broken=2)
-    assert observe(run, packets=holed).metrics["capture.broken_rules"].value is None
-    assert observe(run, packets=holed).metrics["capture.missed"].value == 1
-    assert observe(run).metrics["capture.missed"].value is None
+    assert captured_packets(holed)["capture.broken_rules"].value is None
+    assert captured_packets(holed)["capture.missed"].value == 1
+    assert captured_packets(None)["capture.missed"].value is None
 
 
 @pytest.mark.parametrize(
@@ -235,7 +234,7 @@ def test_capture_that_is_not_whole_proves_nothing_and_says_both(tmp_path, missed
     proof = replace(one.proofs[0], captured=count, counted=count + missed - extra, missing=missed, extra=extra)
     result = evidence.keep(replace(one, proofs=(proof,)), tmp_path, {})
     assert (result.missed, result.extra) == (missed, extra)
-    metrics = observe(synthetic_run(seconds=12.0), packets=summary_of(result)).metrics
+    metrics = captured_packets(summary_of(result))
     (expectation,) = decide('["host4:rxe0"]').expectations
     verdicts = {}
     for name in ("capture.missed", "capture.broken_rules"):
@@ -314,7 +313,7 @@ def test_capture_of_an_idle_port_has_no_count_of_broken_rules(tmp_path):
     )
     result = evidence.keep(idle, tmp_path, {})
     assert result.analysis.doubts == ("no request of a reliable connection passed rtsw1:ctsw1: nothing to check there",)
-    broken_rules = observe(synthetic_run(seconds=12.0), packets=summary_of(result)).metrics["capture.broken_rules"]
+    broken_rules = captured_packets(summary_of(result))["capture.broken_rules"]
     assert broken_rules.value is None
     assert "rtsw1:ctsw1" in broken_rules.detail
 
@@ -352,7 +351,7 @@ def test_broken_rules_of_a_doubtful_capture_fail_or_are_inconclusive(broken, bou
     (expectation,) = decide('["host4:rxe0"]').expectations
     (check,) = bounds.check_expectation(
         replace(expectation, maximum=float(bound)),
-        observe(synthetic_run(seconds=12.0), packets=summary).metrics["capture.broken_rules"],
+        captured_packets(summary)["capture.broken_rules"],
         (),
         tolerance=DECLARED["rack"],
     )

@@ -6,16 +6,16 @@ from house import DEMO
 from judged_runs import plan_of
 from synthetic_run import changed, synthetic_run
 
-from faultbed.harness.analysis.observe import observe
 from faultbed.harness.experiment import experiment_file, run_plan
 from faultbed.harness.experiment.experiment_file import Expectation
 from faultbed.harness.experiment.metrics import lookup
-from faultbed.harness.judge import judge, planned_ledger
+from faultbed.harness.judge import judge, observed_of, planned_ledger
 from faultbed.harness.ledger.claims import NOT_SETTLED, Broken, Claim, Holds, Unknown
 from faultbed.harness.ledger.ledger import fold
+from faultbed.harness.ledger.sealed import Sealed
 from faultbed.harness.ledger.settle import Finding, settle
+from faultbed.harness.parts.capture.packet_summary import PacketSummary
 from faultbed.harness.parts.part import Planned
-from faultbed.harness.record.evidence.packet_summary import PacketSummary
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.observe.telemetry import Change, Machine
 
@@ -26,7 +26,11 @@ PLAN = run_plan.plan(DEMO_EXPERIMENT, inventory_digest="00", version="0")
 
 
 def judged(run, plan, *expectations, packets=None):
-    return judge(before=Planned(plan=plan, expectations=expectations), run=run, observed=observe(run, packets=packets))
+    return judge(
+        before=Planned(plan=plan, expectations=expectations),
+        run=run,
+        observed=observed_of(run, Sealed().having(packets) if packets else Sealed()),
+    )
 
 
 def at_most(name, bound):
