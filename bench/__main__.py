@@ -43,8 +43,8 @@ from faultbed.harness.cli.context import Session, json_option, styled
 from faultbed.harness.cli.ending import end_with
 from faultbed.harness.cli.options.names import lab_option
 from faultbed.harness.ledger.statistics.level_tolerance import DECLARED
-from faultbed.inject.fault_plan import FaultSpec
 from faultbed.inject.fault_plan import plan as plan_fault
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.backends.lab_backend import backend_of
 from faultbed.testbed.backends.soft import image, lifecycle
 from faultbed.testbed.errors import FaultbedError, LabError
@@ -91,7 +91,8 @@ import json, sys, time
 from pathlib import Path
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.lab import open_lab
 kind, target, params, ttl = json.loads(sys.argv[2])
 with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
@@ -426,8 +427,10 @@ def _is_restored(lab: Lab, kind: str, target: str, params: dict[str, float]) -> 
     if kind == "packet.drop":
         node = lab.node(planned.target.link.a.node if planned.target.link else planned.target.node)
         return "faultbed_" not in node.run(["nft", "list", "tables"]).stdout
-    readings = counters.read(lab, {key.partition("/")[0] for key, _ in planned.restored})
-    return all(readings[key.partition("/")[0]].get(key.partition("/")[2]) == value for key, value in planned.restored)
+    readings = counters.read(lab, {key.partition("/")[0] for key, _ in planned.mechanism.restored})
+    return all(
+        readings[key.partition("/")[0]].get(key.partition("/")[2]) == value for key, value in planned.mechanism.restored
+    )
 
 
 def _cpu_s(work: Callable[..., object], *arguments: object) -> float:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.rows import Row, mark
-from faultbed.inject.evidence.receipt import FaultReceipt
-from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan
+from faultbed.inject.evidence.receipt import Receipt
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.inject.policy.overlap import NOT_OWN
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import LabError
@@ -138,14 +140,14 @@ def _share(lab: Lab, journal: Journal, progress: Callable[[str], None]) -> Row:
         prepared = injector.prepare(_fault(lab, 0, {"share": SHARE, "opcode": "data"}, for_s=_SHARE_S))
         prepared.arm()
         deadline = time.monotonic() + _SHARE_S
-        while (passed := prepared.observe()["passed"] or 0) < PACKETS and time.monotonic() < deadline:
+        while (passed := prepared.observe().passed or 0) < PACKETS and time.monotonic() < deadline:
             progress(f"{passed:,} of {PACKETS:,} packets have passed the hop")
             threading.Event().wait(5.0)
         receipt = prepared.clear()
     hit, passed = receipt.fired.count, receipt.fired.passed or 0
     if not passed:
         raise LabError(f"a fault did not fire: {'; '.join(receipt.doubts)}")
-    selection = prepared.planned.selection
+    selection = prepared.planned.mechanism.selection
     planned = selection.selected_among(passed) if selection else 0
     counts = f"{hit:,} of {passed:,} ({hit / passed:.3%}; {planned:,} planned)"
     # The fault is cleared early, once enough packets have passed. `doubts`, unlike `unproven`, ignores that.
@@ -158,10 +160,10 @@ def _gaps(lab: Lab, host: str, rnic: str) -> int:
     return counters.read(lab, [host])[host][f"{rnic}.out_of_seq_request"]
 
 
-def _clear_after_hit(prepared: PreparedFault) -> FaultReceipt:
+def _clear_after_hit(prepared: PreparedFault) -> Receipt:
     """Clear a fault once it has hit a packet, or after `_HIT_TIMEOUT_S`."""
     deadline = time.monotonic() + _HIT_TIMEOUT_S
-    while not prepared.observe()["count"] and time.monotonic() < deadline:
+    while not prepared.observe().count and time.monotonic() < deadline:
         threading.Event().wait(0.1)
     return prepared.clear()
 
@@ -192,7 +194,7 @@ def _period(lab: Lab, journal: Journal) -> Row:
     with Injector(lab, journal) as injector:
         prepared = injector.prepare(fault)
         prepared.arm()
-        threading.Event().wait(fault.for_s)
+        threading.Event().wait(fault.spec.for_s)
         receipt = prepared.clear()
     downs = [at_ns for at_ns, is_on in receipt.edges if is_on]
     if len(downs) != FLAPS or not receipt.proved:

@@ -20,6 +20,9 @@ from faultbed.inject.evidence.receipt import Receipt
 __all__ = ["unproven", "why_not_exposed_in", "why_not_happened_in", "why_unproven", "why_unproven_in"]
 
 
+_NOT_CLEARED = "no readback shows that it was cleared"
+
+
 def why_unproven_in(run: RunEvidence, fault: FaultRun) -> tuple[str, ...]:
     """Return why a run does not show that a fault happened, and acted on what its plan says; empty if it does."""
     return (*why_not_happened_in(run, fault), *why_not_exposed_in(run, fault))
@@ -27,10 +30,8 @@ def why_unproven_in(run: RunEvidence, fault: FaultRun) -> tuple[str, ...]:
 
 def why_not_happened_in(run: RunEvidence, fault: FaultRun) -> tuple[str, ...]:
     """Return why a run does not show that a fault happened as planned, whatever its workload used; empty if it does."""
-    planned = (0, fault.plan.duration_ns)
-    return why_unproven(
-        fault.receipt, fault.doubts, workloads=((run.workload.t0_ns, run.workload.end_ns),), planned=planned
-    )
+    planned = (0, fault.plan.for_ns)
+    return why_unproven(fault.receipt, workloads=((run.workload.t0_ns, run.workload.end_ns),), planned=planned)
 
 
 def why_not_exposed_in(run: RunEvidence, fault: FaultRun) -> tuple[str, ...]:
@@ -40,8 +41,7 @@ def why_not_exposed_in(run: RunEvidence, fault: FaultRun) -> tuple[str, ...]:
     """
     if fault.receipt is None:
         return (f"it is unknown whether the workload used {fault.plan.target}: the fault was never tried",)
-    plan = fault.plan
-    return why_not_exposed(fault.receipt, run.lab.topology, planned=plan.target, expected=plan.exposed, seed=plan.seed)
+    return why_not_exposed(fault.receipt, fault.plan, run.lab.topology)
 
 
 def unproven(receipt: Receipt | None) -> tuple[str, ...]:
@@ -66,13 +66,12 @@ def unproven(receipt: Receipt | None) -> tuple[str, ...]:
         elif delta:
             problems.append(f"{name} must not move and moved by {delta:g}")
     if not receipt.cleared.ok:
-        problems.append("no readback shows that it was cleared")
+        problems.append(_NOT_CLEARED)
     return tuple(problems)
 
 
 def why_unproven(
     receipt: Receipt | None,
-    doubts: Sequence[str] = (),
     *,
     workloads: Sequence[Span] = (),
     planned: Span | None = None,
@@ -81,15 +80,15 @@ def why_unproven(
 
     Args:
         receipt: the fault's receipt; None: the fault was never tried.
-        doubts: doubts of the injector.
         workloads: when workloads ran (controller ns). The fault must lie within one of them. Empty: not judged.
         planned: planned begin and end of the fault after its onset, for receipts recorded before `on_time` existed.
     """
     problems = unproven(receipt)
     if receipt is None:
         return problems
-    # The injector's doubts are more exact than the problems found here.
-    problems = tuple(doubts) or problems
+    if receipt.doubts:  # they are more exact than the problems found here
+        uncleared = () if receipt.cleared.ok else (_NOT_CLEARED,)
+        problems = (*receipt.doubts, *uncleared)
     if receipt.fired.first_ns is None or not receipt.armed.ok:
         return problems
     on_time, first_ns = _on_time(receipt, planned), receipt.fired.first_ns

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.kinds.kind import FaultKind, Param
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.testbed.errors import LabError, Unsupported, UsageError
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.side_by_side import on_each

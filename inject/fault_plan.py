@@ -1,8 +1,8 @@
-"""Plan faults: from a specification to the exact changes, reverts and counters. Pure: no machine is touched.
+"""Plan faults: from a request to the exact changes, reverts and counters. Pure: no machine is touched.
 
     FaultSpec + Topology  →  PlannedFault
 
-A plan is a function of its input alone: the same specification on the same topology gives the same bytes
+A plan is a function of its input alone: the same request on the same topology gives the same bytes
 (`PlannedFault.to_json`), so it can be stored before the first change and replayed.
 """
 
@@ -14,158 +14,29 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from faultbed.inject.evidence import link_quality
 from faultbed.inject.evidence.witnesses import rebooting_hosts
-from faultbed.inject.kinds.catalogue import Binding, FaultKind, Fidelity, Param, kind_named
+from faultbed.inject.kinds.catalogue import FaultKind, Param, kind_named
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.mechanisms import rack, soft
 from faultbed.inject.mechanisms.mechanism import Mechanism, Request
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.inject.param_units import example, in_unit
 from faultbed.inject.policy.conflicts import both_claim
-from faultbed.inject.selection import Selection
 from faultbed.testbed.errors import Unsupported, UsageError
 from faultbed.testbed.model.fault_names import slug
-from faultbed.testbed.model.lab_kind import LabKind, traits_of
+from faultbed.testbed.model.lab_kind import LabKind
 from faultbed.testbed.model.path_selector import PlaceOnPath, ends_in
 from faultbed.testbed.model.selectors import candidates, is_chosen_later, resolve, select_one
 from faultbed.testbed.model.topology import Target, Topology
 from faultbed.testbed.suggestions import hint
 
-__all__ = ["FaultSpec", "PlannedFault", "plan", "plan_all", "plan_beside"]
+__all__ = ["plan", "plan_all", "plan_beside"]
 
 PSN_COUNT = 1 << 24
 """Number of packet sequence numbers: they have 24 bits (InfiniBand 9.2)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultSpec:
-    """A fault as the user wrote it: kind, target, window (seconds from the start of the workload) and parameters.
-
-    `seed` decides which packets the fault takes (`faultbed.inject.selection`): 0 to 2³¹ - 1. `name` is its id in an
-    experiment.
-    """
-
-    name: str = ""
-    kind: str
-    target: str
-    at_s: float = 0.0
-    for_s: float
-    params: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedFault:
-    """One fault, from `spec` to the exact changes on a lab.
-
-    Counters and states are named `node/name`, as in `faultbed.testbed.observe.counters`.
-
-    Attributes:
-        spec: the fault as the user wrote it; `at_s`, `for_s` and `params` below are its validated values.
-        id: derived from everything that defines the fault; unique within an experiment.
-        fidelity: of this kind on this kind of lab.
-        binding: what reverts the fault if its holder dies.
-        place: where the holder runs.
-        request: what the controller sends to the holder (JSON).
-        steps: the same changes and reverts, as commands for people.
-        must_move: counters that prove that the fault fired.
-        must_not_move: counters that must stay as they are ("bystanders").
-        restored: states after the fault, as (name, value).
-        shows: what the readback must contain, to prove that the change is at the planned place.
-        while_on: states while the fault is on, as (name, value); None: no such state exists then.
-        late_binding: what is known only when the fault is armed; None: everything is known.
-        of_workload: whether what the fault changes exists only while a workload runs.
-        complete_after: number of hits after which the fault is complete; None: it lasts for its whole window.
-        selection: how the seed chooses packets; None: nothing is drawn.
-        quality: ports (`node/netdev`) whose rates of bit errors must be as before, once the fault is removed.
-        candidates: this fault on each target that it may have, of which one is chosen when it is armed, by what the
-            workload uses then (`faultbed.inject.mechanisms.late_target`); empty: the target is known. `target` then has
-            the selector as its text, and the other attributes are those of the first candidate.
-    """
-
-    spec: FaultSpec
-    id: str
-    kind: str
-    target: Target
-    at_s: float
-    for_s: float
-    params: Mapping[str, Any]
-    lab_kind: LabKind
-    fidelity: Fidelity
-    binding: Binding
-    colour: str
-    place: soft.Place
-    request: Mapping[str, Any]
-    steps: tuple[soft.Step, ...]
-    must_move: tuple[soft.Witness, ...]
-    must_not_move: tuple[str, ...]
-    restored: tuple[tuple[str, int | None], ...]
-    shows: Mapping[str, Any]
-    while_on: tuple[tuple[str, int | None], ...]
-    late_binding: soft.LateBinding | None
-    of_workload: bool
-    complete_after: int | None = None
-    selection: Selection | None = None
-    quality: tuple[str, ...] = ()
-    candidates: tuple[PlannedFault, ...] = ()
-
-    @property
-    def options(self) -> tuple[PlannedFault, ...]:
-        """The fault on each target that it may have: itself, if its target is known."""
-        return self.candidates or (self,)
-
-    @property
-    def target_text(self) -> str:
-        """The target as the user named it."""
-        return self.target.text
-
-    @property
-    def ends_s(self) -> float:
-        """When the fault's window ends, in seconds after the workload's start."""
-        return self.at_s + self.for_s
-
-    @property
-    def reads_keys(self) -> tuple[str, ...]:
-        """Every counter and state that decides whether the fault fired and whether it is restored, as `node/name`."""
-        keys = [key for witness in self.must_move for key in witness.any_of]
-        states = [key for key, _ in (*self.restored, *self.while_on)]
-        return tuple(dict.fromkeys([*keys, *self.must_not_move, *states, *link_quality.keys(self.quality)]))
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The hosts and switches to read `reads_keys` from, sorted."""
-        return tuple(sorted({key.split("/", 1)[0] for key in self.reads_keys}))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for `plan.json`; with `sort_keys=True` the same plan gives the same bytes."""
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "target": self.target.text,
-            "at_s": self.at_s,
-            "for_s": self.for_s,
-            "params": dict(self.params),
-            "lab": self.lab_kind,
-            "fidelity": self.fidelity,
-            "binding": self.binding,
-            "place": dataclasses.asdict(self.place),
-            "request": dict(self.request),
-            "steps": [dataclasses.asdict(step) for step in self.steps],
-            "must_move": [{"any_of": list(w.any_of), "at_least": w.at_least} for w in self.must_move],
-            "must_not_move": list(self.must_not_move),
-            "restored": [list(pair) for pair in self.restored],
-            "shows": dict(self.shows),
-            "while_on": [list(pair) for pair in self.while_on],
-            "of_workload": self.of_workload,
-            "complete_after": self.complete_after,
-            "learn": dataclasses.asdict(self.late_binding) if self.late_binding else None,
-            "reads": list(self.reads),
-            "selection": self.selection.to_json() if self.selection else None,
-            **({"quality": list(self.quality)} if self.quality else {}),
-        } | ({"candidates": [option.to_json() for option in self.candidates]} if self.candidates else {})
 
 
 _RESOLVE: Mapping[LabKind, Callable[[Request], Mechanism]] = {"soft": soft.resolve, "rack": rack.resolve}
@@ -243,38 +114,17 @@ def _plan_on(
             f"{where}: {kind.name} is not supported on this lab: a {lab_kind} lab has no mechanism for it yet; "
             f"it works on: {', '.join(kind.fidelity)}"
         )
-    at_s = _seconds(spec.at_s, f"{where}.at", low=0.0)
-    for_s = _seconds(spec.for_s, f"{where}.for", low=0.01)
-    params = _params(spec, kind, topology, where=where)
-    named = spec.target if is_chosen_later(spec.target) else target.text
-    fault_id = _fault_id(index, kind.name, named, at_s, for_s, params)
-    mechanism = _RESOLVE[lab_kind](
-        Request(
-            id=fault_id,
-            kind=kind.name,
-            target=target,
-            for_s=for_s,
-            params=params,
-            topology=topology,
-            where=where,
-            seed=spec.seed,
-        )
-    )
-    return PlannedFault(
-        spec=spec,
-        id=fault_id,
+    spec = dataclasses.replace(
+        spec,
         kind=kind.name,
-        target=target,
-        at_s=at_s,
-        for_s=for_s,
-        params=params,
-        lab_kind=lab_kind,
-        fidelity=kind.fidelity[lab_kind],
-        # A rack has no QEMU, and no socket that owns a switch's rule: PID 1 of the target reverts.
-        binding=kind.binding[target.kind] if traits_of(lab_kind).is_emulated else "unit",
-        colour=kind.colour,
-        **{f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)},
+        target=spec.target if is_chosen_later(spec.target) else target.text,
+        at_s=_seconds(spec.at_s, f"{where}.at", low=0.0),
+        for_s=_seconds(spec.for_s, f"{where}.for", low=0.01),
+        params=_params(spec, kind, topology, where=where),
     )
+    fault_id = _fault_id(index, spec)
+    request = Request(spec=spec, id=fault_id, target=target, topology=topology, where=where)
+    return PlannedFault(spec=spec, id=fault_id, target=target, lab_kind=lab_kind, mechanism=_RESOLVE[lab_kind](request))
 
 
 def plan_all(
@@ -350,18 +200,20 @@ def _without_shared_bystanders(planned: Sequence[PlannedFault]) -> tuple[Planned
 def _with_bystanders_left(fault: PlannedFault, other_faults: Sequence[PlannedFault]) -> PlannedFault:
     return dataclasses.replace(
         fault,
-        must_not_move=_still_bystanders(fault, other_faults),
+        mechanism=dataclasses.replace(fault.mechanism, must_not_move=_still_bystanders(fault, other_faults)),
         candidates=tuple(_with_bystanders_left(option, other_faults) for option in fault.candidates),
     )
 
 
 def _still_bystanders(fault: PlannedFault, other_faults: Sequence[PlannedFault]) -> tuple[str, ...]:
-    moved = {key for other in other_faults for witness in other.must_move for key in witness.any_of}
-    gone = {key.rpartition(".")[0] for other in other_faults for key, value in other.while_on if value is None}
+    moved = {key for other in other_faults for witness in other.mechanism.must_move for key in witness.any_of}
+    gone = {
+        key.rpartition(".")[0] for other in other_faults for key, value in other.mechanism.while_on if value is None
+    }
     rebooted = {host for other in other_faults for host in rebooting_hosts(other)}
     return tuple(
         key
-        for key in fault.must_not_move
+        for key in fault.mechanism.must_not_move
         if key not in moved and key.rpartition(".")[0] not in gone and key.partition("/")[0] not in rebooted
     )
 
@@ -450,6 +302,6 @@ def _psn(text: str, wrong: UsageError) -> int | str:
     return f"+{number}" if text.startswith("+") else number
 
 
-def _fault_id(index: int, kind: str, target: str, at_s: float, for_s: float, params: Mapping[str, Any]) -> str:
-    content = json.dumps([index, kind, target, at_s, for_s, dict(params)], sort_keys=True)
-    return f"{index}-{slug(f'{kind}-{target}')}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
+def _fault_id(index: int, spec: FaultSpec) -> str:
+    content = json.dumps([index, spec.kind, spec.target, spec.at_s, spec.for_s, dict(spec.params)], sort_keys=True)
+    return f"{index}-{slug(f'{spec.kind}-{spec.target}')}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"

@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from faultbed.inject.evidence.receipt import FaultReceipt, end_sentence, not_cleared
+from faultbed.inject.evidence.receipt import Receipt, end_sentence, not_cleared
 from faultbed.inject.evidence.workload_use import WorkloadUse
 from faultbed.inject.leases.channels import last_heal
 from faultbed.inject.leases.claim_request import claim_of
+from faultbed.inject.leases.other_commands import FaultsOfOthers
 from faultbed.inject.policy import blast_radius, safety
 from faultbed.inject.policy.conflicts import claims_of
-from faultbed.inject.policy.other_commands import FaultsOfOthers
 from faultbed.inject.policy.overlap import TAIL_S
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed import stopping
@@ -31,9 +31,9 @@ from faultbed.testbed.tenancy import audit_log, interventions
 from faultbed.testbed.tenancy.lab_lease import this_process
 
 if TYPE_CHECKING:
-    from faultbed.inject.fault_plan import PlannedFault
     from faultbed.inject.journal import Journal
     from faultbed.inject.leases.lease import Lease
+    from faultbed.inject.mechanisms.planned_fault import PlannedFault
     from faultbed.testbed.lab import Lab
 
 __all__ = ["TTL_S", "Injector", "Mutation", "audit_fields", "longest_lease_s"]
@@ -60,10 +60,10 @@ def audit_fields(planned: PlannedFault) -> dict[str, Any]:
         "target": planned.target.text,
         "id": planned.id,
         "place": planned.place.node,
-        "for_s": planned.for_s,
-        "params": dict(planned.params),
-        "do": [step.do for step in planned.steps],
-        "revert": [step.undo for step in planned.steps],
+        "for_s": planned.spec.for_s,
+        "params": dict(planned.spec.params),
+        "do": [step.do for step in planned.mechanism.steps],
+        "revert": [step.undo for step in planned.mechanism.steps],
     }
 
 
@@ -96,7 +96,7 @@ class Injector:
         self.mutate = mutate
         self.confirmed = confirmed
         self.until_cleared = until_cleared
-        self.receipts: tuple[FaultReceipt, ...] = ()
+        self.receipts: tuple[Receipt, ...] = ()
         """Receipts of every fault that was cleared, or should have been."""
         self.abandoned: tuple[str, ...] = ()
         """Faults whose end was not observed; their targets revert by themselves when the lease expires."""
@@ -152,7 +152,7 @@ class Injector:
             self.refuse_after_intervention(planned)
             with self.journal.doing("prepare", fault=planned.id, plan=planned.to_json()) as outcome:
                 prepared.lease.begin()
-                if not planned.candidates and not (later and planned.of_workload):
+                if not planned.candidates and not (later and planned.mechanism.of_workload):
                     outcome["before"] = prepared.prepare_target()
         except BaseException as error:
             self.remove(prepared)
@@ -182,7 +182,7 @@ class Injector:
         if (last := audit_log.last_fault(self.lab.state_dir)) is not None:
             ends.append((last.ago_s, f"{last.kind} on {last.target}"))
         for ago_s, earlier in ends:
-            if (apart_s := ago_s + planned.at_s) < least_s:
+            if (apart_s := ago_s + planned.spec.at_s) < least_s:
                 safety.refuse_spacing(earlier, planned, apart_s, self.lab.inventory_model)
 
     @property
@@ -239,7 +239,7 @@ class Injector:
         others = self._others.since(since_ns, tail_s=TAIL_S)
         return own + [fault for fault, is_over in others if is_over or not only_ended]
 
-    def remove(self, prepared: PreparedFault, receipt: FaultReceipt | None = None) -> None:
+    def remove(self, prepared: PreparedFault, receipt: Receipt | None = None) -> None:
         """Remove a fault from the active ones: it was never prepared, or it has ended with this receipt."""
         with self._removing, contextlib.suppress(ValueError):
             if receipt is not None:
@@ -256,7 +256,7 @@ class Injector:
                 return
         lease.release()
 
-    def clear_all(self) -> tuple[FaultReceipt, ...]:
+    def clear_all(self) -> tuple[Receipt, ...]:
         """Clear every fault, the last one of each place first; a failure does not stop the others.
 
         Raises:

@@ -15,7 +15,8 @@ import msgspec
 
 from faultbed.inject.evidence.exposure import is_used
 from faultbed.inject.evidence.firing_times import on_time_of_fault
-from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired, judge_fired
+from faultbed.inject.evidence.observation import NOTHING, Change, Observation, Readiness, Removal, decoded
+from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt, concluded, judge_fired
 from faultbed.inject.evidence.witnesses import Witnesses, rebooting_hosts
 from faultbed.inject.evidence.workload_use import Exposure, WorkloadUse
 from faultbed.inject.leases.channels import healed_file, local_args, revert_dir
@@ -29,8 +30,8 @@ from faultbed.testbed.errors import FaultbedError, FaultError, LabError
 from faultbed.testbed.tenancy import interventions
 
 if TYPE_CHECKING:
-    from faultbed.inject.fault_plan import PlannedFault
     from faultbed.inject.injector import Injector
+    from faultbed.inject.mechanisms.planned_fault import PlannedFault
 
 __all__ = ["USE_S", "PreparedFault"]
 
@@ -62,7 +63,7 @@ class PreparedFault:
         self._before: dict[str, Any] | None = None
         self._witnesses = Witnesses(self._lab, planned)
         self._armed = Armed(ok=False, error="never armed")
-        self._receipt: FaultReceipt | None = None
+        self._receipt: Receipt | None = None
         self._clearing = threading.RLock()
         self.reads: list[tuple[int, int]] = []
         """Times at which the lab was read for this fault: (begin, end) in controller ns. Baselines of goodput leave
@@ -96,7 +97,7 @@ class PreparedFault:
             try:
                 self._choose_target()
                 request = self._prepare_request()
-                before = dict(self.lease.request(request)["before"])
+                before = decoded(self.lease.request(request), Readiness, where=self.lease.where).before
                 refuse_remote_conflicts(self._lab, self.planned, request["claim"], where=self.lease.where)
                 self._before = before
             except FaultbedError as error:
@@ -207,7 +208,12 @@ class PreparedFault:
         with recorded(self.reads):
             self.lease.renew_clock()
             bound = bind(
-                self._lab, self.planned.late_binding, qp=qp, psn=psn, where=self.lease.where, timeout_s=ANSWER_S
+                self._lab,
+                self.planned.mechanism.late_binding,
+                qp=qp,
+                psn=psn,
+                where=self.lease.where,
+                timeout_s=ANSWER_S,
             )
         self._refuse_after_intervention()
         self.began_ns = max(at_ns or 0, time.monotonic_ns())
@@ -254,18 +260,19 @@ class PreparedFault:
         request: dict[str, Any] = {"do": "arm", **bound}
         if at_ns is not None:
             request["at_ns"] = self.lease.to_node(at_ns)
-        answer = self.lease.request(request)
-        while answer["event"] == "scheduled" or answer.get("state") == "scheduled":
+        change = decoded(self.lease.request(request), Change, where=self.lease.where)
+        if change.readback is not None:
+            return change.at_ns, change.readback
+        observed = None
+        while observed is None or observed.state == "scheduled":
             remaining_s = ((at_ns or 0) - time.monotonic_ns()) / 1e9
             if reason := cancel_reason():
                 raise FaultError(f"{self.lease.where}: cancelled before it was due: {reason}")
             self.lease.pause(min(max(remaining_s, 0.01), 0.5))
-            answer = self.lease.request({"do": "observe"})
-        if answer["event"] != "observed":
-            return answer["at_ns"], answer["readback"]
-        if answer["failure"]:
-            raise FaultError(f"{self.lease.where}: {answer['failure']}")
-        return answer["armed_at_ns"], answer["armed_readback"]
+            observed = _observation(self.lease)
+        if observed.armed_at_ns is None or observed.armed_readback is None or observed.failure:
+            raise FaultError(f"{self.lease.where}: {observed.failure or 'its holder reports no change'}")
+        return observed.armed_at_ns, observed.armed_readback
 
     def _wait_for_own_evidence(self) -> None:
         """Wait until the effects of earlier faults can no longer be mistaken for effects of this one."""
@@ -283,14 +290,14 @@ class PreparedFault:
         Neighbours of a switch follow its BGP daemon after a while, so the states are read again until they are as
         planned, for `STATES_S` at most. Returns the last reading made within the window, or nothing.
         """
-        planned = dict(self.planned.while_on)
+        planned = dict(self.planned.mechanism.while_on)
         in_window: dict[str, int | None] = {}
         deadline = time.monotonic() + STATES_S
         while True:
             states = self._witnesses.states(planned)
             if states == planned:
                 return states
-            if self.lease.request({"do": "observe"})["state"] == "over":
+            if _observation(self.lease).state == "over":
                 return in_window
             in_window = states
             if time.monotonic() > deadline:
@@ -305,13 +312,13 @@ class PreparedFault:
             return False
         return self.ended_ns is None or self.ended_ns + int(TAIL_S * 1e9) > since_ns
 
-    def observe(self) -> dict[str, Any]:
-        """Return the holder's observation (`state`, `on`, `count`, `first_ns`, `edges`, ...) in controller time.
+    def observe(self) -> Observation:
+        """Return the holder's observation in controller time.
 
         Raises:
             Unreachable: the holder is gone; its target reverts by itself.
         """
-        return self.lease.in_controller_time(self.lease.request({"do": "observe"}))
+        return _observation(self.lease).in_controller_time(self.lease.offset)
 
     def wait(self) -> None:
         """Wait until the fault's window is over.
@@ -320,18 +327,18 @@ class PreparedFault:
             FaultError: the window is still open `ANSWER_S` after its planned end.
             Unreachable: the holder is gone; its target reverts by itself.
         """
-        deadline = time.monotonic() + self.planned.for_s + ANSWER_S
-        while self.observe()["state"] != "over":
+        deadline = time.monotonic() + self.planned.spec.for_s + ANSWER_S
+        while self.observe().state != "over":
             if time.monotonic() > deadline:
                 raise FaultError(
-                    f"{self.lease.where}: its window of {self.planned.for_s:g} s ended {ANSWER_S:g} s ago, and it is "
-                    "still on; clear it"
+                    f"{self.lease.where}: its window of {self.planned.spec.for_s:g} s ended {ANSWER_S:g} s ago, and it "
+                    "is still on; clear it"
                 )
             self.lease.pause(0.1)
 
     # The revert
 
-    def clear(self, *, keep_holder: bool = False) -> FaultReceipt:
+    def clear(self, *, keep_holder: bool = False) -> Receipt:
         """Revert the fault, read back, and judge it. A second call returns the same receipt; errors are in the receipt.
 
         With `keep_holder`, a holder that has reverted stays idle until the injector ends. Ending its unit would take an
@@ -342,23 +349,22 @@ class PreparedFault:
                 self._receipt = self._clear_and_judge(keep_holder=keep_holder)
             return self._receipt
 
-    def _clear_and_judge(self, *, keep_holder: bool) -> FaultReceipt:
+    def _clear_and_judge(self, *, keep_holder: bool) -> Receipt:
         with self._injector.journal.reverting("clear", fault=self.planned.id) as outcome:
             cleared, observed = self._clear()
             self._end_following()
             if cleared.ok:
                 self.ended_ns = cleared.at_ns or time.monotonic_ns()
             cleared, fired, doubts = self._judge(cleared, observed)
-            receipt = FaultReceipt(
-                id=self.planned.id,
+            receipt = Receipt(
+                id=self.planned.spec.id or self.planned.id,
                 kind=self.planned.kind,
                 target=self.planned.target.text,
                 fidelity=self.planned.fidelity,
                 armed=self._armed,
                 fired=fired,
                 cleared=cleared,
-                edges=tuple((at, on) for at, on in observed.get("edges", ())),
-                doubts=doubts,
+                edges=observed.edges,
                 exposed=Exposure(uses=tuple(self._uses)),
                 on_time=on_time_of_fault(
                     self.planned,
@@ -368,7 +374,8 @@ class PreparedFault:
                     drifted_ns=self.lease.drifted_ns,
                 ),
             )
-            outcome |= {"receipt": receipt.to_json(), "doubts": list(doubts)}
+            receipt = concluded(receipt, doubts)
+            outcome["receipt"] = receipt.to_json()
         self._injector.audit("cleared" if cleared.ok else "not cleared", self.planned, detail=cleared.error or "")
         if keep_holder and cleared.ok and cleared.by == "holder":
             self._injector.keep_idle(self.lease)
@@ -383,28 +390,24 @@ class PreparedFault:
         if self._following is not None:
             self._following.join(LAST_USE_S)
 
-    def _clear(self) -> tuple[Cleared, dict[str, Any]]:
+    def _clear(self) -> tuple[Cleared, Observation]:
         try:
-            answer = self.lease.request({"do": "clear"})
+            removal = decoded(self.lease.request({"do": "clear"}), Removal, where=self.lease.where)
         except FaultError as error:
-            return Cleared(ok=False, error=str(error)), {}
+            return Cleared(ok=False, error=str(error)), NOTHING
         except LabError as error:
-            return self._cleared_by_lease(error), {}
+            return self._cleared_by_lease(error), NOTHING
         except Exception as error:  # noqa: BLE001 (its channel is closed in any case, and the target reverts)
-            return Cleared(ok=False, error=_error_text(error)), {}
+            return Cleared(ok=False, error=_error_text(error)), NOTHING
         self.lease.widen_clock()
-        observed = self.lease.in_controller_time(answer["observed"])
-        at_ns = answer["at_ns"]
-        return (
-            Cleared(
-                ok=bool(answer["ok"]),
-                at_ns=self.lease.offset.to_controller(at_ns) if at_ns is not None else None,
-                clock_error_ns=self.lease.offset.error_ns,
-                readback=answer["readback"],
-                error=answer.get("error"),
-            ),
-            observed,
+        cleared = Cleared(
+            ok=removal.ok,
+            at_ns=self.lease.offset.to_controller(removal.at_ns) if removal.at_ns is not None else None,
+            clock_error_ns=self.lease.offset.error_ns,
+            readback=removal.readback,
+            error=removal.error,
         )
+        return cleared, removal.observed.in_controller_time(self.lease.offset)
 
     def _cleared_by_lease(self, error: LabError) -> Cleared:
         has_reverted, detail = self.lease.wait_until_reverted(error)
@@ -412,16 +415,17 @@ class PreparedFault:
             return Cleared(ok=True, at_ns=time.monotonic_ns(), by="lease", error=detail)
         return Cleared(ok=False, by="lease", error=f"it is unknown whether its target has reverted: {detail}")
 
-    def _judge(self, cleared: Cleared, observed: dict[str, Any]) -> tuple[Cleared, Fired, tuple[str, ...]]:
+    def _judge(self, cleared: Cleared, observed: Observation) -> tuple[Cleared, Fired, tuple[str, ...]]:
         """Compare the witnesses with the baseline. If they cannot be read, the fault does not count as cleared."""
         try:
-            if observed.get("count") or cleared.by == "lease":
+            if observed.count or cleared.by == "lease":
                 for host in rebooting_hosts(self.planned):
                     self._lab.forget_dead(host)
             own, _ = self._own_evidence()
-            own = dataclasses.replace(own, quality=self._ports_without_other_faults())
+            mechanism = dataclasses.replace(own.mechanism, quality=self._ports_without_other_faults())
+            own = dataclasses.replace(own, mechanism=mechanism)
             after, restored, unsettled = self._witnesses.settle(
-                own, needs_witness=bool(observed.get("count")), pause=self.lease.pause
+                own, needs_witness=bool(observed.count), pause=self.lease.pause
             )
             # Another fault may have begun while the witnesses settled.
             own, shared = self._own_evidence()
@@ -438,7 +442,7 @@ class PreparedFault:
         except Exception as error:  # noqa: BLE001 (the fault is reverted: a later failure must not hide that)
             doubt = f"its witnesses could not be read: {_error_text(error)}"
             fired = Fired(
-                count=int(observed.get("count") or 0), first_ns=None, last_ns=None, witness=None, must_move={},
+                count=observed.count or 0, first_ns=None, last_ns=None, witness=None, must_move={},
                 must_not_move={},
             )  # fmt: skip
             return msgspec.structs.replace(cleared, ok=False, error=cleared.error or doubt), fired, (doubt,)
@@ -447,13 +451,18 @@ class PreparedFault:
     def _ports_without_other_faults(self) -> tuple[str, ...]:
         """Return the ports whose error rates tell of this fault alone; a fault that is still on is compared later."""
         others = {port for fault in self._injector.active() if fault is not self and fault.is_on
-                  for port in fault.planned.quality}  # fmt: skip
-        return tuple(port for port in self.planned.quality if port not in others)
+                  for port in fault.planned.mechanism.quality}  # fmt: skip
+        return tuple(port for port in self.planned.mechanism.quality if port not in others)
 
     def _own_evidence(self) -> tuple[PlannedFault, tuple[str, ...]]:
         lead_ns = max(0, (self.began_ns or 0) - (self.baseline_ns or 0)) if self.baseline_ns else 0
         others = self._injector.overlapping(self)
         return own_evidence(self.planned, others, self._lab.topology, lead_s=lead_ns / 1e9)
+
+
+def _observation(lease: Lease) -> Observation:
+    """Return what a holder has seen of its fault, in its own time."""
+    return decoded(lease.request({"do": "observe"}), Observation, where=lease.where)
 
 
 def _error_text(error: Exception) -> str:

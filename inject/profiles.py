@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from faultbed.inject.fault_plan import FaultSpec
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.topology import Topology
 
@@ -158,9 +158,9 @@ def _conflict(spec: FaultSpec, other_spec: FaultSpec) -> bool:
 
 
 def as_plain(spec: FaultSpec) -> dict[str, Any]:
-    """Return a fault of a schedule as plain data, ready for JSON. It has no name: an experiment gives it one."""
+    """Return a fault of a schedule as plain data, ready for JSON. An experiment gives it its id and its exposure."""
     plain = {**asdict(spec), "params": dict(spec.params)}
-    del plain["name"]
+    del plain["id"], plain["exposed"]
     return plain
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
+from faultbed.inject.fault_plan import plan, plan_all
 from faultbed.inject.kinds.catalogue import CATALOGUE, FaultKind, Param, Trait
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.errors import FaultbedError
 from faultbed.testbed.model.lab_kind import LabKind
 from faultbed.testbed.model.topology import Topology

@@ -18,11 +18,12 @@ from pathlib import Path
 from bench.rows import Row, mark
 from faultbed.harness import verdict as verdict_file
 from faultbed.harness.experiment import run_plan
-from faultbed.harness.experiment.run_plan import Plan, ScheduledFault
+from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.json_text import json_text
 from faultbed.harness.record import rundir
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
+from faultbed.inject.kinds.fault_spec import FaultSpec
 
 __all__ = ["CHECKS", "RUNS", "measure"]
 
@@ -102,7 +103,7 @@ def _verdict(number: int) -> VerdictFile:
 
 
 def _plan(number: int) -> Plan:
-    fault = ScheduledFault(
-        id="drop", kind="packet.drop", target="host3:rxe1", at_ns=1, duration_ns=1, seed=1, parameters={"share": 0.02}
+    fault = FaultSpec(
+        id="drop", kind="packet.drop", target="host3:rxe1", at_s=1.0, for_s=1.0, seed=1, params={"share": 0.02}
     )
     return Plan(faultbed="0", experiment="bench", seed=number, inventory="9f" * 32, workload={}, faults=(fault,))

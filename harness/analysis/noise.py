@@ -23,7 +23,7 @@ from faultbed.harness.analysis.intervals import iteration_times, operation_times
 from faultbed.harness.analysis.links import emulation_headroom
 from faultbed.harness.analysis.timeline import finished_iterations
 from faultbed.harness.confidence import LEVEL, student
-from faultbed.harness.experiment.run_plan import Plan, PlannedBystander, PlannedProbes
+from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.json_text import json_text
 from faultbed.harness.ledger.statistics.decision import Tolerance
 from faultbed.harness.ledger.statistics.level_tolerance import declared_tolerance, measured_tolerance
@@ -32,6 +32,8 @@ from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.record.evidence.workload_evidence import RankSeries
 from faultbed.harness.record.rundir import RunDir
 from faultbed.testbed.errors import UsageError
+from faultbed.traffic.flows.flow_spec import FlowSpec
+from faultbed.traffic.probes.prober import ProbeSpec
 
 __all__ = [
     "FILE",
@@ -86,8 +88,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     workload: dict[str, Any]
     routing: tuple[str, dict[str, Any]] | None = None
     capture: tuple[str, ...] = ()
-    probe: PlannedProbes | None = None
-    bystander: PlannedBystander | None = None
+    probe: ProbeSpec | None = None
+    bystander: FlowSpec | None = None
 
 
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,7 +114,7 @@ def losses(share: float, seed: int, least: int, most: int) -> tuple[int, int]:
 def _losing(run: RunEvidence) -> Iterator[tuple[FaultRun, Receipt, float]]:
     """Yield each fault that loses a share of all packets, with its receipt and that share."""
     for fault in run.injected.faults:
-        parameters = fault.plan.parameters
+        parameters = fault.plan.params
         share = parameters.get("share")
         every_packet = (
             parameters.get("qp") is None

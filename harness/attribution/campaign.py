@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from faultbed.harness.experiment.toml_text import inline
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.kinds.catalogue import kind_named
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.errors import FaultbedError
 from faultbed.testbed.model.lab_kind import LabKind
 from faultbed.testbed.model.topology import Topology

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -49,7 +49,7 @@ from faultbed.harness.experiment.stop import Condition
 from faultbed.harness.experiment.stop import Metric as StopMetric
 from faultbed.harness.experiment.workload_file import WORKLOAD, Workload
 from faultbed.harness.verdict import Verdict
-from faultbed.inject.evidence.exposure import Exposed
+from faultbed.inject.kinds.fault_spec import Exposed
 from faultbed.inject.param_units import why_no_quantity
 from faultbed.testbed.errors import ConfigError
 from faultbed.testbed.model.lab_kind import LabKind
@@ -83,20 +83,6 @@ _MOST_SIGNS = 480
 _LABS: tuple[str, ...] = get_args(LabKind)
 _PROBED_S = 24 * 3600.0
 """Duration of probes, longer than any run: the run stops them when its workload has ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """A fault as written in the file; `run_plan.py` draws one of `targets` and a time from the seed."""
-
-    id: str
-    kind: str
-    targets: tuple[str, ...]
-    at_earliest_ns: int
-    at_latest_ns: int
-    duration_ns: int
-    exposed: Exposed = "workload"
-    parameters: dict[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +156,7 @@ class _Lab(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Fault(Section):
+class Fault(Section):
     """A fault: its kind, its target and its time."""
 
     kind: Annotated[str, Text("Kind of the fault; `faultbed faults` lists them.")]
@@ -195,13 +181,13 @@ class _Fault(Section):
     ]
     duration_ns: Annotated[int, Duration("How long it is on.", key="for", above=0)]
     id: Annotated[
-        str | None,
+        str,
         Text(
             "Name of the fault; default: its kind, numbered if it repeats.",
             pattern="[a-z0-9][a-z0-9.-]*",
             pattern_says="lower-case letters, digits, dots and dashes",
         ),
-    ] = None
+    ] = ""
     exposed: Annotated[
         Exposed,
         Choice(
@@ -231,7 +217,7 @@ class _Fault(Section):
             yield "at", f"the range ends ({self.at[-1] / 1e9:g} s) before it begins ({self.at[0] / 1e9:g} s); swap them"
 
 
-FAULT_KEYS = tuple(declared.key for declared in fields_of(_Fault))
+FAULT_KEYS = tuple(declared.key for declared in fields_of(Fault))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +319,7 @@ class ExperimentFile(Section):
     bystander: Annotated[
         FlowSpec | None, Table("A flow beside the workload that no fault should affect.", section=Bystander)
     ] = None
-    faults: Annotated[tuple[_Fault, ...], Tables("Faults with their times.", section=_Fault)] = ()
+    faults: Annotated[tuple[Fault, ...], Tables("Faults with their times.", section=Fault)] = ()
     stop: Annotated[
         tuple[_Stop, ...],
         Tables("Bounds on live values; one that is broken clears all faults and ends the run.", section=_Stop),
@@ -395,7 +381,7 @@ def decode_table(raw: Mapping[str, Any], *, source: str, text: str = "") -> Expe
         lab_kind=file.lab.kind,
         needs=file.lab.needs,
         workload=file.workload,
-        faults=tuple(_fault(item, fault_id) for item, fault_id in zip(faults, ids, strict=True)),
+        faults=tuple(replace(fault, id=fault_id) for fault, fault_id in zip(faults, ids, strict=True)),
         expectations=tuple(expectations),
         source=source,
         text=text,
@@ -480,19 +466,6 @@ def _cnp(capture: _Capture | None) -> CnpRule | None:
     if capture is None or capture.cnp_interval_ns is None:
         return None
     return CnpRule(interval_ns=capture.cnp_interval_ns, per=capture.cnp_per)
-
-
-def _fault(item: _Fault, fault_id: str) -> Fault:
-    return Fault(
-        id=fault_id,
-        kind=item.kind,
-        targets=item.targets,
-        at_earliest_ns=item.at[0],
-        at_latest_ns=item.at[-1],
-        duration_ns=item.duration_ns,
-        exposed=item.exposed,
-        parameters=dict(item.parameters),
-    )
 
 
 def _stop(item: _Stop, *, has_faults: bool) -> Condition:

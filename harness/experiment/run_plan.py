@@ -23,64 +23,17 @@ from faultbed.harness.experiment.metrics import Of, lookup
 from faultbed.harness.experiment.stop import METRICS, Condition
 from faultbed.harness.json_text import json_text
 from faultbed.harness.verdict import Verdict
-from faultbed.inject.evidence.exposure import Exposed
-from faultbed.inject.fault_plan import FaultSpec
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.kinds.kind import Fidelity
 from faultbed.testbed.packets.cnp_rule import CnpRule
 from faultbed.testbed.routing.schemes import SCHEMES
+from faultbed.traffic.flows.flow_spec import FlowSpec
+from faultbed.traffic.probes.prober import ProbeSpec
 
-__all__ = ["Plan", "ScheduledFault", "decode", "encode", "plan"]
+__all__ = ["Plan", "decode", "encode", "plan"]
 
 _MS = 1_000_000
 T = TypeVar("T", bound=msgspec.Struct)
-
-
-class ScheduledFault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault whose target, time and seed are drawn. `at_ns` counts from the workload's start; `seed` has 31 bits.
-
-    `faultbed.inject.fault_plan.PlannedFault` contains its `spec`, and adds how a lab carries it out.
-    """
-
-    id: str
-    kind: str
-    target: str
-    at_ns: int
-    duration_ns: int
-    seed: int
-    exposed: Exposed = "workload"
-    parameters: dict[str, Scalar]
-
-    @property
-    def spec(self) -> FaultSpec:
-        """The fault as the injector plans it."""
-        return FaultSpec(
-            name=self.id,
-            kind=self.kind,
-            target=self.target,
-            at_s=self.at_ns / 1e9,
-            for_s=self.duration_ns / 1e9,
-            params=self.parameters,
-            seed=self.seed,
-        )
-
-
-class PlannedProbes(msgspec.Struct, frozen=True, kw_only=True):
-    """Datagrams beside the workload: `per_s` a second on each of `qps` queue pairs between two RNICs."""
-
-    per_s: float
-    qps: int
-
-
-class PlannedBystander(msgspec.Struct, frozen=True, kw_only=True):
-    """A flow beside the workload: `depth` messages outstanding on each queue pair; `rate_bps` 0: as fast as it goes."""
-
-    src: str
-    dst: str
-    verb: str
-    message_bytes: int
-    qps: int
-    depth: int
-    rate_bps: float
 
 
 class PlannedFabric(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,16 +72,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     inventory: str
     workload: dict[str, Any]
-    faults: tuple[ScheduledFault, ...]
+    faults: tuple[FaultSpec, ...]
+    """With their targets, times and seeds drawn."""
     capture: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Switch ports whose packets are kept; not in the file when there are none."""
     cnp: CnpRule | msgspec.UnsetType = msgspec.UNSET
     """How receivers answer marked packets; not in the file when that is not checked."""
-    probe: PlannedProbes | msgspec.UnsetType = msgspec.UNSET
+    probe: ProbeSpec | msgspec.UnsetType = msgspec.UNSET
     """Not in the file when there are none."""
     fabric: PlannedFabric | msgspec.UnsetType = msgspec.UNSET
     """Not in the file when the experiment chooses no routing scheme: the switches keep BGP's ECMP."""
-    bystander: PlannedBystander | msgspec.UnsetType = msgspec.UNSET
+    bystander: FlowSpec | msgspec.UnsetType = msgspec.UNSET
     """Not in the file when there is none."""
     expect: tuple[PlannedExpectation, ...] | msgspec.UnsetType = msgspec.UNSET
     """Not in the file when there are none."""
@@ -178,7 +132,7 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
     Faults are ordered by their time; faults at the same time keep the order of the file.
     """
     chosen = experiment.seed if seed is None else seed
-    faults = sorted((_schedule(fault, chosen) for fault in experiment.faults), key=lambda fault: fault.at_ns)
+    faults = sorted((_schedule(fault, chosen) for fault in experiment.faults), key=lambda fault: fault.at_s)
     return Plan(
         faultbed=version,
         experiment=experiment.name,
@@ -188,7 +142,7 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
         faults=tuple(faults),
         capture=experiment.capture or msgspec.UNSET,
         cnp=experiment.cnp or msgspec.UNSET,
-        probe=PlannedProbes(per_s=probe.per_s, qps=probe.qps) if (probe := experiment.probe) else msgspec.UNSET,
+        probe=experiment.probe or msgspec.UNSET,
         fabric=msgspec.UNSET
         if (fabric := experiment.fabric) is None
         else PlannedFabric(
@@ -215,9 +169,7 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
             for condition in experiment.stops
         )
         or msgspec.UNSET,
-        bystander=msgspec.UNSET
-        if (flow := experiment.bystander) is None
-        else PlannedBystander(**{name: getattr(flow, name) for name in PlannedBystander.__struct_fields__}),
+        bystander=experiment.bystander or msgspec.UNSET,
     )
 
 
@@ -261,15 +213,16 @@ def _draw(seed: int, fault_id: str, purpose: str, choices: int) -> int:
     return int.from_bytes(digest, "big") % choices
 
 
-def _schedule(fault: Fault, seed: int) -> ScheduledFault:
-    steps = (fault.at_latest_ns - fault.at_earliest_ns) // _MS + 1
-    return ScheduledFault(
+def _schedule(fault: Fault, seed: int) -> FaultSpec:
+    earliest_ns, latest_ns = fault.at[0], fault.at[-1]
+    steps = (latest_ns - earliest_ns) // _MS + 1
+    return FaultSpec(
         id=fault.id,
         kind=fault.kind,
         target=fault.targets[_draw(seed, fault.id, "target", len(fault.targets))],
-        at_ns=fault.at_earliest_ns + _draw(seed, fault.id, "at", steps) * _MS,
-        duration_ns=fault.duration_ns,
+        at_s=(earliest_ns + _draw(seed, fault.id, "at", steps) * _MS) / 1e9,
+        for_s=fault.duration_ns / 1e9,
         seed=_draw(seed, fault.id, "seed", 1 << 31),
         exposed=fault.exposed,
-        parameters=fault.parameters,
+        params=fault.parameters,
     )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from faultbed.harness.experiment.toml_text import inline, lines
-from faultbed.inject.fault_plan import FaultSpec
 from faultbed.inject.kinds.catalogue import kind_named
+from faultbed.inject.kinds.fault_spec import FaultSpec
 
 __all__ = ["NAME", "Case", "describe", "describe_fault", "duration_s", "size", "to_toml"]
 

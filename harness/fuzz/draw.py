@@ -14,7 +14,8 @@ from faultbed.harness.experiment.workload_file import Collective, Flow
 from faultbed.harness.fuzz.case import Case, to_toml
 from faultbed.harness.fuzz.field_values import values_of
 from faultbed.harness.run.prepare.resolve import refusal, resolve
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.policy import safety
 from faultbed.inject.policy.overlap import LEAD_S
 from faultbed.inject.strategies import Accepts, Grid, compatible, fault_specs

@@ -24,8 +24,8 @@ from faultbed.harness.model.workload_traffic import (
     drawn_queue_pair,
     rank_traffic,
 )
-from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.kinds.effect import Effect
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.testbed.errors import ConfigError, UsageError
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.model.lab_kind import LabKind, traits_of
@@ -188,14 +188,14 @@ def _predict(setting: _Setting, faults: Sequence[PlannedFault], draws: int) -> E
     name = experiment.fabric.routing if experiment.fabric is not None else DEFAULT_SCHEME
     _refuse_unmodelled(setting, name, faults)
     places = {fault.id: f"faults[{index}].kind" for index, fault in enumerate(experiment.faults)}
-    effects = {fault.spec.name: effect_of(fault, places.get(fault.spec.name, fault.kind)) for fault in faults}
+    effects = {fault.spec.id: effect_of(fault, places.get(fault.spec.id, fault.kind)) for fault in faults}
     _refuse_compute(setting, effects)
     rounds = 1 if scheme_named(name).is_static and not setting.failed and not faults else draws
     work = _work(setting)
     phases: dict[tuple[str, ...], Phase] = {}
     for on in [(), *(names for _, names in _windows(faults))]:
         if on not in phases:
-            chosen = [(fault, effects[fault.spec.name]) for fault in faults if fault.spec.name in on]
+            chosen = [(fault, effects[fault.spec.id]) for fault in faults if fault.spec.id in on]
             phases[on] = _phase(setting, name, chosen, work, rounds)
     job_s = fault_free_s = None
     if isinstance(work, RankTraffic) and work.iterations is not None:
@@ -246,9 +246,9 @@ def _refuse_compute(setting: _Setting, effects: Mapping[str, Effect]) -> None:
 
 def _windows(faults: Sequence[PlannedFault]) -> list[tuple[float, tuple[str, ...]]]:
     """Return (begin in s, names of the faults that are on) for each span between begins and ends of faults."""
-    edges = sorted({edge for fault in faults for edge in (fault.at_s, fault.ends_s)})
+    edges = sorted({edge for fault in faults for edge in (fault.spec.at_s, fault.ends_s)})
     return [
-        (begin, tuple(fault.spec.name for fault in faults if fault.at_s <= begin < fault.ends_s)) for begin in edges
+        (begin, tuple(fault.spec.id for fault in faults if fault.spec.at_s <= begin < fault.ends_s)) for begin in edges
     ]
 
 
@@ -284,7 +284,7 @@ def _phase(
     )
     if scheme_named(scheme).is_placed:
         state = _placed(setting, state)
-    names = tuple(fault.spec.name for fault, _ in faults)
+    names = tuple(fault.spec.id for fault, _ in faults)
     rng = np.random.default_rng(setting.seed)
     if isinstance(work, Flow):
         return _flow_phase(setting, state, work, names, rng, draws)

@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.kinds.catalogue import CATALOGUE
 from faultbed.inject.kinds.effect import Effect
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.topology import Link, Topology
 from faultbed.testbed.routing.link_arrays import LinkArrays
@@ -63,7 +63,7 @@ def effect_of(fault: PlannedFault, where: str) -> Effect:
         UsageError: its kind declares no effect, or none with these parameters; the message begins with `where`.
     """
     declared = CATALOGUE[fault.kind].effect
-    effect = None if declared is None else declared(fault.params)
+    effect = None if declared is None else declared(fault.spec.params)
     if effect is None:
         which = "with these parameters " if declared is not None else ""
         raise UsageError(
@@ -126,7 +126,7 @@ def state_of(
     for fault, effect in faults:
         if fault.candidates:
             raise UsageError(
-                f"{fault.spec.name}: the target of {fault.target.text} is known only while the workload runs, so "
+                f"{fault.spec.id}: the target of {fault.target.text} is known only while the workload runs, so "
                 "nothing can be predicted; name an uplink"
             )
         links = _cut_by(topology, fault, effect)
@@ -170,7 +170,7 @@ def _cut_by(topology: Topology, fault: PlannedFault, effect: Effect) -> list[Lin
 
 def _link_of(fault: PlannedFault) -> Link:
     if fault.target.link is None:
-        raise UsageError(f"{fault.spec.name}: the model of {fault.kind} needs a port, and {fault.target.text} is none")
+        raise UsageError(f"{fault.spec.id}: the model of {fault.kind} needs a port, and {fault.target.text} is none")
     return fault.target.link
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from faultbed.harness.record.evidence.workload_evidence import Paths
 from faultbed.harness.record.workload_series import Result
-from faultbed.inject.evidence.receipt import FaultReceipt
-from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.evidence.receipt import Receipt
 from faultbed.inject.injector import Injector
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.inject.own_reads import recorded
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.observe.machine_load import MachineLoad
@@ -56,7 +56,7 @@ class FaultsRecord:
 
     injector: Injector | None = None
     ready: Sequence[PreparedFault] = ()
-    receipts: dict[str, FaultReceipt] = field(default_factory=dict)
+    receipts: dict[str, Receipt] = field(default_factory=dict)
     planned: tuple[PlannedFault, ...] = ()
 
     @property

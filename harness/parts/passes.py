@@ -25,9 +25,9 @@ from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.ledger.sealed import Evidence, Phase
 from faultbed.harness.parts.pass_records import FaultsRecord, Readings, WorkloadRecord
 from faultbed.harness.record.rundir import RunDir
-from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.injector import Mutation
 from faultbed.inject.journal import Journal
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.testbed.errors import LabError
 from faultbed.testbed.lab import Lab
 from faultbed.testbed.observe.telemetry import Change

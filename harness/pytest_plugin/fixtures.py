@@ -17,21 +17,19 @@ from faultbed.harness.live.use_by_workloads import use_of
 from faultbed.harness.pytest_plugin import receipts
 from faultbed.harness.pytest_plugin.kernel_guard import KernelGuard
 from faultbed.harness.pytest_plugin.keys import FAILED, FAULTS, NOT_CLEARED, NOT_STARTED, OPENED_LAB, RUNNING
-from faultbed.harness.pytest_plugin.receipts import FaultOfTest
 from faultbed.harness.pytest_plugin.session_lab import closing_after_error, open_session_lab
 from faultbed.harness.pytest_plugin.skips import skip
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
 from faultbed.harness.verdict import ExitCode
-from faultbed.inject.evidence.exposure import Exposed
-from faultbed.inject.evidence.receipt import FaultReceipt
-from faultbed.inject.fault_plan import FaultSpec, plan_beside
+from faultbed.inject.fault_plan import plan_beside
 from faultbed.inject.injector import Injector, Mutation
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import Exposed, FaultSpec
 from faultbed.inject.param_units import why_no_quantity
 from faultbed.inject.policy import safety
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import LabError, Unsupported, UsageError
 from faultbed.testbed.lab import Lab
-from faultbed.testbed.model.selectors import is_chosen_later
 from faultbed.testbed.observe import fingerprint
 from faultbed.traffic.engine.running_traffic import Running
 from faultbed.traffic.flows import flow_run as flow_module
@@ -186,7 +184,7 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
     """
     faults: list[PreparedFault] = []
     request.node.stash[FAULTS] = faults
-    requested: list[tuple[Exposed, bool]] = []
+    waived: list[PreparedFault] = []
     with (
         Journal(folder / "journal.jsonl") as journal,
         Injector(lab, journal, mutate=mutation) as injector,
@@ -209,7 +207,7 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
                 if wrong := why_no_quantity(kind, name, value):
                     raise UsageError(f"inject: {name}: {wrong}")
             length_s = _MAX_FAULT_S if for_s is None else for_s
-            spec = FaultSpec(kind=kind, target=target, for_s=length_s, params=params, seed=seed)
+            spec = FaultSpec(kind=kind, target=target, for_s=length_s, params=params, seed=seed, exposed=exposed)
             active = injector.active()
             try:
                 *before, planned = plan_beside(
@@ -219,7 +217,7 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
             except (Unsupported, safety.Forbidden) as reason:
                 skip(request.config, f"{lab.name}: {reason}")
             faults.append(prepared)
-            requested.append((exposed, prove))
+            waived.extend([] if prove else [prepared])
             # A counter that the new fault changes is no longer a bystander of the active faults.
             for fault, replanned in zip(active, before, strict=True):
                 fault.planned = replanned
@@ -228,11 +226,9 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
         yield prepare
         cleared = [prepared.clear() for prepared in faults]
     if faults:
-        concluded = [_fault_of_test(*both) for both in zip(faults, cleared, requested, strict=True)]
-        receipts.conclude(request.node, concluded, lab.topology)
-
-
-def _fault_of_test(prepared: PreparedFault, receipt: FaultReceipt, requested: tuple[Exposed, bool]) -> FaultOfTest:
-    spec, (exposed, prove) = prepared.planned.spec, requested
-    target = spec.target if is_chosen_later(spec.target) else prepared.planned.target.text
-    return FaultOfTest(receipt=receipt, target=target, seed=spec.seed, exposed=exposed, prove=prove)
+        runs = [
+            FaultRun(plan=prepared.planned.spec, receipt=receipt)
+            for prepared, receipt in zip(faults, cleared, strict=True)
+        ]
+        ids = {receipt.id for prepared, receipt in zip(faults, cleared, strict=True) if prepared in waived}
+        receipts.conclude(request.node, runs, lab.topology, waived=ids)

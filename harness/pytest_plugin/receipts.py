@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from _pytest.outcomes import Failed
 
 from faultbed.harness.proof import why_unproven
 from faultbed.harness.pytest_plugin.keys import AT_END, FAILED, NOT_CLEARED, NOT_STARTED, PROOF_NOT_REQUIRED, RUNNING
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
 from faultbed.harness.verdict import ExitCode, LabState
-from faultbed.inject.evidence.exposure import Exposed, why_not_exposed
+from faultbed.inject.evidence.exposure import why_not_exposed
 from faultbed.inject.evidence.firing_times import Span
-from faultbed.inject.evidence.receipt import FaultReceipt, not_cleared
+from faultbed.inject.evidence.receipt import not_cleared
 
 if TYPE_CHECKING:
     import pytest
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from faultbed.testbed.model.topology import Topology
 
 __all__ = [
-    "FaultOfTest",
     "Unproven",
     "WorkloadFailed",
     "conclude",
@@ -66,21 +65,9 @@ def fail(item: pytest.Item, error: Failed) -> None:
     late_errors.append(f"{item.nodeid}: {error.msg}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultOfTest:
-    """A fault of a test that is over, with what the test said about it in its call of `inject`.
-
-    `target` is the planned target, or the selector by which it was chosen when the fault was armed.
-    """
-
-    receipt: FaultReceipt
-    target: str
-    seed: int
-    exposed: Exposed
-    prove: bool
-
-
-def conclude(item: pytest.Item, faults: Sequence[FaultOfTest], topology: Topology) -> None:
+def conclude(
+    item: pytest.Item, faults: Sequence[FaultRun], topology: Topology, *, waived: Collection[str] = ()
+) -> None:
     """Write the receipts of a test to its JUnit properties, and fail it if one proves nothing.
 
     If the test has failed already, only a fault that is not cleared fails it again.
@@ -88,8 +75,9 @@ def conclude(item: pytest.Item, faults: Sequence[FaultOfTest], topology: Topolog
     Args:
         item: the test. If it has started traffic, or has tried to, its faults must have acted while that ran, and on
             what that used.
-        faults: the faults of the test.
+        faults: the faults of the test that are over.
         topology: the lab.
+        waived: ids of the receipts on which nothing rests (`prove=False`).
 
     Raises:
         Unproven: a fault is not proven, or not cleared.
@@ -97,24 +85,21 @@ def conclude(item: pytest.Item, faults: Sequence[FaultOfTest], topology: Topolog
     workloads, not_started = _workloads(item), item.stash.get(NOT_STARTED, [])
     no_workload = (f"no workload ran: {not_started[0]}",) if not_started and not workloads else ()
     problems: list[str] = []
-    for fault in faults:
-        receipt = fault.receipt
-        exposed = (
-            why_not_exposed(receipt, topology, planned=fault.target, expected=fault.exposed, seed=fault.seed)
-            if workloads or fault.exposed != "workload"
-            else ()
-        )
-        reasons = (*why_unproven(receipt, receipt.unproven, workloads=workloads), *exposed, *no_workload)
+    ended = [(fault.plan, fault.receipt) for fault in faults if fault.receipt is not None]
+    for spec, receipt in ended:
+        is_judged = bool(workloads) or spec.exposed != "workload"
+        exposed = why_not_exposed(receipt, spec, topology) if is_judged else ()
+        reasons = (*why_unproven(receipt, workloads=workloads), *exposed, *no_workload)
         content = {**receipt.to_json(), "unproven": list(reasons)}
         item.user_properties.append((f"receipt.{receipt.id}", json.dumps(content, default=str)))
-        if not fault.prove:
+        if receipt.id in waived:
             item.user_properties.append((f"prove.{receipt.id}", "False: nothing rests on this receipt"))
             item.config.stash.setdefault(PROOF_NOT_REQUIRED, []).append(
                 f"{item.nodeid} ({receipt.kind} on {receipt.target})"
             )
         elif reasons:
             problems.append(f"{receipt.kind} on {receipt.target} is not proven: {'; '.join(reasons)}")
-    uncleared = not_cleared([fault.receipt for fault in faults])
+    uncleared = not_cleared([receipt for _, receipt in ended])
     item.stash[NOT_CLEARED] = uncleared
     otherwise = ExitCode.FAIL if item.stash.get(FAILED, False) else ExitCode.PASS
     set_exit_code(item, ExitCode.DIRTY if uncleared else ExitCode.INCONCLUSIVE if problems else otherwise)

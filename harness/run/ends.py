@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from faultbed.harness.error_words import describe, show_unforeseen
 from faultbed.harness.verdict import ExitCode
-from faultbed.inject.evidence.receipt import FaultReceipt, not_cleared
+from faultbed.inject.evidence.receipt import Receipt, not_cleared
 from faultbed.inject.injector import Injector
 from faultbed.testbed.errors import DirtyLab, Interrupted
 from faultbed.testbed.lab import Lab
@@ -20,7 +20,7 @@ _NOT_COMPARED = "the lab was not compared with its state before: the next comman
 
 
 def finish(
-    lab: Lab, work: Work, injector: Injector | None, receipts: Iterable[FaultReceipt] = (), left: Iterable[str] = ()
+    lab: Lab, work: Work, injector: Injector | None, receipts: Iterable[Receipt] = (), left: Iterable[str] = ()
 ) -> Outcome:
     """Compare the lab with its state before, and replace the command's mark by the result.
 

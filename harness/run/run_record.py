@@ -16,7 +16,7 @@ from faultbed.harness.record.evidence.workload_evidence import RebuildMark, Work
 from faultbed.harness.record.workload_series import connections_of, ranks_of, series_of
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.harness.verdict import LabState
-from faultbed.inject.evidence.receipt import FaultReceipt
+from faultbed.inject.evidence.receipt import Receipt
 from faultbed.inject.injector import TTL_S, Injector
 from faultbed.testbed.lab import Lab
 
@@ -50,7 +50,7 @@ class RunRecord:
         return self.last.injected.injector if self.last is not None else None
 
     @property
-    def receipts(self) -> tuple[FaultReceipt, ...]:
+    def receipts(self) -> tuple[Receipt, ...]:
         """The receipts of the faults of all passes."""
         return tuple(receipt for run in self.passes for receipt in run.injected.receipts.values())
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from faultbed.inject.evidence.workload_use import WorkloadUse
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.path_selector import place_of
 from faultbed.testbed.model.selectors import candidates, choose, is_chosen_later, path_ends
@@ -20,38 +21,30 @@ if TYPE_CHECKING:
     from faultbed.inject.evidence.receipt import Receipt
     from faultbed.testbed.model.topology import Link, Target, Topology
 
-__all__ = ["MAX_GAP_S", "Exposed", "crossed", "default_gpu", "is_used", "why_not_exposed"]
-
-Exposed = Literal["workload", "none"]
-"""What a fault must act on: something that the workload uses, or nothing that it uses."""
-
+__all__ = ["MAX_GAP_S", "crossed", "default_gpu", "is_used", "why_not_exposed"]
 
 MAX_GAP_S = 15.0
 """Longest time between two readings that still shows that a fault touched nothing."""
 
 
-def why_not_exposed(
-    receipt: Receipt, topology: Topology, *, planned: str, expected: Exposed = "workload", seed: int = 1
-) -> tuple[str, ...]:
+def why_not_exposed(receipt: Receipt, spec: FaultSpec, topology: Topology) -> tuple[str, ...]:
     """Return why it is not shown that a fault acted where it should; empty if it is.
 
     What is unknown counts against both kinds of exposure.
 
     Args:
         receipt: the fault's receipt, with what workloads used.
+        spec: the fault as planned: its target by its name, unless it was chosen when the fault was armed.
         topology: the lab.
-        planned: name of the planned target, or the selector by which it was chosen when the fault was armed.
-        expected: `none`: the fault must act on nothing that workloads use.
-        seed: the seed of a selector that leaves the choice to it.
     """
     uses, text = receipt.exposed.uses, receipt.target
-    if wrong := _why_elsewhere(receipt, topology, planned, seed):
+    if wrong := _why_elsewhere(receipt, topology, spec.target, spec.seed):
         return (wrong,)
     try:
         target = topology.resolve(text)
     except UsageError as error:
         return (f"it is unknown whether the workload used {text}: {error}",)
-    if expected == "none":
+    if spec.exposed == "none":
         return _why_used(receipt, target, topology)
     ended_ns = receipt.cleared.at_ns
     during = [use for use in uses if ended_ns is None or use.at_ns <= ended_ns]

@@ -18,12 +18,13 @@ They have no on-time: they are complete after `complete_after` hits, whenever th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.inject.evidence.observation import Observation
+    from faultbed.inject.mechanisms.planned_fault import PlannedFault
 
 __all__ = [
     "RULE",
@@ -112,17 +113,17 @@ def on_time_of(
 
 
 def on_time_of_fault(
-    planned: PlannedFault, observed: Mapping[str, Any], *, count: int, until_cleared: bool, drifted_ns: int = 0
+    planned: PlannedFault, observed: Observation, *, count: int, until_cleared: bool, drifted_ns: int = 0
 ) -> OnTime:
     """Return a fault's on-time from its holder's observation (`faultbed.inject.node.holder`) and its `count` of hits.
 
     With `until_cleared` the window ends when the fault is cleared, if that is before its planned end.
     """
-    changes = observed.get("changes", ())
-    edges, window_ns = planned.request["edges"], int(planned.for_s * 1e9)
-    clear_ns = observed.get("clear_ns")
-    is_shortened = until_cleared and bool(changes) and clear_ns is not None
-    if is_shortened:
+    edges, window_ns = planned.request["edges"], planned.spec.for_ns
+    changes, clear_ns = observed.changes, observed.clear_ns
+    is_shortened = False
+    if until_cleared and changes and clear_ns is not None:
+        is_shortened = True
         # The window of one change begins when the change is complete, that of a train when its first change begins.
         begin_ns = changes[0][1 if len(edges) == 1 else 0]
         window_ns = min(window_ns, max(0, clear_ns - begin_ns))
@@ -130,9 +131,9 @@ def on_time_of_fault(
     return on_time_of(
         planned_spans(edges, window_ns),
         changes,
-        switching_ns=int(1e9 * (observed.get("patience_s", 0.0) + planned.request.get("patience_s", 0.0))),
-        complete=planned.complete_after is not None and count >= planned.complete_after,
-        late_ns=observed.get("late_ns", 0),
+        switching_ns=int(1e9 * (observed.patience_s + planned.request.get("patience_s", 0.0))),
+        complete=planned.mechanism.complete_after is not None and count >= planned.mechanism.complete_after,
+        late_ns=observed.late_ns,
         until_cleared=is_shortened,
         drifted_ns=drifted_ns,
     )

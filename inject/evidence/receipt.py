@@ -6,7 +6,7 @@ A receipt is the element of `faults` in `verdict.json`. It has three parts, of m
     fired     how often it hit, first and last, and the independent counters that must move, or must not
     cleared   the target's readback after the revert
 
-`FaultReceipt.proved` decides the verdict: the hop or actuator counted hits AND an independent counter moved AND no
+`Receipt.proved` decides the verdict: the hop or actuator counted hits AND an independent counter moved AND no
 counter moved that must not AND the fault was on as long as planned (`faultbed.inject.evidence.firing_times`) AND it is
 cleared.
 """
@@ -20,15 +20,16 @@ import msgspec
 
 from faultbed.inject.evidence import firing_times
 from faultbed.inject.evidence.firing_times import OnTime
+from faultbed.inject.evidence.observation import Observation
 from faultbed.inject.evidence.reboots import COUNTER as REBOOTS
 from faultbed.inject.evidence.workload_use import Exposure
 from faultbed.inject.kinds.kind import Fidelity
 from faultbed.testbed.observe.counters import Snapshot, flat_deltas, value_at, why_reset
 
 if TYPE_CHECKING:
-    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.inject.mechanisms.planned_fault import PlannedFault
 
-__all__ = ["Armed", "Cleared", "FaultReceipt", "Fired", "Receipt", "end_sentence", "judge_fired", "not_cleared"]
+__all__ = ["Armed", "Cleared", "Fired", "Receipt", "concluded", "end_sentence", "judge_fired", "not_cleared"]
 
 
 class Armed(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,11 +92,16 @@ class Cleared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault, from beginning to end.
+    """One fault, from beginning to end. `concluded` completes it.
 
-    `on_time` is None if no changes were read, or if the run was recorded before the field existed. `exposed` is what
-    workloads used meanwhile (`faultbed.inject.evidence.exposure`). `unproven` are the reasons why the receipt does not
-    prove the fault, whatever workloads used; empty: it does.
+    Attributes:
+        id: the name of the fault in its experiment; of a fault without one, that of its plan.
+        edges: (controller time in ns, on) of every change.
+        exposed: what workloads used meanwhile (`faultbed.inject.evidence.exposure`).
+        on_time: how long it was on; None: no changes were read.
+        doubts: why the injector does not believe that the fault happened (`judge_fired`).
+        unproven: every reason why the receipt does not prove the fault; empty: it does. In `verdict.json` it includes
+            what the workload did.
     """
 
     id: str
@@ -107,6 +113,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     exposed: Exposure = Exposure()
     cleared: Cleared
     on_time: OnTime | None = None
+    edges: tuple[tuple[int, bool], ...] = ()
+    doubts: tuple[str, ...] = ()
     unproven: tuple[str, ...] = ()
 
     @property
@@ -116,31 +124,22 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return the element of `faults` in `verdict.json`."""
-        element: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.record()))
+        element: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return element
 
-    def record(self, **changes: Any) -> Receipt:
-        """Return a copy with only the fields that are written to files, with changes."""
-        return Receipt(**({name: getattr(self, name) for name in Receipt.__struct_fields__} | changes))
 
+def concluded(receipt: Receipt, doubts: Iterable[str]) -> Receipt:
+    """Return a receipt with all doubts of the injector, and with every reason why it does not prove its fault.
 
-class FaultReceipt(Receipt, frozen=True, kw_only=True):
-    """A receipt as the injector makes it. `unproven` is computed from the other fields; the workload is not considered.
-
-    `edges` are (controller time in ns, on) of every change. `doubts` are the reasons not to believe that the fault
-    happened (`judge_fired`).
+    What workloads did meanwhile is not considered.
     """
-
-    edges: tuple[tuple[int, bool], ...] = ()
-    doubts: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        reasons = [*self.doubts]
-        if self.on_time is not None and self.armed.ok and self.fired.count:
-            reasons += firing_times.why_not_as_planned(self.on_time)
-        if not self.cleared.ok:
-            reasons.append(f"not cleared: {self.cleared.error or 'the readback still shows the change'}")
-        msgspec.structs.force_setattr(self, "unproven", tuple(reasons))
+    doubts = tuple(doubts)
+    reasons = [*doubts]
+    if receipt.on_time is not None and receipt.armed.ok and receipt.fired.count:
+        reasons += firing_times.why_not_as_planned(receipt.on_time)
+    if not receipt.cleared.ok:
+        reasons.append(f"not cleared: {receipt.cleared.error or 'the readback still shows the change'}")
+    return msgspec.structs.replace(receipt, doubts=doubts, unproven=tuple(reasons))
 
 
 def not_cleared(receipts: Iterable[Receipt]) -> tuple[str, ...]:
@@ -165,7 +164,7 @@ def judge_fired(
     planned: PlannedFault,
     *,
     armed: Armed,
-    observed: Mapping[str, Any],
+    observed: Observation,
     before: Snapshot,
     after: Snapshot,
 ) -> tuple[Fired, tuple[str, ...]]:
@@ -182,7 +181,7 @@ def judge_fired(
         What fired, and every reason to doubt that the fault happened as planned (none: it is proved).
     """
     deltas = flat_deltas(before, after)
-    own = dict.fromkeys(key for witness in planned.must_move for key in witness.any_of)
+    own = dict.fromkeys(key for witness in planned.mechanism.must_move for key in witness.any_of)
     # A counter that was reset, or read only after the fault, is listed without an increment and proves nothing.
     lost = dict(_lost_witnesses(planned, own, before, after))
     moved = {
@@ -191,9 +190,9 @@ def judge_fired(
         if key in deltas or value_at(after, key) is not None
     }
     unknown = dict(_unknown_bystanders(planned, before, after))
-    stayed = {key: None if key in unknown else deltas.get(key) for key in planned.must_not_move}
-    count, passed = int(observed.get("count") or 0), observed.get("passed")
-    is_complete = planned.complete_after is not None and count >= planned.complete_after
+    stayed = {key: None if key in unknown else deltas.get(key) for key in planned.mechanism.must_not_move}
+    count, passed = observed.count or 0, observed.passed
+    is_complete = planned.mechanism.complete_after is not None and count >= planned.mechanism.complete_after
     doubts = (
         *_doubts_of_arming(planned, armed),
         *_doubts_of_states_before(planned, before),
@@ -207,15 +206,15 @@ def judge_fired(
     )
     fired = Fired(
         count=count,
-        first_ns=observed.get("first_ns"),
-        last_ns=observed.get("last_ns"),
-        between_ns=observed.get("between_ns"),
+        first_ns=observed.first_ns,
+        last_ns=observed.last_ns,
+        between_ns=observed.between_ns,
         witness=next(_witnesses_that_show(planned, armed, moved), None),
         must_move=moved,
         must_not_move=stayed,
         passed=passed,
-        selection=str(planned.selection) if planned.selection else None,
-        loss_unknown_why=None if is_complete else observed.get("unseen"),
+        selection=str(planned.mechanism.selection) if planned.mechanism.selection else None,
+        loss_unknown_why=None if is_complete else observed.unseen,
     )
     return fired, doubts
 
@@ -225,9 +224,11 @@ _Increments = Mapping[str, float | int | None]
 
 def _witnesses_that_show(planned: PlannedFault, armed: Armed, moved: _Increments) -> Iterator[str]:
     """Yield the independent counters that moved enough, then the states that were as planned while the fault was on."""
-    for witness in planned.must_move:
+    for witness in planned.mechanism.must_move:
         yield from (key for key in witness.any_of if (moved.get(key) or 0) >= witness.at_least)
-    yield from (key for key, value in planned.while_on if key in armed.while_on and armed.while_on[key] == value)
+    yield from (
+        key for key, value in planned.mechanism.while_on if key in armed.while_on and armed.while_on[key] == value
+    )
 
 
 def _doubts_of_witnesses(
@@ -238,7 +239,7 @@ def _doubts_of_witnesses(
     `lost` has the reason why a counter was reset. `was_read` says whether counters were read before the fault; an
     increment of None is then one that is unknown.
     """
-    for witness in planned.must_move:
+    for witness in planned.mechanism.must_move:
         best = max((moved.get(key) or 0 for key in witness.any_of), default=0)
         if best >= witness.at_least:
             continue
@@ -249,12 +250,12 @@ def _doubts_of_witnesses(
         yield f"no independent witness: {names} moved by {best}, at least {witness.at_least} is required{why}"
 
 
-def _doubts_of_loss(observed: Mapping[str, Any]) -> Iterator[str]:
+def _doubts_of_loss(observed: Observation) -> Iterator[str]:
     """Yield why something other than the holder may have ended the fault; nothing if it was on until its removal."""
-    if observed.get("lost"):
+    if observed.lost:
         yield "something else removed it early: its holder saw that it was no longer on"
-    elif unread := observed.get("unread"):
-        yield f"its state could not be read just before it was removed: {unread}"
+    elif observed.unread:
+        yield f"its state could not be read just before it was removed: {observed.unread}"
 
 
 def _lost_witnesses(
@@ -275,7 +276,7 @@ def _lost_witnesses(
 
 def _removed_devices(planned: PlannedFault) -> set[str]:
     """Return the devices that the fault itself removes, which resets their counters."""
-    return {key.rpartition(".")[0] for key, value in planned.while_on if value is None}
+    return {key.rpartition(".")[0] for key, value in planned.mechanism.while_on if value is None}
 
 
 def _unknown_bystanders(planned: PlannedFault, before: Snapshot, after: Snapshot) -> Iterator[tuple[str, str]]:
@@ -284,7 +285,7 @@ def _unknown_bystanders(planned: PlannedFault, before: Snapshot, after: Snapshot
     A counter of a device that the fault itself removes is not listed: the removal resets it.
     """
     removed = _removed_devices(planned)
-    for key in planned.must_not_move:
+    for key in planned.mechanism.must_not_move:
         was, now = value_at(before, key), value_at(after, key)
         if now is None:
             how = "could not be read, neither before the fault nor after it" if was is None else "can no longer be read"
@@ -301,7 +302,7 @@ def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:
         return [f"not armed: {armed.error or 'the readback does not show the change'}"]
     elsewhere = [
         f"armed elsewhere: {key} reads back as {armed.readback.get(key)}, planned was {value}"
-        for key, value in planned.shows.items()
+        for key, value in planned.mechanism.shows.items()
         if armed.readback.get(key) not in (value, [value])
     ]
     late = "could not be read before the fault was over; lengthen its window"
@@ -309,7 +310,7 @@ def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:
         f"{key} was {armed.while_on[key]} while the fault was on, planned was {value}"
         if key in armed.while_on
         else f"{key} {late}"
-        for key, value in planned.while_on
+        for key, value in planned.mechanism.while_on
         if key not in armed.while_on or armed.while_on[key] != value
     ]
 
@@ -320,11 +321,11 @@ def _doubts_of_states_before(planned: PlannedFault, before: Snapshot) -> list[st
     Faults of a workload are exempt, because its processes may not have started by then, and so are things that the
     fault removes.
     """
-    if planned.of_workload:
+    if planned.mechanism.of_workload:
         return []
     return [
         f"{key} was already {value} before the fault, so it proves nothing"
-        for key, value in planned.while_on
+        for key, value in planned.mechanism.while_on
         if value is not None and value_at(before, key) == value
     ]
 
@@ -333,10 +334,10 @@ def _doubts_of_share(planned: PlannedFault, count: int, passed: int | None) -> l
     """Compare the number of packets hit with the number that the plan selects among those that passed."""
     if passed is None:
         return []
-    if (every := planned.params.get("every")) is not None:
+    if (every := planned.spec.params.get("every")) is not None:
         expected = passed // every
-    elif planned.selection is not None and planned.selection.period:
-        expected = planned.selection.selected_among(passed)
+    elif planned.mechanism.selection is not None and planned.mechanism.selection.period:
+        expected = planned.mechanism.selection.selected_among(passed)
     else:
         return []
     if abs(count - expected) <= 1:  # a packet may be between the two counters

@@ -20,7 +20,7 @@ from faultbed.testbed.side_by_side import in_background, on_each, result_of
 from faultbed.testbed.stopping import Deadline
 
 if TYPE_CHECKING:
-    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.inject.mechanisms.planned_fault import PlannedFault
     from faultbed.testbed.lab import Lab
     from faultbed.testbed.model.topology import Link, Topology
 

@@ -12,7 +12,7 @@ from faultbed.testbed.errors import CommandFailed, FaultError, Unreachable
 from faultbed.testbed.observe import counters
 
 if TYPE_CHECKING:
-    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.inject.mechanisms.planned_fault import PlannedFault
     from faultbed.testbed.lab import Lab
 
 __all__ = ["Witnesses", "rebooting_hosts"]
@@ -38,9 +38,9 @@ class Witnesses:
             CommandFailed: a machine's counters could not be read.
             FaultError: a link's errors are not counted, so that nothing would show whether it is as before.
         """
-        if planned.quality:
+        if planned.mechanism.quality:
             self._rates, _ = self._measure_quality(planned, time.sleep)
-            if missing := link_quality.unknown(planned.quality, self._rates):
+            if missing := link_quality.unknown(planned.mechanism.quality, self._rates):
                 raise FaultError(
                     f"{planned.kind} on {planned.target.text}: {', '.join(missing)} could not be read, so that nothing "
                     "would show whether the link is as good afterwards; use a driver that counts it, or another target"
@@ -81,17 +81,17 @@ class Witnesses:
                 or not needs_witness
                 or all(
                     any(deltas.get(key, 0) >= witness.at_least for key in witness.any_of)
-                    for witness in planned.must_move
+                    for witness in planned.mechanism.must_move
                 )
             )
-            restored = {key: counters.value_at(after, key) for key, _ in planned.restored}
+            restored = {key: counters.value_at(after, key) for key, _ in planned.mechanism.restored}
             wrong = [
                 f"{key} is {restored[key]}, must be {value}"
-                for key, value in planned.restored
+                for key, value in planned.mechanism.restored
                 if restored[key] != value
             ]
             if (moved and not wrong) or time.monotonic() > deadline:
-                if not wrong and planned.quality:
+                if not wrong and planned.mechanism.quality:
                     wrong, rates = self._settle_quality(planned, pause)
                     restored |= {f"{key} a second": round(rate) for key, rate in rates.items()}
                 return after, restored, "; ".join(wrong) or None
@@ -108,7 +108,7 @@ class Witnesses:
         deadline = time.monotonic() + SETTLE_S
         while True:
             rates, error = self._measure_quality(planned, pause)
-            wrong = [error] if error else list(link_quality.worse(planned.quality, self._rates, rates))
+            wrong = [error] if error else list(link_quality.worse(planned.mechanism.quality, self._rates, rates))
             if not wrong or time.monotonic() > deadline:
                 return wrong, rates
 
@@ -116,14 +116,14 @@ class Witnesses:
         self, planned: PlannedFault, pause: Callable[[float], None]
     ) -> tuple[link_quality.Rates, str | None]:
         """Return the rates of errors over one window, and why they could not be read."""
-        nodes = sorted({port.partition("/")[0] for port in planned.quality})
+        nodes = sorted({port.partition("/")[0] for port in planned.mechanism.quality})
         try:
             first, began = counters.read(self._lab, nodes), time.monotonic()
             pause(link_quality.WINDOW_S)
             last = counters.read(self._lab, nodes)
         except (Unreachable, CommandFailed) as error:
             return {}, str(error)
-        return link_quality.rates(planned.quality, first, last, time.monotonic() - began), None
+        return link_quality.rates(planned.mechanism.quality, first, last, time.monotonic() - began), None
 
     def _read(self, planned: PlannedFault) -> counters.Snapshot:
         """Read the counters of `planned.reads`, and the boot counters of the hosts that the fault reboots."""
@@ -135,5 +135,5 @@ class Witnesses:
 
 def rebooting_hosts(planned: PlannedFault) -> tuple[str, ...]:
     """Return the hosts that a fault reboots: those whose boot counter is one of its witnesses."""
-    keys = {key for witness in planned.must_move for key in witness.any_of}
+    keys = {key for witness in planned.mechanism.must_move for key in witness.any_of}
     return tuple(sorted(key.partition("/")[0] for key in keys if key.endswith(f"/{COUNTER}")))

@@ -181,25 +181,6 @@ class Lease:
         """Convert a controller time to the target's time."""
         return at_ns - self.offset.offset_ns
 
-    def in_controller_time(self, observed: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the times of a holder's observation to controller time.
-
-        `between_ns`, the two moments between which it fired first, is widened by the error of the clock offset.
-        """
-        converted = dict(observed)
-        for name in ("first_ns", "last_ns", "armed_at_ns", "clear_ns"):
-            if converted.get(name) is not None:
-                converted[name] = self.offset.to_controller(converted[name])
-        if (between := converted.get("between_ns")) is not None:
-            low_ns, high_ns = (self.offset.to_controller(at_ns) for at_ns in between)
-            converted["between_ns"] = (low_ns - self.offset.error_ns, high_ns + self.offset.error_ns)
-        converted["edges"] = [(self.offset.to_controller(at), on) for at, on in observed.get("edges", ())]
-        converted["changes"] = [
-            (self.offset.to_controller(begin), self.offset.to_controller(end), on)
-            for begin, end, on in observed.get("changes", ())
-        ]
-        return converted
-
     def _beat(self) -> None:
         while not self._stop.wait(self.ttl_s / 5):
             # If the lock is taken, another thread sends a request, and every request renews the lease.

@@ -19,7 +19,7 @@ from faultbed.testbed.errors import FaultError
 from faultbed.testbed.model.lab_kind import traits_of
 
 if TYPE_CHECKING:
-    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.inject.mechanisms.planned_fault import PlannedFault
     from faultbed.testbed.lab import Lab
 
 __all__ = ["refuse_remote_conflicts"]

@@ -10,7 +10,7 @@ from faultbed.testbed.errors import FaultError, UsageError
 from faultbed.testbed.model.selectors import choose
 
 if TYPE_CHECKING:
-    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.inject.mechanisms.planned_fault import PlannedFault
     from faultbed.testbed.model.topology import Topology
 
 __all__ = ["chosen"]

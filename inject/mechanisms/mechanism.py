@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.selection import Selection
 from faultbed.testbed.errors import Unsupported, UsageError
 from faultbed.testbed.model.topology import Link, Port, Target, Topology
@@ -80,29 +82,45 @@ class LateBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A validated fault: the input of a mechanism."""
+    """A fault whose mechanism is resolved.
 
+    `spec` has validated times and parameters. `id` is that of its `PlannedFault`; errors begin with `where`.
+    """
+
+    spec: FaultSpec
     id: str
-    kind: str
     target: Target
-    for_s: float
-    params: Mapping[str, Any]
     topology: Topology
     where: str
-    seed: int = 1
+
+    def with_params(self, params: Mapping[str, Any]) -> Self:
+        """Return the request with other parameters."""
+        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, params=params))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mechanism:
-    """How a fault is carried out. The fields are those of `faultbed.inject.fault_plan.PlannedFault`.
+    """How a fault is carried out on its target, and what proves it.
 
-    `shows` is what the readback after arming must contain besides `applied`, to prove that the change is in place.
-    `while_on` are states (`node/name`, value) read independently of the holder while the fault is on; the value
-    None means that no such counter exists. `of_workload`: the thing to change exists only while a workload runs.
-    `complete_after` is the number of hits after which the fault is complete: its window is then only the time in which
-    they may happen (`faultbed.inject.evidence.firing_times`). `selection` is how the seed decides which packets are
-    taken; None: nothing is drawn. `quality` are ports (`node/netdev`) whose error rates must be as before once the
-    fault is removed (`faultbed.inject.evidence.link_quality`).
+    Counters and states are named `node/name`, as in `faultbed.testbed.observe.counters`.
+
+    Attributes:
+        place: where the holder runs.
+        request: what the controller sends to the holder (JSON).
+        steps: the same changes and reverts, as commands for people.
+        must_move: counters that prove that the fault fired.
+        must_not_move: counters that must stay as they are ("bystanders").
+        restored: states after the fault, as (name, value).
+        shows: what the readback after arming must contain besides `applied`, to prove that the change is in place.
+        while_on: states while the fault is on, as (name, value), read independently of the holder; None: no such state
+            exists then.
+        late_binding: what is known only when the fault is armed; None: everything is known.
+        of_workload: whether what the fault changes exists only while a workload runs.
+        complete_after: number of hits after which the fault is complete: its window is then only the time in which they
+            may happen (`faultbed.inject.evidence.firing_times`); None: it lasts for its whole window.
+        selection: how the seed chooses packets; None: nothing is drawn.
+        quality: ports (`node/netdev`) whose rates of bit errors must be as before, once the fault is removed
+            (`faultbed.inject.evidence.link_quality`).
     """
 
     place: Place
@@ -141,7 +159,7 @@ def holder_request(
         "claims": claims,
         "args": args,
         "edges": edges or [[0.0, True]],
-        "window_s": request.for_s,
+        "window_s": request.spec.for_s,
     }
 
 
@@ -192,19 +210,22 @@ def flap_edges(request: Request) -> list[list[Any]]:
     Raises:
         UsageError: a count without a period, or more than `MOST_FLAPS` flaps.
     """
-    period_s, count = request.params.get("period"), request.params.get("count")
+    period_s, count = request.spec.params.get("period"), request.spec.params.get("count")
     if period_s is None:
         if count not in (None, 1):
             raise UsageError(f"{request.where}.count: {count} flaps need a period; add period")
         return [[0.0, True]]
     edges: list[list[Any]] = []
     for number in itertools.count():
-        down_s, up_s = round(number * period_s, 6), round((number + request.params.get("duty", _HALF)) * period_s, 6)
-        if down_s >= request.for_s or number == count:
+        down_s, up_s = (
+            round(number * period_s, 6),
+            round((number + request.spec.params.get("duty", _HALF)) * period_s, 6),
+        )
+        if down_s >= request.spec.for_s or number == count:
             return edges
         if number == MOST_FLAPS:
             raise UsageError(f"{request.where}.period: more than {MOST_FLAPS} flaps in one window; lengthen the period")
         edges.append([down_s, True])
-        if up_s < request.for_s:
+        if up_s < request.spec.for_s:
             edges.append([up_s, False])
     return edges

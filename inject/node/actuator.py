@@ -7,7 +7,7 @@ from typing import Any
 
 from faultbed.testbed.node.netns import enter
 
-__all__ = ["Actuator", "Refused", "enter_netns", "make"]
+__all__ = ["ACTUATORS", "Actuator", "Refused", "enter_netns", "make"]
 
 
 class Refused(Exception):
@@ -95,7 +95,7 @@ class Actuator:
         """Release sockets, after `off`."""
 
 
-_ACTUATORS = {
+ACTUATORS = {
     "background": ("network.background", "BackgroundActuator"),
     "bgp_reset": ("network.frr", "BgpResetActuator"),
     "clock_step": ("machine.clockstep", "ClockStepActuator"),
@@ -141,11 +141,11 @@ def make(name: str, args: dict[str, Any]) -> Actuator:
         Refused: there is no such actuator.
         TypeError: `args` do not fit it.
     """
-    if name not in _ACTUATORS:
+    if name not in ACTUATORS:
         raise Refused(
             f"unknown actuator {name!r}: node code and controller have different versions; run `faultbed up` again"
         )
-    module, kind = _ACTUATORS[name]
+    module, kind = ACTUATORS[name]
     actuator: Actuator = getattr(importlib.import_module(f"faultbed.inject.node.{module}"), kind)(**args)
     return actuator
 

@@ -12,8 +12,8 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.kinds.catalogue import Trait, has_trait
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.inject.policy.safety import Forbidden, policy_of
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.model.lab_kind import traits_of
@@ -60,8 +60,8 @@ def check(planned: Sequence[PlannedFault], inventory: Inventory) -> None:
     Raises:
         Forbidden: the message names the line of the policy, the affected parts, and when.
     """
-    for moment_s in sorted({fault.at_s for fault in planned}):
-        active = [fault for fault in planned if fault.at_s <= moment_s < fault.ends_s]
+    for moment_s in sorted({fault.spec.at_s for fault in planned}):
+        active = [fault for fault in planned if fault.spec.at_s <= moment_s < fault.ends_s]
         # Whichever targets are chosen later, together they must be allowed.
         for chosen in itertools.product(*(fault.options for fault in active)):
             _check_moment(chosen, inventory, f"at {moment_s:g} s" if moment_s else "at once")

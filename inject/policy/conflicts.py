@@ -16,7 +16,7 @@ from faultbed.inject.kinds.catalogue import Trait, has_trait
 from faultbed.testbed.model.lab_kind import traits_of
 
 if TYPE_CHECKING:
-    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.inject.mechanisms.planned_fault import PlannedFault
     from faultbed.testbed.model.topology import Link, Topology
 
 __all__ = ["Claim", "both_claim", "claims_of", "other_host", "touches"]
@@ -66,7 +66,7 @@ def both_claim(
         topology: their lab.
         at_any_time: ignore their windows.
     """
-    overlap = fault.at_s < other_fault.ends_s and other_fault.at_s < fault.ends_s
+    overlap = fault.spec.at_s < other_fault.ends_s and other_fault.spec.at_s < fault.ends_s
     if not (overlap or at_any_time):
         return None
     theirs = claims_of(other_fault, topology)
@@ -120,7 +120,7 @@ def _sender(planned: PlannedFault, link: Link) -> str:
     target = planned.target
     # An RNIC is at its own end of the link; a switch port stands for the node that it faces.
     end = target.node if target.kind == "rnic" else link.other(target.node).node
-    return link.other(end).node if planned.params.get("direction", "to") == "to" else end
+    return link.other(end).node if planned.spec.params.get("direction", "to") == "to" else end
 
 
 def _claimed_part(planned: PlannedFault, topology: Topology) -> list[Claim]:

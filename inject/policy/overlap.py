@@ -19,7 +19,7 @@ from faultbed.inject.kinds.catalogue import Trait, has_trait
 from faultbed.testbed.observe.counters import MLX5
 
 if TYPE_CHECKING:
-    from faultbed.inject.fault_plan import PlannedFault
+    from faultbed.inject.mechanisms.planned_fault import PlannedFault
     from faultbed.testbed.model.topology import Link, Topology
 
 __all__ = ["LEAD_S", "NOT_OWN", "REMOVAL_S", "TAIL_S", "may_move", "own_evidence"]
@@ -72,22 +72,24 @@ def own_evidence(
     """
     apart_s = math.ceil(TAIL_S + lead_s + REMOVAL_S)
     witnesses, doubts = [], []
-    for witness in fault.must_move:
+    for witness in fault.mechanism.must_move:
         takers = {key: [other for other in others if may_move(other, key, topology)] for key in witness.any_of}
         if left := tuple(key for key, moved_by in takers.items() if not moved_by):
             witnesses.append(dataclasses.replace(witness, any_of=left))
         else:
             doubts.append(_doubt(next(iter(takers)), next(iter(takers.values()))[0], apart_s))
     states = []
-    for state in fault.while_on:
-        if held_by := [other for other in others if state in other.while_on]:
+    for state in fault.mechanism.while_on:
+        if held_by := [other for other in others if state in other.mechanism.while_on]:
             doubts.append(_doubt(state[0], held_by[0], apart_s))
         else:
             states.append(state)
-    others_states = {key for other in others for key, _ in (*other.while_on, *other.restored)}
-    restored = tuple(state for state in fault.restored if state[0] not in others_states)
-    own = dataclasses.replace(fault, must_move=tuple(witnesses), while_on=tuple(states), restored=restored)
-    return own, tuple(doubts)
+    others_states = {key for other in others for key, _ in (*other.mechanism.while_on, *other.mechanism.restored)}
+    restored = tuple(state for state in fault.mechanism.restored if state[0] not in others_states)
+    mechanism = dataclasses.replace(
+        fault.mechanism, must_move=tuple(witnesses), while_on=tuple(states), restored=restored
+    )
+    return dataclasses.replace(fault, mechanism=mechanism), tuple(doubts)
 
 
 def _doubt(key: str, other: PlannedFault, apart_s: int) -> str:
@@ -104,7 +106,7 @@ def may_move(fault: PlannedFault, key: str, topology: Topology) -> bool:
     if counter in _GAP:
         # A loss lists the counters of all RNICs that might show it; the direction says which one may.
         return _may_open_gap(fault, node, device)
-    if any(key in witness.any_of for witness in fault.must_move):
+    if any(key in witness.any_of for witness in fault.mechanism.must_move):
         return True
     if counter in _TROUBLE or counter == "tx_packets":
         may = not has_trait(fault.kind, Trait.NO_PACKET)
@@ -132,9 +134,9 @@ def _may_open_gap(fault: PlannedFault, host: str, rnic: str) -> bool:
 
 def _towards(fault: PlannedFault) -> str | None:
     """Return the RNIC (`host1:rxe0`) that receives the packets of a fault; None: several, or unknown."""
-    if not has_trait(fault.kind, Trait.ONE_HOP) or fault.params.get("direction", "to") != "to":
+    if not has_trait(fault.kind, Trait.ONE_HOP) or fault.spec.params.get("direction", "to") != "to":
         return None
-    if dst := fault.params.get("dst"):
+    if dst := fault.spec.params.get("dst"):
         return str(dst)
     link = fault.target.link
     if link is None or link.rnic is None:
@@ -160,7 +162,7 @@ def _is_beside(fault: PlannedFault, switch: str, topology: Topology) -> bool:
     zone.
     """
     link = fault.target.link
-    if link is None or not link.is_uplink or fault.params.get("direction", "to") != "to":
+    if link is None or not link.is_uplink or fault.spec.params.get("direction", "to") != "to":
         return False
     if not has_trait(fault.kind, Trait.ONE_HOP) or fault.target.node not in (link.a.node, link.b.node):
         return False

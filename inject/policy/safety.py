@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
-from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.kinds.catalogue import CATALOGUE, Trait
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.inject.policy.conflicts import other_host
 from faultbed.testbed.errors import FaultError
 from faultbed.testbed.inventory.lab_inventory import Inventory
@@ -63,10 +63,10 @@ def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[
             f"{fault_text}: it runs on {other}, and {inventory.name} does not allow {other} to be disrupted "
             "(faultbed_safety.may_disrupt); choose another target"
         )
-    if planned.for_s > policy.longest_fault_s:
+    if planned.spec.for_s > policy.longest_fault_s:
         raise Forbidden(
-            f"{fault_text}: {planned.for_s:g} s exceeds the {policy.longest_fault_s:g} s that {inventory.name} allows "
-            "(faultbed_safety.longest_fault_s); shorten it"
+            f"{fault_text}: {planned.spec.for_s:g} s exceeds the {policy.longest_fault_s:g} s that {inventory.name} "
+            "allows (faultbed_safety.longest_fault_s); shorten it"
         )
     _check_confirmed(planned, fault_text, inventory, confirmed)
 
@@ -102,10 +102,10 @@ def check_spacing(planned: Sequence[PlannedFault], inventory: Inventory) -> None
     least_s = policy_of(inventory).min_spacing_s
     if not least_s > 0:
         return
-    ordered = sorted(planned, key=lambda fault: fault.at_s)
+    ordered = sorted(planned, key=lambda fault: fault.spec.at_s)
     for index, later in enumerate(ordered):
         for earlier in ordered[:index]:
-            apart_s = later.at_s - earlier.ends_s
+            apart_s = later.spec.at_s - earlier.ends_s
             if apart_s < least_s:
                 refuse_spacing(f"{earlier.kind} on {earlier.target.text}", later, apart_s, inventory)
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from faultbed.inject.evidence.observation import Change, Observation, Removal, decoded
 from faultbed.inject.leases.claim_request import claim_of
 from faultbed.inject.leases.lease import Lease
 from faultbed.inject.mechanisms.mechanism import Place, Step
@@ -141,12 +142,12 @@ class SchemeLease:
                 interventions.refuse(self._lab.state_dir, self._lab.name, self._lab.reserved)
                 audit_log.append_before_change(self._lab.state_dir, "routing applying", **self._audit_fields())
                 self._is_requested = True
-                answer = self.lease.request({"do": "arm"})
+                applied = self._changed({"do": "arm"})
             except BaseException:
                 self.release()
                 raise
-            self.readback = dict(answer["readback"])
-            self.applied_ns = self.lease.offset.to_controller(answer["at_ns"])
+            self.readback = applied.readback or {}
+            self.applied_ns = self.lease.offset.to_controller(applied.at_ns)
             outcome |= {"readback": self.readback, "applied_ns": self.applied_ns}
 
     def update(self, tables: SchemeTables) -> None:
@@ -159,14 +160,17 @@ class SchemeLease:
         rules = {name: tables.rules(name) for name in self._names}
         with self._journal.doing("routing.update", scheme=self.planned.kind, rules=rules) as outcome:
             interventions.refuse(self._lab.state_dir, self._lab.name, self._lab.reserved)
-            answer = self.lease.request({"do": "update", "args": {"rules": [*rules.values()]}})
-            self.readback = dict(answer["readback"])
-            outcome |= {"at_ns": self.lease.offset.to_controller(answer["at_ns"])}
+            updated = self._changed({"do": "update", "args": {"rules": [*rules.values()]}})
+            self.readback = updated.readback or {}
+            outcome |= {"at_ns": self.lease.offset.to_controller(updated.at_ns)}
+
+    def _changed(self, request: Mapping[str, Any]) -> Change:
+        return decoded(self.lease.request(request), Change, where=self.lease.where)
 
     def is_applied(self) -> bool:
         """Return whether the holder reports the scheme as applied; False if the holder does not answer."""
         try:
-            return bool(self.lease.request({"do": "observe"})["on"])
+            return decoded(self.lease.request({"do": "observe"}), Observation, where=self.lease.where).on
         except FaultbedError:
             return False
 
@@ -187,17 +191,17 @@ class SchemeLease:
         if not self._is_requested:
             return SchemeRelease(ok=True, at_ns=time.monotonic_ns(), detail="the scheme was not applied")
         try:
-            answer = self.lease.request({"do": "clear"})
+            removal = decoded(self.lease.request({"do": "clear"}), Removal, where=self.lease.where)
         except FaultbedError as error:
             has_reverted, detail = self.lease.wait_until_reverted(error)
             return SchemeRelease(ok=has_reverted, at_ns=time.monotonic_ns(), by="lease", detail=detail)
-        at_ns = answer.get("at_ns")
+        at_ns = removal.at_ns
         return SchemeRelease(
-            ok=bool(answer["ok"]),
+            ok=removal.ok,
             at_ns=time.monotonic_ns() if at_ns is None else self.lease.offset.to_controller(at_ns),
-            readback=answer["readback"],
-            deviations=tuple(map(self._deviation, answer["readback"].get("deviations", ()))),
-            detail=answer.get("error") or "",
+            readback=removal.readback,
+            deviations=tuple(map(self._deviation, removal.readback.get("deviations", ()))),
+            detail=removal.error or "",
         )
 
     def _deviation(self, recorded: Mapping[str, Any]) -> Deviation:

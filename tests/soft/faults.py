@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.testbed.lab import Lab
 from faultbed.testbed.observe import counters
 from faultbed.traffic.engine.running_traffic import Running
@@ -41,8 +43,10 @@ class Case:
             args = self.planned.request["args"]
             listed = lab.node(args["netns"]).run(["nft", "list", "tables", "netdev"], check=False)
             return listed.rc == 0 and args["table"] not in listed.stdout
-        current = counters.read(lab, [key.split("/")[0] for key, _ in self.planned.restored])
-        return all(current[key.split("/")[0]].get(key.split("/")[1]) == value for key, value in self.planned.restored)
+        current = counters.read(lab, [key.split("/")[0] for key, _ in self.planned.mechanism.restored])
+        return all(
+            current[key.split("/")[0]].get(key.split("/")[1]) == value for key, value in self.planned.mechanism.restored
+        )
 
 
 def case(lab: Lab, name: str, *, for_s: float = 3.0) -> Case:

@@ -41,7 +41,7 @@ def test_lost_packet_is_one_gap_one_nak_and_one_go_back_n_in_the_capture(lab, tr
         fault = inject("packet.drop", f"{last}:rxe0", qp=struck.rqpn, psn=f"+{ahead}")
         armed = fault.arm()
         assert armed.ok
-        until(lambda: fault.observe()["count"])
+        until(lambda: fault.observe().count)
         wait_s(1.0)
         receipt = fault.clear()
         flow.stop()

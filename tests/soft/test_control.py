@@ -8,10 +8,12 @@ import time
 
 import pytest
 from faults import case, work
+from planned_faults import with_mechanism
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.observe import counters
 from faultbed.traffic.engine.task_specs import QpParams
 from faultbed.traffic.flows import flow_run
@@ -242,7 +244,7 @@ def test_fault_at_another_target_is_never_proved(lab, tmp_path, busy):
                 )
                 for name in (target, others[target])
             )
-            prepared = injector.prepare(dataclasses.replace(here, request=there.request, place=there.place))
+            prepared = injector.prepare(with_mechanism(here, request=there.request, place=there.place))
             prepared.arm()
             threading.Event().wait(min(for_s, LONGEST_S))
             receipt = prepared.clear()

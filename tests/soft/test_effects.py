@@ -6,9 +6,10 @@ import time
 import pytest
 from waiting import wait_s
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.observe import counters
 from faultbed.traffic.engine.task_specs import QpParams
 

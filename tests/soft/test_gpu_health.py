@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from faults import work
+from planned_faults import with_mechanism
 
 from faultbed.harness.attribution.gpu_readings import readings_of_preflight, readings_of_run
 from faultbed.harness.attribution.offenders import Thresholds, offenders, strikes_of_run
@@ -16,9 +16,10 @@ from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.run import loop as run
 from faultbed.harness.run.prepare.preflight import preflight
 from faultbed.harness.verdict import Verdict
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.observe import counters
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4")]
@@ -57,7 +58,7 @@ def receipts(lab, folder, *, mutate=None, elsewhere=False):
                 for name in (target, target.replace(target[:5], ELSEWHERE[target[:5]]))
             )
             if elsewhere:
-                planned = dataclasses.replace(planned, request=there.request, place=there.place)
+                planned = with_mechanism(planned, request=there.request, place=there.place)
             prepared = injector.prepare(planned)
             prepared.arm()
             threading.Event().wait(min(for_s, LONGEST_S))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from waiting import wait_s
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.observe import counters
 from faultbed.traffic.engine.task_specs import QpParams
 from faultbed.traffic.flows import flow_run

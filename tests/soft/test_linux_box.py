@@ -12,12 +12,15 @@ import dataclasses
 import threading
 
 import pytest
+from planned_faults import with_mechanism
 from waiting import until
 
 from faultbed.harness.packets.analysis import analyse
-from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.inject.mechanisms.rack.rack_mechanism import COUNTERS
 from faultbed.testbed.model.topology import Link, Port, Switch, Topology
 from faultbed.testbed.observe import packet_capture
@@ -126,9 +129,9 @@ def planned_at(box, kind, target, params, *, index=0, for_s=WINDOW_S) -> Planned
         return f"{node}/{device}.{ON_RXE.get(counter, counter)}"
 
     must_move = tuple(
-        dataclasses.replace(one, any_of=tuple(on_rxe(key) for key in one.any_of)) for one in planned.must_move
+        dataclasses.replace(one, any_of=tuple(on_rxe(key) for key in one.any_of)) for one in planned.mechanism.must_move
     )
-    return dataclasses.replace(planned, must_move=must_move)
+    return with_mechanism(planned, must_move=must_move)
 
 
 @pytest.mark.parametrize("mutate", [None, "noop"])
@@ -173,7 +176,7 @@ def test_capture_on_the_box_is_complete(lab, tmp_path, box):
         with flow_through_it(lab):
             prepared = injector.prepare(planned_at(box, "packet.drop", "host3:rxe0", {"qp": "any", "psn": "+50"}))
             prepared.arm()
-            until(lambda: prepared.observe()["count"])
+            until(lambda: prepared.observe().count)
             receipt = prepared.clear()
         # A NIC counts sent packets with a delay, so ports are read at rest.
         captured = running.stop()

@@ -12,8 +12,9 @@ import pytest
 from faults import stored_job
 from waiting import until
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.leases.channels import revert_dir
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
@@ -84,7 +85,8 @@ import json, sys, time
 from pathlib import Path
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.lab import open_lab
 inventory, kind, target, params, phase, journal, ttl_s = sys.argv[1:]
 with open_lab(Path(inventory)) as lab, Journal(Path(journal)) as written:

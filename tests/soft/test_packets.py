@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from waiting import until
 
-from faultbed.inject.evidence.receipt import Armed, FaultReceipt
-from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan
+from faultbed.inject.evidence.receipt import Armed, Receipt
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.testbed.observe import counters
 from faultbed.traffic.engine.task_specs import QpParams
 from faultbed.traffic.flows import flow_run
@@ -80,10 +82,10 @@ def planned(lab, kind, params, *, for_s=WINDOW_S, index=0) -> PlannedFault:
     )
 
 
-def receipt_of(injector: Injector, fault: PlannedFault, *, keep_holder: bool = False) -> tuple[Armed, FaultReceipt]:
+def receipt_of(injector: Injector, fault: PlannedFault, *, keep_holder: bool = False) -> tuple[Armed, Receipt]:
     prepared = injector.prepare(fault)
     armed = prepared.arm()
-    threading.Event().wait(fault.for_s)
+    threading.Event().wait(fault.spec.for_s)
     return armed, prepared.clear(keep_holder=keep_holder)
 
 
@@ -126,7 +128,7 @@ def test_packet_faults_lose_no_packet_of_a_bystander(lab, tmp_path):
             prepared = injector.prepare(silenced)
             prepared.arm()
             before = counters.read(lab)
-            threading.Event().wait(silenced.for_s)
+            threading.Event().wait(silenced.spec.for_s)
             after = counters.read(lab)
             receipt = prepared.clear()
         moved = counters.flat_deltas(before, after)
@@ -167,7 +169,7 @@ def test_drop_share_loses_the_requested_share(lab, tmp_path, warm):
         prepared = injector.prepare(fault)
         before = counters.read(lab, [fault.place.netns])
         prepared.arm()
-        threading.Event().wait(fault.for_s)
+        threading.Event().wait(fault.spec.for_s)
         receipt = prepared.clear()
         passed = counters.flat_deltas(before, counters.read(lab, [fault.place.netns]))[port]
     assert not warm.is_over
@@ -188,7 +190,7 @@ def test_each_lost_packet_is_one_gap(lab, tmp_path, warm):
         with Journal(tmp_path / f"j{number}") as journal, Injector(lab, journal) as injector:
             prepared = injector.prepare(fault)
             prepared.arm()
-            until(lambda prepared=prepared: prepared.observe()["count"], within_s=50)
+            until(lambda prepared=prepared: prepared.observe().count, within_s=50)
             receipt = prepared.clear()
         assert not warm.is_over
         assert receipt.proved, receipt.unproven
@@ -209,9 +211,7 @@ def test_packet_kind_without_effect_is_never_proved(lab, tmp_path, warm, how):
             fault = planned(lab, kind, params, index=index)
             if how == "elsewhere":
                 other = planned(lab, kind, params | {"to": "receiver" if params.get("to") else "sender"}, index=index)
-                fault = dataclasses.replace(
-                    fault, request=other.request, place=other.place, late_binding=other.late_binding
-                )
+                fault = dataclasses.replace(fault, mechanism=other.mechanism)
             _, receipt = receipt_of(injector, fault)
             assert receipt.cleared.ok, receipt.cleared.error
             believed += [name] if receipt.proved else []

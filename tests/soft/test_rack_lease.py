@@ -6,16 +6,17 @@ fault of a soft lab, whose holder is killed too, is beside it.
 
 from __future__ import annotations
 
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from faults import case
+from planned_faults import with_mechanism
 from waiting import until
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.mechanisms.rack.rack_mechanism import Commands
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4")]
@@ -39,7 +40,7 @@ def made_of_commands(lab, host, index):
     )
     planned = plan(spec, lab.topology, lab_kind=lab.kind, index=index)
     request = {**planned.request, "actuator": "commands", "args": commands.args({}), "claims": FILE}
-    return dataclasses.replace(planned, request=request, must_move=(), must_not_move=(), shows={})
+    return with_mechanism(planned, request=request, must_move=(), must_not_move=(), shows={})
 
 
 def kill_holder(lab, prepared):

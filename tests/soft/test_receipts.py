@@ -10,10 +10,12 @@ from faults import KINDS, case, work
 from waiting import until
 
 from faultbed.inject import heal as heal_module
-from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan, plan_beside
+from faultbed.inject.fault_plan import plan, plan_beside
 from faultbed.inject.heal import heal
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal, pending, read
+from faultbed.inject.kinds.fault_spec import FaultSpec
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.inject.node.machine.limit import RANKS_CGROUP
 from faultbed.inject.node.network.steer import PRIORITY, TABLE
 from faultbed.testbed.errors import FaultError
@@ -30,7 +32,7 @@ def test_fault_fires_with_a_witness_and_leaves_nothing(lab, tmp_path, name):
     with Journal(tmp_path / "journal.jsonl") as journal, work(lab, name), Injector(lab, journal) as injector:
         prepared = injector.prepare(planned)
         armed = prepared.arm()
-        threading.Event().wait(planned.for_s)
+        threading.Event().wait(planned.spec.for_s)
         receipt = prepared.clear()
     assert armed.ok
     assert receipt.proved, receipt.unproven
@@ -112,7 +114,7 @@ def test_fault_without_action_is_not_proved(lab, tmp_path, name, mutation):
     with Journal(tmp_path / "j") as journal, work(lab, name), Injector(lab, journal, mutate=mutation) as injector:
         prepared = injector.prepare(planned)
         prepared.arm()
-        threading.Event().wait(planned.for_s)
+        threading.Event().wait(planned.spec.for_s)
         receipt = prepared.clear()
     assert not receipt.proved
     assert receipt.fired.witness is None
@@ -125,7 +127,7 @@ def test_drop_without_action_is_not_proved(lab, tmp_path):
     with Journal(tmp_path / "j") as journal, work(lab, "drop"), Injector(lab, journal, mutate="noop") as injector:
         prepared = injector.prepare(planned)
         assert not prepared.arm().ok
-        threading.Event().wait(planned.for_s)
+        threading.Event().wait(planned.spec.for_s)
         receipt = prepared.clear()
     assert not receipt.proved
     assert receipt.fired.count == 0
@@ -143,7 +145,7 @@ def test_drop_by_psn_loses_exactly_one_packet(lab, tmp_path):
     with Journal(tmp_path / "j") as journal, work(lab, "drop"), Injector(lab, journal) as injector:
         prepared = injector.prepare(planned)
         prepared.arm()
-        until(lambda: prepared.observe()["count"])
+        until(lambda: prepared.observe().count)
         receipt = prepared.clear()
     assert receipt.fired.count == 1
     assert receipt.proved, receipt.unproven
@@ -159,11 +161,11 @@ def test_flap_train_is_counted_at_both_ends(lab, tmp_path):
     with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
         prepared = injector.prepare(planned)
         prepared.arm()
-        threading.Event().wait(planned.for_s)
+        threading.Event().wait(planned.spec.for_s)
         receipt = prepared.clear()
     assert receipt.proved, receipt.unproven
     assert receipt.fired.count == 3
-    assert receipt.fired.must_move[planned.must_move[0].any_of[0]] == 3
+    assert receipt.fired.must_move[planned.mechanism.must_move[0].any_of[0]] == 3
     downs = [at for at, on in receipt.edges if on]
     assert all(abs(at - downs[0] - k * 1e9) < 0.25e9 for k, at in enumerate(downs))
 

@@ -56,10 +56,10 @@ def test_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject, place, c
         fault.baseline()
         ahead = (sent() + int(lead_s * packets_per_s)) // per_message * per_message + 10 * per_message + place
         assert fault.arm(qp=struck.rqpn, psn=(struck.sq_psn + ahead) % (1 << 24)).ok
-        if fault.observe()["count"] or sent() < ahead:
+        if fault.observe().count or sent() < ahead:
             break
         assert fault.clear().fired.count == 0
-    until(lambda: fault.observe()["count"], within_s=240.0)
+    until(lambda: fault.observe().count, within_s=240.0)
     wait_s(1.0)
     receipt = fault.clear()
     moved = growth(lab, before, "host1", last)

@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.traffic.engine.task_specs import QpParams
 from faultbed.traffic.flows import flow_run
 from faultbed.traffic.flows.flow_run import FlowSpec

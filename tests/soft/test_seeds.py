@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from waiting import until
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.observe import packet_capture
 from faultbed.testbed.packets.columns import decode
 from faultbed.traffic.engine.engine_client import Engines
@@ -82,7 +83,9 @@ def test_packets_of_a_share_are_those_the_seed_selects(lab, tmp_path):
             for n, seed in enumerate((3, 3, 4))
         ]
     for planned, lost in runs:
-        assert numbers_lost(lost) == [number for number in range(len(lost)) if planned.selection.takes(number)]
+        assert numbers_lost(lost) == [
+            number for number in range(len(lost)) if planned.mechanism.selection.takes(number)
+        ]
         assert len(numbers_lost(lost)) >= 3
     first, again, other = ([psn for psn, is_lost in lost if is_lost] for _, lost in runs)
     assert first == again

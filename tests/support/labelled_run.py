@@ -11,10 +11,10 @@ from collections import Counter
 
 import msgspec
 import numpy as np
-from synthetic_run import S, changed, soft_topology, synthetic_run
+from synthetic_run import changed, soft_topology, synthetic_run
 
-from faultbed.harness.experiment.run_plan import ScheduledFault
 from faultbed.harness.record.evidence.workload_evidence import Connection
+from faultbed.inject.kinds.fault_spec import FaultSpec
 
 PACKETS = 20_000
 HOSTS = ("host1", "host2", "host3", "host4")
@@ -116,7 +116,7 @@ class Network:
             after[node][name] = count
         faults = ()
         if kind is not None:
-            plan = ScheduledFault(id="it", kind=kind, target=target, at_ns=9 * S, duration_ns=S, seed=1, parameters={})
+            plan = FaultSpec(id="it", kind=kind, target=target, at_s=9.0, for_s=1.0, seed=1)
             receipt = msgspec.structs.replace(run.injected.faults[0].receipt, id="it", kind=kind, target=target)
             faults = (msgspec.structs.replace(run.injected.faults[0], plan=plan, receipt=receipt),)
         return changed(

@@ -9,7 +9,6 @@ import contextlib
 import signal
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Self
@@ -17,6 +16,7 @@ from typing import Self
 import click
 from local_lab import SOFT, Here, lab_at
 from pass_stand_ins import setting_of
+from planned_faults import planned_at
 
 from faultbed.harness.cli import ending
 from faultbed.harness.experiment import run_plan
@@ -27,9 +27,10 @@ from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.run import loop
 from faultbed.harness.run.prepare.bind_to_lab import fit
 from faultbed.harness.run.run_record import RunRecord
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import longest_lease_s
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 
 EXPERIMENT = b"""
 name = "x"
@@ -99,7 +100,7 @@ def run(folder: Path) -> int:
     decided = run_plan.plan(fit(experiment, SOFT.topology, "soft"), inventory_digest="9f" * 32, version="0")
     with Here(folder).progress() as progress, Journal(folder / "run" / "journal.jsonl") as journal:
         setting = setting_of(
-            experiment=experiment, plan=decided, faults=(replace(planned, at_s=FAULT_AT_S),), lab=lab, journal=journal,
+            experiment=experiment, plan=decided, faults=(planned_at(planned, FAULT_AT_S),), lab=lab, journal=journal,
             run_dir=RunDir(folder / "run"), progress=progress,
         )  # fmt: skip
         result = RunRecord(setting=setting, lease_s=longest_lease_s([planned]))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.inventory import lab_inventory
 from faultbed.testbed.shipped import inventories
 
@@ -19,6 +21,16 @@ RNICS = [f"{host.name}:{rnic.name}" for host in SOFT.hosts for rnic in host.rnic
 
 def soft(kind, target, *, for_s=1.0, at_s=0.0, **params):
     return plan(FaultSpec(kind=kind, target=target, at_s=at_s, for_s=for_s, params=params), SOFT, lab_kind="soft")
+
+
+def planned_at(planned, at_s):
+    """Return a planned fault whose window begins at another time."""
+    return replace(planned, spec=replace(planned.spec, at_s=at_s))
+
+
+def with_mechanism(planned, **changes):
+    """Return a planned fault that is carried out, or proved, in another way."""
+    return replace(planned, mechanism=replace(planned.mechanism, **changes))
 
 
 flaps = st.builds(

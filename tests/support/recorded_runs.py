@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import msgspec
@@ -118,7 +119,7 @@ def _offering(offered_bps):
 def with_fault(kind, target):
     """Return a run whose first fault has another kind and target."""
     first, *_ = BASE.injected.faults
-    plan = changed(first.plan, kind=kind, target=target, parameters={})
+    plan = dataclasses.replace(first.plan, kind=kind, target=target, params={})
     receipt = changed(first.receipt, kind=kind, target=target)
     return changed(BASE, faults=(changed(first, plan=plan, receipt=receipt),))
 

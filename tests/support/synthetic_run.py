@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from faultbed.harness.experiment.run_plan import ScheduledFault
 from faultbed.harness.ledger.sealed import Checked
 from faultbed.harness.record.evidence.emulation_evidence import EmulationEvidence
 from faultbed.harness.record.evidence.fault_evidence import FaultRun, FaultsEvidence
@@ -25,8 +24,9 @@ from faultbed.harness.record.evidence.workload_evidence import (
     Summary,
     WorkloadEvidence,
 )
-from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
+from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt, concluded
 from faultbed.inject.evidence.workload_use import Exposure, WorkloadUse
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.model.topology import Gpu, Host, Link, Port, Rnic, Switch, Topology
 from faultbed.traffic.engine.run_results import QpError
 
@@ -309,7 +309,6 @@ def _faults(*, fired: bool) -> tuple[FaultRun, ...]:
             FLAP,
             1.0,
             {},
-            "#d1495b",
             ("ctsw1:rtsw1.carrier_down_count", 1, "emulated"),
             {"host1:rxe0.send_err": 0, "host2:rxe0.send_err": 0},
             fired=fired,
@@ -321,7 +320,6 @@ def _faults(*, fired: bool) -> tuple[FaultRun, ...]:
             LOSS,
             3.0,
             {"share": 0.02},
-            "#edae49",
             ("host3:rxe0.out_of_seq_request", 61, "real"),
             {"host2:rxe0.send_err": 0},
             fired=fired,
@@ -333,7 +331,6 @@ def _faults(*, fired: bool) -> tuple[FaultRun, ...]:
             THROTTLE,
             6.0,
             {"percent": 50},
-            "#8f5aa8",
             ("host2:gpu0.nr_throttled", 118, "emulated"),
             {"host1:gpu0.nr_throttled": 0, "host3:gpu0.nr_throttled": 0, "host4:gpu0.nr_throttled": 0},
             fired=fired,
@@ -341,16 +338,16 @@ def _faults(*, fired: bool) -> tuple[FaultRun, ...]:
     )
 
 
-def _fault(fault_id, kind, target, window, length, parameters, colour, moved, still, *, fired):
+def _fault(fault_id, kind, target, window, length, parameters, moved, still, *, fired):
     counter, delta, fidelity = moved
-    plan = ScheduledFault(
+    plan = FaultSpec(
         id=fault_id,
         kind=kind,
         target=target,
-        at_ns=int(window.start * S) - 40 * MS,
-        duration_ns=int(length * S),
+        at_s=window.start - 0.04,
+        for_s=length,
         seed=1234,
-        parameters=parameters,
+        params=parameters,
     )
     receipt = Receipt(
         id=fault_id,
@@ -369,7 +366,12 @@ def _fault(fault_id, kind, target, window, length, parameters, colour, moved, st
         cleared=Cleared(ok=True, at_ns=T0 + int(window.end * S), readback="gone"),
         exposed=Exposure(uses=(USE,)),
     )
-    return FaultRun(plan=plan, receipt=receipt, colour=colour)
+    return FaultRun(plan=plan, receipt=receipt)
+
+
+def with_doubts(fault, *doubts):
+    """Return a fault of a run that its injector does not believe."""
+    return msgspec.structs.replace(fault, receipt=concluded(fault.receipt, doubts))
 
 
 def fired_between(run, fault_id, early_ns, late_ns):

@@ -68,7 +68,7 @@ def executed(monkeypatch, tmp_path):
     done = SimpleNamespace(shares=[], acts={}, folder=tmp_path / "sweep")
 
     def execute(decided, inventory, *, out, progress, guard, mutations=None):
-        done.shares.append(dict(decided.plan.faults[1].parameters)["share"])
+        done.shares.append(decided.plan.faults[1].params["share"])
         act = done.acts.get(len(done.shares), {})
         if isinstance(act, BaseException):
             half = rundir.create(

@@ -23,7 +23,7 @@ def fired_windows(faults: Sequence[FaultRun]) -> dict[str, tuple[int, int]]:
             continue
         first = receipt.fired.first_ns
         cleared = receipt.cleared.at_ns
-        end = cleared if isinstance(cleared, int) else first + fault.plan.duration_ns
+        end = cleared if isinstance(cleared, int) else first + fault.plan.for_ns
         windows[fault.plan.id] = (first, max(first, end))
     return dict(sorted(windows.items(), key=lambda item: item[1]))
 

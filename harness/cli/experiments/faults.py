@@ -22,17 +22,18 @@ from faultbed.harness.error_words import describe
 from faultbed.harness.run import ends
 from faultbed.harness.verdict import ExitCode
 from faultbed.inject import capability, fault_page
-from faultbed.inject.evidence.exposure import Exposed, why_not_exposed
-from faultbed.inject.evidence.receipt import FaultReceipt, Fired
+from faultbed.inject.evidence.exposure import why_not_exposed
+from faultbed.inject.evidence.receipt import Fired, Receipt
 from faultbed.inject.evidence.use_by_others import use_by_others
-from faultbed.inject.fault_plan import FaultSpec, PlannedFault
 from faultbed.inject.fault_plan import plan as plan_fault
 from faultbed.inject.heal import heal as heal_lab
 from faultbed.inject.heal import is_foreign
 from faultbed.inject.injector import Injector, audit_fields, longest_lease_s
 from faultbed.inject.journal import Journal
 from faultbed.inject.kinds import catalogue
+from faultbed.inject.kinds.fault_spec import Exposed, FaultSpec
 from faultbed.inject.mechanisms.mechanism import Witness
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.inject.mechanisms.rack.rack_mechanism import typed_command
 from faultbed.inject.param_units import why_no_quantity
 from faultbed.inject.policy import blast_radius, safety
@@ -281,14 +282,14 @@ def _report_policy(session: Session, planned: PlannedFault, inventory: Inventory
         session.err.print(f"would be refused: {reason}", soft_wrap=True)
 
 
-def _inject(session: Session, lab: Lab, injector: Injector, planned: PlannedFault) -> FaultReceipt:
+def _inject(session: Session, lab: Lab, injector: Injector, planned: PlannedFault) -> Receipt:
     with session.progress() as progress, injector:
         progress(f"preparing {planned.kind} on {planned.target.text}")
         prepared = injector.prepare(planned)
         try:
             armed = prepared.arm()
             progress(f"armed: {_short(armed.readback)}")
-            _watch(lab, prepared, planned.for_s, progress)
+            _watch(lab, prepared, planned.spec.for_s, progress)
         except (FaultError, Unreachable) as error:
             progress(f"failed: {error}")
         progress("clearing")
@@ -296,12 +297,12 @@ def _inject(session: Session, lab: Lab, injector: Injector, planned: PlannedFaul
 
 
 def _why_not_exposed(
-    receipt: FaultReceipt, planned: PlannedFault, topology: Topology, expected: Exposed | None
+    receipt: Receipt, planned: PlannedFault, topology: Topology, expected: Exposed | None
 ) -> tuple[str, ...]:
     """Return why the fault is not shown to have acted where it should; empty if it is, or if that is not judged."""
     if expected is None:
         return ()
-    return why_not_exposed(receipt, topology, planned=planned.target.text, expected=expected, seed=planned.spec.seed)
+    return why_not_exposed(receipt, dataclasses.replace(planned.spec, exposed=expected), topology)
 
 
 def _watch(lab: Lab, prepared: PreparedFault, for_s: float, progress: Any) -> None:
@@ -309,10 +310,10 @@ def _watch(lab: Lab, prepared: PreparedFault, for_s: float, progress: Any) -> No
     last = None
     while (left_s := deadline - time.monotonic()) > 0:
         threading.Event().wait(min(OBSERVE_S, left_s))
-        observed = prepared.observe()
+        count = prepared.observe().count
         lab.guard()
-        if observed.get("count") != last:
-            last = observed.get("count")
+        if count != last:
+            last = count
             progress(f"fired so far: {last}")
 
 
@@ -350,22 +351,24 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
     session.out.print(
         Text.assemble(
             (planned.kind, "bold"),
-            f" on {planned.target.text} for {planned.for_s:g} s ({planned.fidelity}); nothing is done yet",
+            f" on {planned.target.text} for {planned.spec.for_s:g} s ({planned.fidelity}); nothing is done yet",
         )
     )
     session.table(("do", "revert"), _steps_of(planned))
-    if planned.selection is not None:
-        session.out.print(f"its packets are {planned.selection}", soft_wrap=True)
+    if planned.mechanism.selection is not None:
+        session.out.print(f"its packets are {planned.mechanism.selection}", soft_wrap=True)
     for line in _checks_and_readbacks(planned):
         session.out.print(line, soft_wrap=True)
     if not traits_of(planned.lab_kind).is_emulated:
         unit = "a transient unit (systemd-run) with the revert stored in /run/faultbed/faults first"
         session.out.print(f"held on {planned.place.node} by {unit}; not yet run on hardware", soft_wrap=True)
-    moves = " and ".join(_any_of(witness) for witness in planned.must_move)
-    reads = " and ".join(f"{name} reads {value}" for name, value in planned.while_on)
+    moves = " and ".join(_any_of(witness) for witness in planned.mechanism.must_move)
+    reads = " and ".join(f"{name} reads {value}" for name, value in planned.mechanism.while_on)
     proofs = [f"this moves: {moves}"] * bool(moves) + [f"meanwhile {reads}"] * bool(reads)
     session.out.print(f"fired when {', and '.join(proofs) or 'the readback is the only evidence'}", soft_wrap=True)
-    session.out.print(f"and this does not: {', '.join(planned.must_not_move) or 'nothing is named'}", soft_wrap=True)
+    session.out.print(
+        f"and this does not: {', '.join(planned.mechanism.must_not_move) or 'nothing is named'}", soft_wrap=True
+    )
 
 
 def _any_of(witness: Witness) -> str:
@@ -376,7 +379,7 @@ def _any_of(witness: Witness) -> str:
 
 def _steps_of(planned: PlannedFault) -> list[tuple[str, str]]:
     """Return each step and its revert; of a fault whose target is chosen later, those of each target it may have."""
-    return [(step.do, step.undo) for option in planned.options for step in option.steps]
+    return [(step.do, step.undo) for option in planned.options for step in option.mechanism.steps]
 
 
 def _checks_and_readbacks(planned: PlannedFault) -> list[str]:
@@ -397,13 +400,13 @@ def _checks_and_readbacks(planned: PlannedFault) -> list[str]:
 
 
 def _show_receipt(
-    session: Session, receipt: FaultReceipt, unproven: Sequence[str], outcome: dirty.Outcome, *, as_json: bool
+    session: Session, receipt: Receipt, unproven: Sequence[str], outcome: dirty.Outcome, *, as_json: bool
 ) -> None:
     if as_json:
         if outcome.state == "DIRTY":
             session.err.print(outcome.sentence, soft_wrap=True)
         compared = {"lab": outcome.sentence, "lab_diff": list(outcome.reasons)}
-        session.json({**receipt.to_json(), "unproven": list(unproven), "doubts": list(receipt.doubts), **compared})
+        session.json({**receipt.to_json(), "unproven": list(unproven), **compared})
         return
     fired = receipt.fired
     moved = _short({name: delta for name, delta in fired.must_move.items() if delta}) or "nothing"

@@ -10,8 +10,9 @@ from faultbed.harness.cli.context import Session, json_option, pass_session
 from faultbed.harness.cli.options.numbers import parse_duration
 from faultbed.harness.experiment import toml_text
 from faultbed.harness.run.prepare import exclusions
-from faultbed.inject.fault_plan import FaultSpec, plan_all
+from faultbed.inject.fault_plan import plan_all
 from faultbed.inject.kinds.catalogue import kind_named
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.profiles import PROFILES, as_plain, digest, schedule
 from faultbed.testbed.inventory.subset import without_hosts
 

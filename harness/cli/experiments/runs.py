@@ -638,11 +638,13 @@ def _show_plan(session: Session, resolved: ResolvedRun, *, as_json: bool) -> Non
     for fault in resolved.faults:
         session.out.print(
             Text.assemble(
-                (f"\n{fault.at_s:.3f} s", "bold"),
-                f"  {fault.kind} on {fault.target.text} for {fault.for_s:g} s ({fault.fidelity})",
+                (f"\n{fault.spec.at_s:.3f} s", "bold"),
+                f"  {fault.kind} on {fault.target.text} for {fault.spec.for_s:g} s ({fault.fidelity})",
             )
         )
-        session.table(("do", "revert"), [(step.do, step.undo) for option in fault.options for step in option.steps])
+        session.table(
+            ("do", "revert"), [(step.do, step.undo) for option in fault.options for step in option.mechanism.steps]
+        )
 
 
 def _show(session: Session, finished: Finished, *, as_json: bool) -> None:

@@ -48,7 +48,7 @@ def _collect(section: type[Section], parts: dict[str, Any]) -> None:
 
 def _property(field: Field) -> dict[str, Any]:
     schema = {"description": field.type.says, **field.type.schema()}
-    if field.default in (None, (), {}) or isinstance(field.type, Table):
+    if field.default in (None, "", (), {}) or isinstance(field.type, Table):
         return schema
     return {**schema, "default": field.type.write(field.default)}
 

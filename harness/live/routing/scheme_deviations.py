@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from faultbed.harness.verdict import SchemeDeviation
-from faultbed.inject.evidence.receipt import FaultReceipt
-from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.evidence.receipt import Receipt
 from faultbed.inject.kinds.catalogue import Trait, has_trait
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.inject.routing.scheme_lease import Deviation
 from faultbed.testbed.model.topology import Target, Topology
 from faultbed.testbed.node.routing.deviations import BGP, SETTING, UNWATCHED
@@ -55,16 +55,16 @@ class WorkloadTime:
     faults: tuple[FaultTime, ...] = ()
 
 
-def fault_times(planned: Iterable[PlannedFault], receipts: Mapping[str, FaultReceipt]) -> tuple[FaultTime, ...]:
+def fault_times(planned: Iterable[PlannedFault], receipts: Mapping[str, Receipt]) -> tuple[FaultTime, ...]:
     """Return kind, place and time of each armed fault; receipts are by the fault's name in the experiment."""
     times = []
     for fault in planned:
-        receipt = receipts.get(fault.spec.name)
+        receipt = receipts.get(fault.spec.id)
         if receipt is not None and isinstance(receipt.armed.at_ns, int):
             begin_ns = min((at_ns for at_ns, _ in receipt.edges), default=receipt.armed.at_ns)
             end_ns = receipt.cleared.at_ns if isinstance(receipt.cleared.at_ns, int) else None
             times.append(
-                FaultTime(name=fault.spec.name, kind=fault.kind, target=fault.target, begin_ns=begin_ns, end_ns=end_ns)
+                FaultTime(name=fault.spec.id, kind=fault.kind, target=fault.target, begin_ns=begin_ns, end_ns=end_ns)
             )
     return tuple(times)
 

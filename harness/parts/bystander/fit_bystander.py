@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from faultbed.harness.experiment.declare.lab_names import LabNames
 from faultbed.harness.experiment.experiment_file import Experiment
-from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.inject.policy.conflicts import touches
 from faultbed.testbed.errors import ConfigError
 from faultbed.testbed.model.topology import Topology
@@ -65,4 +65,4 @@ def refuse_faults_on_bystander(
         affected = set(touches(fault, topology)) | {target.link.name for target in targets if target.link}
         if shared := sorted(used & affected):
             problem = f"{fault.kind} on {fault.target.text} affects {shared[0]}, which the bystander uses; move one"
-            raise ConfigError(f"{experiment.at(places[fault.spec.name])}: {problem}")
+            raise ConfigError(f"{experiment.at(places[fault.spec.id])}: {problem}")

@@ -8,13 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from faultbed.harness.error_words import describe
 from faultbed.harness.parts.passes import EarlyEnd, Pass
-from faultbed.inject.evidence.receipt import FaultReceipt
-from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.evidence.receipt import Receipt, concluded
 from faultbed.inject.injector import Injector
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.inject.policy.conflicts import both_claim
 from faultbed.inject.policy.overlap import LEAD_S, REMOVAL_S, TAIL_S
 from faultbed.inject.prepared_fault import PreparedFault
@@ -56,7 +54,7 @@ def drive_all(run: Pass, running: Running[Any]) -> None:
 
     def drive_to_end(prepared: PreparedFault) -> None:
         planned = prepared.planned
-        name = planned.spec.name
+        name = planned.spec.id
         try:
             with contextlib.suppress(FaultbedError):
                 # If a fault cannot be armed, its receipt says so, and the judge decides: not an error of the harness.
@@ -70,18 +68,18 @@ def drive_all(run: Pass, running: Running[Any]) -> None:
             return
         receipt = record.receipts[name]
         if prepared is first and receipt.armed.ok and (doubts := run.doubts()):
-            record.receipts[name] = msgspec.structs.replace(receipt, doubts=(*receipt.doubts, *doubts))
+            record.receipts[name] = concluded(receipt, (*receipt.doubts, *doubts))
         run.readings.reads += prepared.reads
         run.progress(f"{planned.kind} on {planned.target.text}: {_brief(record.receipts[name])}")
 
-    first = min(ready, key=lambda prepared: prepared.planned.at_s)
+    first = min(ready, key=lambda prepared: prepared.planned.spec.at_s)
     _all_threads([threading.Thread(target=drive_to_end, args=(prepared,)) for prepared in ready])
     record.planned = tuple(prepared.planned for prepared in ready)
 
 
 def _drive(run: Pass, prepared: PreparedFault, running: Running[Any]) -> None:
     planned, lab = prepared.planned, run.setting.lab
-    at_ns = run.work.t0_ns + round(planned.at_s * 1e9)
+    at_ns = run.work.t0_ns + round(planned.spec.at_s * 1e9)
 
     def cancel_reason() -> str | None:
         if running.is_over:
@@ -109,7 +107,7 @@ def _drive(run: Pass, prepared: PreparedFault, running: Running[Any]) -> None:
         return
     prepared.arm(at_ns=max(at_ns, time.monotonic_ns()), cancel_reason=cancel_reason)
     run.progress(f"{planned.kind} on {planned.target.text}: armed")
-    _wait_until(max(at_ns, time.monotonic_ns()) + round(planned.for_s * 1e9), running, run.ending)
+    _wait_until(max(at_ns, time.monotonic_ns()) + round(planned.spec.for_s * 1e9), running, run.ending)
 
 
 def _why_not_inspected(planned: PlannedFault, on: Sequence[PlannedFault], topology: Topology) -> str | None:
@@ -145,7 +143,7 @@ def _all_threads(threads: Sequence[threading.Thread]) -> None:
             thread.join(0.2)
 
 
-def _brief(receipt: FaultReceipt) -> str:
+def _brief(receipt: Receipt) -> str:
     cleared = "cleared and verified" if receipt.cleared.ok else f"NOT cleared: {receipt.cleared.error}"
     if not receipt.proved:
         return f"{cleared}, but not proved: {'; '.join(receipt.unproven)}"

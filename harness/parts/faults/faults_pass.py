@@ -53,21 +53,15 @@ def active_of(run: Pass) -> Active | None:
 
 def faults_of(record: FaultsRecord, setting: Setting, counted: Recorded) -> FaultsEvidence:
     """Return what became of each planned fault. `counted` are the counters of the machines over time."""
-    planned_by_name = {fault.spec.name: fault for fault in (*setting.faults, *record.planned)}
-    runs = []
-    for scheduled in setting.plan.faults:
-        planned = planned_by_name[scheduled.id]
-        own = record.receipts.get(scheduled.id)
-        receipt = own.record(id=scheduled.id) if own else None
-        node = planned.place.netns or planned.place.node
-        runs.append(
+    places = {fault.spec.id: fault.place.name for fault in (*setting.faults, *record.planned)}
+    receipts = [(spec, record.receipts.get(spec.id)) for spec in setting.plan.faults]
+    return FaultsEvidence(
+        faults=tuple(
             FaultRun(
-                plan=scheduled,
+                plan=spec,
                 receipt=receipt,
-                doubts=own.doubts if own else (),
-                edges=own.edges if own else (),
-                colour=planned.colour,
-                passed=passed(counted.samples, receipt, node=node) if receipt is not None else None,
+                passed=None if receipt is None else passed(counted.samples, receipt, node=places[spec.id]),
             )
+            for spec, receipt in receipts
         )
-    return FaultsEvidence(faults=tuple(runs))
+    )

@@ -6,8 +6,8 @@ from collections import Counter
 
 import msgspec
 
-from faultbed.harness.experiment.run_plan import ScheduledFault
 from faultbed.inject.evidence.receipt import Receipt
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.model.selectors import is_chosen_later
 
 __all__ = ["FaultRun", "FaultsEvidence"]
@@ -19,18 +19,12 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         plan: the fault as planned.
         receipt: None: the run ended before the fault was armed.
-        doubts: the injector's own reasons not to believe the receipt. Any of them makes the run INCONCLUSIVE.
-        edges: (controller ns, on) of every change that the fault made.
-        colour: colour of the kind in reports (`#rrggbb`), from the catalogue of faults; None: the report chooses.
         passed: lower and upper bound of the packets that passed the hop of a packet fault while it acted; None: the
             fault has no hop, or nothing counted them.
     """
 
-    plan: ScheduledFault
+    plan: FaultSpec
     receipt: Receipt | None
-    doubts: tuple[str, ...] = ()
-    edges: tuple[tuple[int, bool], ...] = ()
-    colour: str | None = None
     passed: tuple[int, int] | None = None
 
     @property

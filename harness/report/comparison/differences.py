@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from faultbed.harness.experiment.run_plan import Plan, ScheduledFault
+from faultbed.harness.experiment.run_plan import Plan
 from faultbed.harness.quantities import format_bytes, format_duration
 from faultbed.harness.record.evidence.environment import Environment
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.record.evidence.workload_evidence import Connection
+from faultbed.inject.kinds.fault_spec import FaultSpec
 
 __all__ = ["NOTHING", "Difference", "of_environments", "of_labs", "of_plans", "words"]
 
@@ -109,7 +110,7 @@ def _of_mappings(part: Part, mapping_a: Mapping[str, Any], mapping_b: Mapping[st
     ]
 
 
-def _of_faults(fault_id: str, fault_a: ScheduledFault | None, fault_b: ScheduledFault | None) -> Iterator[Difference]:
+def _of_faults(fault_id: str, fault_a: FaultSpec | None, fault_b: FaultSpec | None) -> Iterator[Difference]:
     if fault_a is None or fault_b is None:
         yield Difference(part="faults", what=fault_id, a=_fault(fault_a), b=_fault(fault_b))
         return
@@ -117,11 +118,11 @@ def _of_faults(fault_id: str, fault_a: ScheduledFault | None, fault_b: Scheduled
         "kind": (fault_a.kind, fault_b.kind),
         "target": (fault_a.target, fault_b.target),
         "at": (format_duration(fault_a.at_ns), format_duration(fault_b.at_ns)),
-        "for": (format_duration(fault_a.duration_ns), format_duration(fault_b.duration_ns)),
+        "for": (format_duration(fault_a.for_ns), format_duration(fault_b.for_ns)),
         "seed": (fault_a.seed, fault_b.seed),
         **{
-            key: (fault_a.parameters.get(key), fault_b.parameters.get(key))
-            for key in sorted({*fault_a.parameters, *fault_b.parameters})
+            key: (fault_a.params.get(key), fault_b.params.get(key))
+            for key in sorted({*fault_a.params, *fault_b.params})
         },
     }
     for key, (value_a, value_b) in pairs.items():
@@ -129,10 +130,10 @@ def _of_faults(fault_id: str, fault_a: ScheduledFault | None, fault_b: Scheduled
             yield Difference(part="faults", what=f"{fault_id}: {key}", a=_text_of(value_a), b=_text_of(value_b))
 
 
-def _fault(fault: ScheduledFault | None) -> str:
+def _fault(fault: FaultSpec | None) -> str:
     if fault is None:
         return NOTHING
-    return f"{fault.kind} on {fault.target} at {format_duration(fault.at_ns)} for {format_duration(fault.duration_ns)}"
+    return f"{fault.kind} on {fault.target} at {format_duration(fault.at_ns)} for {format_duration(fault.for_ns)}"
 
 
 def _of_paths(connections_a: Sequence[Connection], connections_b: Sequence[Connection]) -> list[Difference]:

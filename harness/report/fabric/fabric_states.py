@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from faultbed.harness.report.fabric.drawing_layout import link_of
-from faultbed.harness.report.plots.counter_timeline import link_state
 from faultbed.testbed.model.topology import Topology
 from faultbed.testbed.observe.telemetry import Change
 
-__all__ = ["MOST", "Moment", "State", "Window", "moments"]
+__all__ = ["MOST", "Moment", "State", "Window", "link_state", "moments"]
 
 State = Literal["fault", "down", "routes", "recovered"]
 
@@ -55,6 +54,16 @@ class Moment:
     links: Mapping[str, tuple[State, ...]]
     nodes: Mapping[str, tuple[State, ...]]
     summary: str
+
+
+def link_state(text: str | None) -> Literal["up", "no carrier", "down", "gone"]:
+    """Return the state of a link from its text (`faultbed.testbed.node.state`)."""
+    if text is None:
+        return "gone"
+    flags = text.split(" mtu ")[0].split()
+    if "LOWER_UP" in flags:
+        return "up"
+    return "no carrier" if "UP" in flags else "down"
 
 
 def moments(

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from faultbed.harness.report.fabric.fabric_states import link_state
 from faultbed.testbed.observe.counters import delta
 from faultbed.testbed.observe.telemetry import Change, Sample
 
@@ -27,7 +28,6 @@ __all__ = [
     "Series",
     "Step",
     "event_marks",
-    "link_state",
     "series",
     "thinned",
 ]
@@ -171,16 +171,6 @@ def _joined(steps: Sequence[Step]) -> Step:
         return steps[0]
     grown = sum(step.per_s * (step.end_s - step.start_s) for step in steps)
     return Step(start_s=start_s, end_s=end_s, per_s=grown / (end_s - start_s))
-
-
-def link_state(text: str | None) -> Literal["up", "no carrier", "down", "gone"]:
-    """Return the state of a link from its text (`faultbed.testbed.node.state`)."""
-    if text is None:
-        return "gone"
-    flags = text.split(" mtu ")[0].split()
-    if "LOWER_UP" in flags:
-        return "up"
-    return "no carrier" if "UP" in flags else "down"
 
 
 def event_marks(changes: Iterable[Change], *, t0_ns: int, end_ns: int) -> tuple[EventMark, ...]:

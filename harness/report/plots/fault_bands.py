@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
-
 from faultbed.harness.record.evidence.fault_evidence import FaultRun
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
 from faultbed.harness.report.plots.charts import Band
+from faultbed.inject.kinds.catalogue import CATALOGUE
 
 __all__ = ["band", "colour"]
 
 _PALETTE = ("#d1495b", "#edae49", "#8f5aa8", "#00798c", "#5a7d2a", "#8c564b")
-"""Colours for fault kinds without their own; neighbours also differ in lightness."""
+"""Colours for faults of an unknown kind; neighbours also differ in lightness."""
 
 
 def colour(fault: FaultRun, index: int) -> str:
     """Return the colour (`#rrggbb`) of the fault at `index` (from 0) in its run."""
-    if fault.colour and re.fullmatch(r"#[0-9a-fA-F]{6}", fault.colour):
-        return fault.colour
-    return _PALETTE[index % len(_PALETTE)]
+    kind = CATALOGUE.get(fault.plan.kind)
+    return _PALETTE[index % len(_PALETTE)] if kind is None else kind.colour
 
 
 def band(run: RunEvidence, fault: FaultRun, index: int) -> Band | None:

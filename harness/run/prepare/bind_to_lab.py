@@ -17,8 +17,8 @@ from faultbed.harness.experiment.metrics import LINK_PREFIXES, needs_baseline
 from faultbed.harness.experiment.workload_file import Workload, duration_ns
 from faultbed.harness.parts.registry import PARTS
 from faultbed.harness.run.workload_kinds import kind_of
-from faultbed.inject.fault_plan import PlannedFault
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.testbed.errors import ConfigError, UsageError
 from faultbed.testbed.model.lab_kind import LabKind, traits_of
 from faultbed.testbed.model.path_selector import ends_in, text_of
@@ -68,7 +68,7 @@ def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], places
     """
     workload = experiment.workload
     for fault in faults:
-        if not fault.of_workload:
+        if not fault.mechanism.of_workload:
             continue
         if not fault.kind.startswith("storage."):
             hosts, missing = hosts_of(workload), "no rank"
@@ -78,7 +78,7 @@ def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], places
         if fault.target.node not in hosts:
             placement = f"; choose one of {', '.join(hosts)}" if hosts else ""
             problem = f"{fault.kind} on {fault.target.text}: the workload has {missing} there{placement}"
-            raise ConfigError(f"{experiment.at(places[fault.spec.name])}: {problem}")
+            raise ConfigError(f"{experiment.at(places[fault.spec.id])}: {problem}")
 
 
 def _fit_faults(experiment: Experiment, names: LabNames, roles: Mapping[str, str]) -> tuple[Fault, ...]:
@@ -109,7 +109,7 @@ def _fit_faults(experiment: Experiment, names: LabNames, roles: Mapping[str, str
             for name, value in fault.parameters.items()
         }
         faults.append(replace(fault, targets=tuple(targets), parameters=parameters))
-        last_ns = fault.at_latest_ns + fault.duration_ns
+        last_ns = fault.at[-1] + fault.duration_ns
         if end_ns is not None and last_ns > end_ns:
             raise names.error(
                 path,
@@ -152,7 +152,7 @@ def _fit_expectations(experiment: Experiment, names: LabNames) -> tuple[Expectat
 
 
 def _check_expectations(experiment: Experiment, names: LabNames) -> None:
-    first_ns = min((fault.at_earliest_ns for fault in experiment.faults), default=None)
+    first_ns = min((fault.at[0] for fault in experiment.faults), default=None)
     for index, expectation in enumerate(experiment.expectations):
         path = f"expect[{index}].metric"
         metric = expectation.metric
@@ -177,8 +177,8 @@ def _check_expectations(experiment: Experiment, names: LabNames) -> None:
 
 
 def _fit_stops(experiment: Experiment, names: LabNames) -> None:
-    first_ns = min((fault.at_earliest_ns for fault in experiment.faults), default=0)
-    last_ns = max((fault.at_latest_ns + fault.duration_ns for fault in experiment.faults), default=0)
+    first_ns = min((fault.at[0] for fault in experiment.faults), default=0)
+    last_ns = max((fault.at[-1] + fault.duration_ns for fault in experiment.faults), default=0)
     work = experiment.workload
     computes = kind_of(work).computes(work)
     for index, condition in enumerate(experiment.stops):

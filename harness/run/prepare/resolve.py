@@ -20,7 +20,7 @@ from faultbed.harness.run.prepare.bind_to_lab import fit, hosts_of, refuse_absen
 from faultbed.harness.run.workload_kinds import kind_of
 from faultbed.harness.verdict import ExcludedHost
 from faultbed.inject import fault_plan
-from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.inject.policy import blast_radius, safety
 from faultbed.inject.policy.conflicts import touches
 from faultbed.testbed.errors import Unsupported, UsageError
@@ -114,10 +114,9 @@ def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tup
     """Return a plan's faults with their targets resolved. An error names the fault's place in the experiment file."""
     # A plan has its faults in the order of their times; a person looks for them in the order of the file.
     places = {fault.id: f"faults[{index}]" for index, fault in enumerate(experiment.faults)}
-    specs = [fault.spec for fault in planned.faults]
-    names = [places[spec.name] for spec in specs]
+    names = [places[fault.id] for fault in planned.faults]
     try:
-        faults = fault_plan.plan_all(specs, inventory.topology, lab_kind=inventory.kind, names=names)
+        faults = fault_plan.plan_all(planned.faults, inventory.topology, lab_kind=inventory.kind, names=names)
     except (UsageError, Unsupported) as error:
         path, _, sentence = str(error).partition(": ")
         if not path.startswith(tuple(names)):

@@ -50,7 +50,7 @@ _AT_SWITCH: _Table = sonic.BY_KIND
 
 def _unsupported_part(request: Request) -> UnsupportedPart | None:
     """Return why faultbed does not drive the part that carries out this fault; None: it does, or is not known."""
-    target, key = request.target, (request.kind, request.target.kind)
+    target, key = request.target, (request.spec.kind, request.target.kind)
     if key in _AT_SWITCH and key not in _AT_HOST:
         return None
     if target.rnic is not None:
@@ -65,20 +65,20 @@ def resolve(request: Request) -> Mechanism:
         UsageError: the parameters contradict each other.
         Unsupported: no mechanism fits this kind, target or parameter.
     """
-    key = (request.kind, request.target.kind)
+    key = (request.spec.kind, request.target.kind)
     if row := _unsupported_part(request):
         raise Unsupported(
-            f"{request.where}: {request.kind} is not supported on this lab: {request.target.text} is {row.name}, and "
-            f"faultbed does not support {row.missing}; {row.works}"
+            f"{request.where}: {request.spec.kind} is not supported on this lab: {request.target.text} is {row.name}, "
+            f"and faultbed does not support {row.missing}; {row.works}"
         )
     if key not in _AT_HOST and linux.is_linux(request):
         return linux.resolve(request)
     mechanism = _AT_HOST.get(key) or _AT_SWITCH.get(key)
     if mechanism is None:
-        fits = [target for kind, target in (*_AT_SWITCH, *_AT_HOST) if kind == request.kind]
-        by = MECHANISMS[request.kind].by if request.kind in MECHANISMS else ""
+        fits = [target for kind, target in (*_AT_SWITCH, *_AT_HOST) if kind == request.spec.kind]
+        by = MECHANISMS[request.spec.kind].by if request.spec.kind in MECHANISMS else ""
         raise Unsupported(
-            f"{request.where}: {request.kind} on a {request.target.kind} is not supported on this lab"
+            f"{request.where}: {request.spec.kind} on a {request.target.kind} is not supported on this lab"
             + (f"; on a rack lab its targets are: {', '.join(fits)}" if fits else f"; it needs {by}" if by else "")
         )
     return mechanism(request)

@@ -92,7 +92,7 @@ def _query(bus: str, fields: str) -> tuple[str, ...]:
 
 
 def _throttle(request: Request) -> Mechanism:
-    bus, left = _bus(request), f"{100 - request.params['percent']:g}"
+    bus, left = _bus(request), f"{100 - request.spec.params['percent']:g}"
     limit = f"int({{max}} * {left} / 100)"
     query = " ".join(_query(bus, "clocks_event_reasons.active,clocks.sm,utilization.gpu"))
     once = f"w=$({query} | awk -F', *' '{_clock_state(limit)}')"
@@ -136,7 +136,7 @@ def _clock_state(limit: str) -> str:
 
 
 def _power_cap(request: Request) -> Mechanism:
-    bus, left = _bus(request), f"{100 - request.params['percent']:g}"
+    bus, left = _bus(request), f"{100 - request.spec.params['percent']:g}"
     watts = f"$(awk 'BEGIN {{ print int({{most}} * {left} / 100) }}')"
     look = (
         f"now=$({' '.join(_query(bus, 'power.limit'))}); "
@@ -183,12 +183,12 @@ def _on_gpu(request: Request, commands: Commands, bus: str, *, state: str) -> Me
 
 def _xid(request: Request) -> Mechanism:
     # Without the offset the value is dated a second ahead (DCGM, dcgmi test --help).
-    return _injected(request, {XID_FIELD: str(request.params["xid"])}, offset_s=(0, 0), edges=flap_edges(request))
+    return _injected(request, {XID_FIELD: str(request.spec.params["xid"])}, offset_s=(0, 0), edges=flap_edges(request))
 
 
 def _ecc(request: Request) -> Mechanism:
-    error, count = request.params["error"], request.params["count"]
-    if request.params["rate"]:
+    error, count = request.spec.params["error"], request.spec.params["count"]
+    if request.spec.params["rate"]:
         raise Unsupported(
             f"{request.where}.rate: not supported on this lab: a value is injected into DCGM once; use count"
         )
@@ -198,12 +198,12 @@ def _ecc(request: Request) -> Mechanism:
 
 
 def _row_remap(request: Request) -> Mechanism:
-    state = request.params["state"]
+    state = request.spec.params["state"]
     return _injected(request, {REMAP_FIELDS[state]: "1", XID_FIELD: str(XIDS[state])}, offset_s=_ahead_s(request))
 
 
 def _overheat(request: Request) -> Mechanism:
-    celsius = str(int(request.params["celsius"]))
+    celsius = str(int(request.spec.params["celsius"]))
     return _injected(request, {TEMPERATURE_FIELD: celsius}, offset_s=_ahead_s(request), normal="[0-9]+", restores=True)
 
 
@@ -213,7 +213,7 @@ def _ahead_s(request: Request) -> tuple[int, int]:
     DCGM reads these fields from the driver regularly, and the value with the latest date counts. The injected value is
     therefore dated to the end of the window, and its revert later.
     """
-    window_s = math.ceil(request.for_s)
+    window_s = math.ceil(request.spec.for_s)
     return window_s, window_s + 1
 
 
@@ -261,7 +261,7 @@ def _injected(
 
 
 def _noisy_neighbour(request: Request) -> Mechanism:
-    bus, count, host = _bus(request), request.params["neighbours"], request.target.node
+    bus, count, host = _bus(request), request.spec.params["neighbours"], request.target.node
     gpu = f"{host}/{request.target.gpu.name if request.target.gpu else ''}"
     busy = f"{host}/hogs.running"
     return Mechanism(

@@ -47,7 +47,7 @@ _SOFT = {**congestion.BY_KIND, **host.BY_KIND, **storage.BY_KIND}
 
 
 def _as_soft(request: Request) -> Mechanism:
-    return _on_hardware(_SOFT[request.kind](request))
+    return _on_hardware(_SOFT[request.spec.kind](request))
 
 
 def _late(request: Request) -> Mechanism:

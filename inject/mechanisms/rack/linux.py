@@ -86,12 +86,12 @@ def resolve(request: Request) -> Mechanism:
         Unsupported: the switch cannot do it, or no counter would show it.
     """
     switch = request.topology.switch_by_name[_acting_node(request)]
-    lacks = f"{request.where}: {request.kind} is not supported on this lab: {switch.name} runs {switch.nos}"
-    if request.kind not in _KINDS:
-        raise Unsupported(f"{lacks}, and {_SUPERVISED.get(request.kind, 'only SONiC has a mechanism')}")
-    if not switch.forwards_in_kernel and request.kind not in _OF_ANY_LINUX:
+    lacks = f"{request.where}: {request.spec.kind} is not supported on this lab: {switch.name} runs {switch.nos}"
+    if request.spec.kind not in _KINDS:
+        raise Unsupported(f"{lacks}, and {_SUPERVISED.get(request.spec.kind, 'only SONiC has a mechanism')}")
+    if not switch.forwards_in_kernel and request.spec.kind not in _OF_ANY_LINUX:
         raise Unsupported(f"{lacks}, and its ASIC forwards packets, not its kernel; target another switch")
-    if request.kind in ("link.down", "link.flap"):
+    if request.spec.kind in ("link.down", "link.flap"):
         return _down(request)
     mechanism = soft.resolve(request)
     witnesses = [
@@ -99,14 +99,14 @@ def resolve(request: Request) -> Mechanism:
         for witness in mechanism.must_move
     ]
     usable = tuple(witness for witness in witnesses if witness.any_of)
-    if not usable and request.kind in _AT_THE_RNIC:
-        fallback = _at_target(request, _on_rack(request, counters_of_ends(request, *_AT_THE_RNIC[request.kind])))
+    if not usable and request.spec.kind in _AT_THE_RNIC:
+        fallback = _at_target(request, _on_rack(request, counters_of_ends(request, *_AT_THE_RNIC[request.spec.kind])))
         usable = (Witness(any_of=fallback),) if fallback else ()
     if not usable:
         raise Unsupported(
-            f"{request.where}: {request.kind} on {request.target.text} is not supported on this lab: no counter of a "
-            "hardware RNIC shows it; target a port where a Linux switch receives the packets (`direction` from, or an "
-            "uplink)"
+            f"{request.where}: {request.spec.kind} on {request.target.text} is not supported on this lab: no counter "
+            "of a hardware RNIC shows it; target a port where a Linux switch receives the packets (`direction` from, "
+            "or an uplink)"
         )
     return dataclasses.replace(mechanism, must_move=usable, must_not_move=_on_rack(request, mechanism.must_not_move))
 

@@ -38,20 +38,22 @@ MECHANISMS = (
 
 def _storm(request: Request) -> Mechanism:
     link, named = link_of(request)
-    far, params = link.other(named.node), request.params
+    far, params = link.other(named.node), request.spec.params
     burst_ms, period_ms, priority = params["burst"], params["period"], params["priority"]
     if period_ms < burst_ms + _GAP_MS:
         raise UsageError(
             f"{request.where}.period: {period_ms:g} ms leaves less than {_GAP_MS:g} ms between bursts of "
             f"{burst_ms:g} ms, and a PFC watchdog may act on it; give at least {burst_ms + _GAP_MS:g} ms"
         )
-    if request.for_s > _LONGEST_S:
-        raise UsageError(f"{request.where}.for: {request.for_s:g} s is too long for a storm; at most {_LONGEST_S:g} s")
+    if request.spec.for_s > _LONGEST_S:
+        raise UsageError(
+            f"{request.where}.for: {request.spec.for_s:g} s is too long for a storm; at most {_LONGEST_S:g} s"
+        )
     switch = request.topology.switch_by_name.get(named.node)
     if switch is not None and not switch.forwards_in_kernel:
         raise Unsupported(
-            f"{request.where}: {request.kind} is not supported on this lab: {switch.name} forwards in its ASIC, which "
-            "sends pause frames by itself only; target the RNIC at the other end, or a Linux switch"
+            f"{request.where}: {request.spec.kind} is not supported on this lab: {switch.name} forwards in its ASIC, "
+            "which sends pause frames by itself only; target the RNIC at the other end, or a Linux switch"
         )
     speed_gbps = named.speed_gbps or far.speed_gbps
     if speed_gbps is None:
@@ -60,7 +62,7 @@ def _storm(request: Request) -> Mechanism:
             "says how long one frame pauses; add it"
         )
     pause_s = _PAUSE_BITS / (speed_gbps * 1e9)
-    frames = request.for_s * burst_ms / period_ms / pause_s
+    frames = request.spec.for_s * burst_ms / period_ms / pause_s
     args = {
         "device": named.netdev,
         "priority": priority,
@@ -95,8 +97,8 @@ def _count_of(request: Request, far: Port, priority: int) -> str:
     if switch.nos == "sonic":
         return f"{far.node}/{far.netdev}.asic_rx_pause"
     raise Unsupported(
-        f"{request.where}: {request.kind} is not supported on this lab: {far.node} does not count the pause frames "
-        "that it receives; target a link to a SONiC switch, or a Linux switch's port that faces an RNIC"
+        f"{request.where}: {request.spec.kind} is not supported on this lab: {far.node} does not count the pause "
+        "frames that it receives; target a link to a SONiC switch, or a Linux switch's port that faces an RNIC"
     )
 
 

@@ -209,9 +209,9 @@ def require_phases(request: Request, edges: Sequence[Sequence[Any]], shortest_s:
         Unsupported: a phase, or the whole window, is shorter than `shortest_s`.
     """
     times = [float(at) for at, _ in edges]
-    phases = [later - earlier for earlier, later in itertools.pairwise(times)] or [request.for_s]
+    phases = [later - earlier for earlier, later in itertools.pairwise(times)] or [request.spec.for_s]
     if min(phases) < shortest_s:
         raise Unsupported(
-            f"{request.where}: not supported on this lab: {request.kind} is on for {min(phases):g} s, and {why}; "
+            f"{request.where}: not supported on this lab: {request.spec.kind} is on for {min(phases):g} s, and {why}; "
             f"make every phase at least {shortest_s:g} s"
         )

@@ -139,7 +139,7 @@ def _fec(request: Request) -> Mechanism:
             "without it no number of corrected bits is unusual; add it"
         )
     require_phases(request, [[0.0, True]], _SHORTEST_S, why="a port counts its errors about once a second")
-    offset, inject = request.params["offset"], ("{mlxlink}", "-d", device, "--rx_error_injection")
+    offset, inject = request.spec.params["offset"], ("{mlxlink}", "-d", device, "--rx_error_injection")
     shown = f"{{mlxlink}} -d {shlex.quote(device)} --rx_error_injection --show_mixers_offset | sed '{_COLOURLESS}'"
     look, state = ("sh", "-c", shown), f"{host}/{port.netdev}"
     commands = Commands(
@@ -165,7 +165,7 @@ def _fec(request: Request) -> Mechanism:
         gone="^mixer_offset0 *: *{fine} *$",
         settle_s=20.0,
     )
-    usual = _USUAL_BER * speed_gbps * 1e9 * (request.for_s + _READ_APART_S)
+    usual = _USUAL_BER * speed_gbps * 1e9 * (request.spec.for_s + _READ_APART_S)
     return by_commands(
         request,
         commands,

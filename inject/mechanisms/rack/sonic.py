@@ -131,7 +131,7 @@ def _require_sonic(request: Request, name: str) -> None:
     if nos != "sonic":
         runs = f"runs {nos}" if nos else "has no faultbed_nos"
         raise Unsupported(
-            f"{request.where}: {request.kind} is not supported on this lab: {name} {runs}; target a SONiC switch"
+            f"{request.where}: {request.spec.kind} is not supported on this lab: {name} {runs}; target a SONiC switch"
         )
 
 
@@ -169,7 +169,7 @@ def _down(request: Request) -> Mechanism:
 
 def _mtu(request: Request) -> Mechanism:
     port = front_panel_port(request)
-    mtu = str(request.params["mtu"])
+    mtu = str(request.spec.params["mtu"])
     commands = Commands(
         needs=("config", _DB),
         able=(ONE_ASIC,),
@@ -205,7 +205,7 @@ def _drop(request: Request) -> Mechanism:
     Since 202305, SONiC can match BTH_OPCODE and AETH_SYNDROME (sonic-swss pull request 2617), but only in custom table
     types. An ASIC may lack these matches, and SONiC reports that only after such a table has been created.
     """
-    params = request.params
+    params = request.spec.params
     plain = params.get("opcode") == "any" and not any(
         params.get(x) is not None for x in ("every", "psn", "qp", "burst", "loss_bad", "loss_good")
     )
@@ -228,7 +228,7 @@ def _acl(request: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> 
     `rules` maps a table type (`L3`, `L3V6`) to the fields and values that its rule matches.
     """
     require_phases(request, [[0.0, True]], _ACL_S, why="a switch counts the hits of an ACL once a second")
-    stage = "EGRESS" if request.params["direction"] == "to" else "INGRESS"
+    stage = "EGRESS" if request.spec.params["direction"] == "to" else "INGRESS"
     prefix = f"FAULTBED_{request.id.rpartition('-')[2].upper()}"
     first = f"{prefix}_{next(iter(rules))}"
     add, delete = _acl_tables(prefix, rules, stage.lower(), port.netdev)
@@ -306,13 +306,13 @@ def _acl_tables(
 
 
 def _rate(request: Request) -> Mechanism:
-    if request.params["direction"] != "to":
+    if request.spec.params["direction"] != "to":
         raise Unsupported(
             f"{request.where}.direction: not supported on this lab: a port shapes only what it sends; use `to`"
         )
     port = front_panel_port(request)
     name = f"FAULTBED_{request.id.rpartition('-')[2].upper()}"
-    bytes_per_s = str(round(request.params["rate"] * 1_000_000 / 8))
+    bytes_per_s = str(round(request.spec.params["rate"] * 1_000_000 / 8))
     scheduler, qos = f"SCHEDULER|{name}", f"PORT_QOS_MAP|{port.netdev}"
     shaper = ("type", "STRICT", "meter_type", "bytes", "pir", bytes_per_s)
     unshaped = "^(None )?rate( None)?$"

@@ -33,4 +33,4 @@ def resolve(request: Request) -> Mechanism:
         UsageError: the parameters contradict each other.
         Unsupported: no machine of the lab carries this target.
     """
-    return _BY_KIND[request.kind](request)
+    return _BY_KIND[request.spec.kind](request)

@@ -40,7 +40,7 @@ _PACKETS = 100
 def _shallow(request: Request) -> Mechanism:
     link_of(request)
     hop = hop_of(request)
-    packets, rate_mbit = request.params["packets"], request.params["rate"]
+    packets, rate_mbit = request.spec.params["packets"], request.spec.params["rate"]
     rules = ruleset(request, hop, ["meta protocol ip"], detour_act(request, hop))
     # netem limits packets, tbf bytes (tc-netem(8), tc-tbf(8)); what exceeds the limit is dropped at the tail.
     queue = f"netem limit {packets} rate {round(rate_mbit * 1_000_000)}bit"
@@ -67,13 +67,13 @@ def _background(request: Request) -> Mechanism:
     source = min(candidates, key=lambda host: racks[host.name] == racks[target.node])
     names = {rnic.name: rnic for rnic in source.rnics}
     rnic = names.get(target.rnic.name, source.rnics[0])
-    rate_bps = round(request.params["rate"] * 1e6)
-    expected = rate_bps * request.for_s / 8 / _DATAGRAM_BYTES
+    rate_bps = round(request.spec.params["rate"] * 1e6)
+    expected = rate_bps * request.spec.for_s / 8 / _DATAGRAM_BYTES
     args = {
         "sources": [[None, rnic.ip]],
         "destination": target.rnic.ip,
         "rate_bps": rate_bps,
-        "flows": request.params["flows"],
+        "flows": request.spec.params["flows"],
         "size_bytes": _DATAGRAM_BYTES,
     }
     return Mechanism(
@@ -81,7 +81,7 @@ def _background(request: Request) -> Mechanism:
         request=holder_request(request, "background", args, claims=f"{source.name}/background/{target.rnic.ip}"),
         steps=(
             Step(
-                do=f"{request.params['flows']} UDP flows, {rnic.ip} to {target.rnic.ip}, {rate_bps} bit/s, ECT(1)",
+                do=f"{request.spec.params['flows']} UDP flows, {rnic.ip} to {target.rnic.ip}, {rate_bps} bit/s, ECT(1)",
                 undo="kill %1   # they also end with the holder",
             ),
         ),
@@ -100,10 +100,10 @@ def _incast(request: Request) -> Mechanism:
     senders = [switch for switch in request.topology.switches if switch.name != own and switch.carrier == carrier]
     if len(senders) < 2:  # noqa: PLR2004 - many to one
         raise UsageError(f"{request.where}.target: an incast needs at least two other switches that can send")
-    rate_bps, period_s = round(request.params["rate"] * 1e6), request.params["period"] / 1000
-    burst_s = period_s * request.params["duty"]
+    rate_bps, period_s = round(request.spec.params["rate"] * 1e6), request.spec.params["period"] / 1000
+    burst_s = period_s * request.spec.params["duty"]
     addresses = {switch.name: str(ipaddress.ip_interface(switch.loopback).ip) for switch in senders}
-    expected = rate_bps * request.params["duty"] * request.for_s / 8 / _DATAGRAM_BYTES
+    expected = rate_bps * request.spec.params["duty"] * request.spec.for_s / 8 / _DATAGRAM_BYTES
     args = {
         "sources": [[name, address] for name, address in addresses.items()],
         "destination": target.rnic.ip,
@@ -182,11 +182,11 @@ def _collision(request: Request) -> Mechanism:
 
 
 def _slow(request: Request) -> Mechanism:
-    return limited(request, ENGINE, RANKS_CGROUP, request.params["percent"])
+    return limited(request, ENGINE, RANKS_CGROUP, request.spec.params["percent"])
 
 
 def _late(request: Request) -> Mechanism:
-    late_ms = request.params.get("late") or 0
+    late_ms = request.spec.params.get("late") or 0
     witnesses = rnic_counters(request.topology, "rcvd_rnr_err", but=request.target.node)
     if not witnesses:
         raise UsageError(f"{request.where}.target: there is no other host that could send to {request.target.text}")

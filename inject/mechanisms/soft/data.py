@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 from faultbed.inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, holder_request, rnic_counters
@@ -24,10 +23,10 @@ __all__ = ["BY_KIND"]
 
 
 def _corrupt(request: Request) -> Mechanism:
-    if all(request.params.get(name) is None for name in ("share", "every", "psn")):
+    if all(request.spec.params.get(name) is None for name in ("share", "every", "psn")):
         raise UsageError(f"{request.where}: data.corrupt needs share, every or psn; add one of them")
     link = request.target.link
-    request = dataclasses.replace(request, params={**request.params, "opcode": "data", "direction": "to"})
+    request = request.with_params({**request.spec.params, "opcode": "data", "direction": "to"})
     hop = hop_of(request)
     if link is None or link.rnic is None or hop.far != link.b.node:
         raise UsageError(f"{request.where}.target: data is corrupted at a receiver; name an RNIC, or its port")

@@ -24,20 +24,20 @@ _MIN_SLOWED_SHARE = 0.05
 
 
 def _throttle(request: Request) -> Mechanism:
-    left = (100 - request.params["percent"]) / 100
+    left = (100 - request.spec.params["percent"]) / 100
     period_us = max(THROTTLE_PERIOD_US, round(MIN_QUOTA_US / left))
     return _cpu_quota(request, f"{round(period_us * left)} {period_us}", {})
 
 
 def _thermal(request: Request) -> Mechanism:
-    shallow, deep = sorted((request.params["low"], request.params["high"]))
+    shallow, deep = sorted((request.spec.params["low"], request.spec.params["high"]))
     if shallow == deep:
         raise UsageError(
             f"{request.where}.high: a wave from {shallow:g} % to {deep:g} % is flat; change it, or use gpu.throttle"
         )
     period_us = max(THROTTLE_PERIOD_US, round(MIN_QUOTA_US / ((100 - deep) / 100)))
     middle, swing = (100 - (shallow + deep) / 2) / 100, (deep - shallow) / 200
-    wave = {"swing_us": int(period_us * swing), "wave_s": request.params["period"]}
+    wave = {"swing_us": int(period_us * swing), "wave_s": request.spec.params["period"]}
     return _cpu_quota(request, f"{round(period_us * middle)} {period_us}", wave)
 
 
@@ -57,8 +57,8 @@ def _cpu_quota(request: Request, value: str, wave: dict[str, Any]) -> Mechanism:
 
 def _noisy_neighbour(request: Request) -> Mechanism:
     name, cgroup = _gpu(request)
-    count = request.params["neighbours"]
-    waited_us = round(request.for_s * _MIN_SLOWED_SHARE * 1e6)
+    count = request.spec.params["neighbours"]
+    waited_us = round(request.spec.for_s * _MIN_SLOWED_SHARE * 1e6)
     return Mechanism(
         place=on_host(request),
         request=holder_request(
@@ -97,11 +97,11 @@ def _xid(request: Request) -> Mechanism:
     return Mechanism(
         place=on_host(request),
         request=holder_request(
-            request, "xid", {"gpu": gpu, "xid": request.params["xid"]}, claims=f"{name}/xid", edges=edges
+            request, "xid", {"gpu": gpu, "xid": request.spec.params["xid"]}, claims=f"{name}/xid", edges=edges
         ),
         steps=(
             Step(
-                do=f"echo '<3>NVRM: Xid (PCI:{gpu}): {request.params['xid']}, synthetic' > /dev/kmsg",
+                do=f"echo '<3>NVRM: Xid (PCI:{gpu}): {request.spec.params['xid']}, synthetic' > /dev/kmsg",
                 undo="# (nothing: an event cannot be undone)",
             ),
         ),
@@ -116,10 +116,10 @@ def _xid(request: Request) -> Mechanism:
 def _ecc(request: Request) -> Mechanism:
     name, _ = _gpu(request)
     gpu = name.partition("/")[2]
-    error, count, rate = (request.params[param] for param in ("error", "count", "rate"))
+    error, count, rate = (request.spec.params[param] for param in ("error", "count", "rate"))
     counter = "ecc_corrected" if error in ("corrected", "high-rate") else "ecc_uncorrected"
     # Only half of the errors at `rate` are required: the first is due after 1 / rate, and a starved holder is late.
-    at_least = count + int(rate * request.for_s / 2)
+    at_least = count + int(rate * request.spec.for_s / 2)
     event = () if error == "corrected" else (Witness(any_of=(f"{name}.xids",)),)
     return Mechanism(
         place=on_host(request),
@@ -136,7 +136,7 @@ def _ecc(request: Request) -> Mechanism:
 
 def _row_remap(request: Request) -> Mechanism:
     name, _ = _gpu(request)
-    gpu, remap = name.partition("/")[2], request.params["state"]
+    gpu, remap = name.partition("/")[2], request.spec.params["state"]
     register = f"{name}.remap_{remap}"
     remapped = (Witness(any_of=(f"{name}.remapped_rows",)),) if remap == "pending" else ()
     return Mechanism(
@@ -163,7 +163,7 @@ class _HeatEffect:
 
 def _overheat(request: Request) -> Mechanism:
     name, cgroup = _gpu(request)
-    gpu, celsius = name.partition("/")[2], int(request.params["celsius"])
+    gpu, celsius = name.partition("/")[2], int(request.spec.params["celsius"])
     slow = f"{THROTTLE_PERIOD_US // HEAT_DIVISOR} {THROTTLE_PERIOD_US}"
     effect = _heat_effect(request, celsius, slow)
     args = {"gpu": gpu, "celsius": celsius, "unit": cgroup.rpartition("/")[2], "cgroup": cgroup, "slow": slow}
@@ -195,7 +195,7 @@ def _heat_effect(request: Request, celsius: int, slow: str) -> _HeatEffect:
         )
     temperature = ((f"{name}.temp_c", celsius),)
     if celsius >= SLOWDOWN_C:
-        slowed_us = round(request.for_s * _MIN_SLOWED_SHARE * 1e6)
+        slowed_us = round(request.spec.for_s * _MIN_SLOWED_SHARE * 1e6)
         return _HeatEffect(
             steps=(Step(do=f"echo {slow} > {cgroup}/cpu.max", undo=f"echo max 100000 > {cgroup}/cpu.max"),),
             must_move=(

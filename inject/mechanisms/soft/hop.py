@@ -104,7 +104,7 @@ class Hop:
 def hop_of(request: Request) -> Hop:
     """Return the hop of a packet fault."""
     link, named = link_of(request)
-    towards = request.params.get("direction", "to") == "to"
+    towards = request.spec.params.get("direction", "to") == "to"
     port = link.a if request.target.kind == "rnic" else named
     far = link.other(port.node).node if towards else None
     return Hop(place=on_switch(request, port.node), port=port, hook="egress" if towards else "ingress", far=far)
@@ -117,7 +117,7 @@ def matches(request: Request) -> tuple[list[str], LateBinding | None]:
         UsageError: the parameters contradict each other, or select packets of no RNIC.
     """
     _check_selection(request)
-    params = request.params
+    params = request.spec.params
     psn, qp, every = (params.get(name) for name in ("psn", "qp", "every"))
     late_binding = _late_binding(request)
     ahead = late_binding.psn_ahead if late_binding is not None else None
@@ -136,24 +136,24 @@ def matches(request: Request) -> tuple[list[str], LateBinding | None]:
 
 def _check_selection(request: Request) -> None:
     """Refuse parameters that select packets in contradictory ways."""
-    params, where = request.params, request.where
+    params, where = request.spec.params, request.where
     psn, share, every = (params.get(name) for name in ("psn", "share", "every"))
     if psn is not None and params.get("qp") is None:
         raise UsageError(f"{where}.psn: a PSN means nothing without its QP; add qp (or qp = any)")
     if sum(parameter is not None for parameter in (psn, share, every)) > 1:
-        raise UsageError(f"{where}: {request.kind} takes only one of share, every and psn; remove the others")
+        raise UsageError(f"{where}: {request.spec.kind} takes only one of share, every and psn; remove the others")
     if psn is None and params.get("round", 1) != 1:
         raise UsageError(f"{where}.round: it counts the transmissions of one packet; add psn and qp")
 
 
 def _late_binding(request: Request) -> LateBinding | None:
     """Return what is known only when the fault is armed: a PSN relative to the current one, or a QP by its place."""
-    psn, qp = request.params.get("psn"), request.params.get("qp")
+    psn, qp = request.spec.params.get("psn"), request.spec.params.get("qp")
     ahead = int(psn) if isinstance(psn, str) else None
     if ahead is None and not isinstance(qp, str):
         return None
     link = request.target.link
-    if link is None or link.rnic is None or request.params["direction"] != "to":
+    if link is None or link.rnic is None or request.spec.params["direction"] != "to":
         raise UsageError(
             f"{request.where}: a relative psn, or qp = any, needs one receiving RNIC; name one, with direction = to"
         )
@@ -162,13 +162,13 @@ def _late_binding(request: Request) -> LateBinding | None:
 
 def one_packet(request: Request) -> int | None:
     """Return how many hits complete a packet fault: 1 for one packet by its PSN, None for all in the window."""
-    return 1 if request.params.get("psn") is not None else None
+    return 1 if request.spec.params.get("psn") is not None else None
 
 
 def selection_of(request: Request) -> Selection | None:
     """Return which packets the parameter `share` takes; None without a share, or if it is 1 (all packets)."""
-    share = request.params.get("share")
-    return by_share(share, request.seed) if share is not None and share < 1 else None
+    share = request.spec.params.get("share")
+    return by_share(share, request.spec.seed) if share is not None and share < 1 else None
 
 
 def ends_of(request: Request) -> dict[str, Target]:
@@ -177,7 +177,7 @@ def ends_of(request: Request) -> dict[str, Target]:
     Raises:
         UsageError: a name is no RNIC of this lab, or no packet between these RNICs passes the hop.
     """
-    params, where, link = request.params, request.where, request.target.link
+    params, where, link = request.spec.params, request.where, request.target.link
     ends: dict[str, Target] = {}
     for name in ("src", "dst"):
         if (text := params.get(name)) is None:

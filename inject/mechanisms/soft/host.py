@@ -65,9 +65,9 @@ def _reboot(request: Request) -> Mechanism:
 
 
 def _steal(request: Request) -> Mechanism:
-    host, share = request.target.node, request.params["share"]
+    host, share = request.target.node, request.spec.params["share"]
     args = {"count": 1, "share": share, "realtime": True}
-    waited_us = round(request.for_s * share * _LEAST_WAIT_SHARE * 1e6)
+    waited_us = round(request.spec.for_s * share * _LEAST_WAIT_SHARE * 1e6)
     return Mechanism(
         place=on_host(request),
         request=holder_request(request, "hog", args, claims=f"{host}/hog"),
@@ -84,7 +84,7 @@ def _steal(request: Request) -> Mechanism:
 
 
 def _memory(request: Request) -> Mechanism:
-    host, left_mib = request.target.node, request.params["left"]
+    host, left_mib = request.target.node, request.spec.params["left"]
     return Mechanism(
         place=on_host(request),
         request=holder_request(request, "memory", {"left_mib": left_mib}, claims=f"{host}/memory"),
@@ -105,7 +105,7 @@ def _rank_hang(request: Request) -> Mechanism:
 
 
 def _clock(request: Request) -> Mechanism:
-    host, step_s = request.target.node, request.params["step"]
+    host, step_s = request.target.node, request.spec.params["step"]
     state = f"{host}/clock.stepped"
     if abs(step_s) < _LEAST_STEP_S:
         raise UsageError(

@@ -112,7 +112,7 @@ def _rate(request: Request) -> Mechanism:
     link_of(request)
     hop = hop_of(request)
     rules = ruleset(request, hop, ["meta protocol ip"], detour_act(request, hop))
-    queue = f"tbf rate {round(request.params['rate'] * 1_000_000)}bit burst 32kb {_RATE_LATENCY}"
+    queue = f"tbf rate {round(request.spec.params['rate'] * 1_000_000)}bit burst 32kb {_RATE_LATENCY}"
     receivers = [hop.far] if hop.far else [hop.port.node, *(host.name for host in request.topology.hosts)]
     return Mechanism(
         place=hop.place,
@@ -128,7 +128,7 @@ def _rate(request: Request) -> Mechanism:
 def _mtu(request: Request) -> Mechanism:
     link, named = link_of(request)
     port = link.a if request.target.kind == "rnic" else named
-    place, mtu = on_switch(request, port.node), request.params["mtu"]
+    place, mtu = on_switch(request, port.node), request.spec.params["mtu"]
     state, command = f"{port.node}/{port.netdev}.mtu", f"{ip(place.netns)} link set dev {port.netdev} mtu"
     return Mechanism(
         place=place,

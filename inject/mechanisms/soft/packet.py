@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,8 +57,8 @@ def _on_detour(
     match, late_binding = matches(request)
     selection, shows = selection_of(request), dict[str, Any](queue=queue.partition(" ")[0])
     if draws:
-        selection = selection or by_netem(request.seed)
-        seed = netem_seed(request.seed)
+        selection = selection or by_netem(request.spec.seed)
+        seed = netem_seed(request.spec.seed)
         queue, shows = f"{queue} seed {seed}", {**shows, "queue_seed": seed}
     hop = hop_of(request)
     rules = ruleset(request, hop, match, detour_act(request, hop))
@@ -90,7 +89,7 @@ def _marked(request: Request, hop: Hop, counter: str) -> Witness:
 
 
 def _drop(request: Request) -> Mechanism:
-    params = request.params
+    params = request.spec.params
     selected_by = [name for name in ("share", "every", "psn") if params.get(name) is not None]
     if len(selected_by) != 1:
         raise UsageError(
@@ -102,7 +101,7 @@ def _drop(request: Request) -> Mechanism:
                 raise UsageError(f"{request.where}.{name}: only a channel with bursts has two states; add burst")
         return _in_hop(request, "drop", _lost(request))
     queue = f"netem {_LIMIT} loss gemodel {' '.join(f'{100 * chance:.6f}%' for chance in _gilbert_elliott(request))}"
-    without = dataclasses.replace(request, params={k: v for k, v in params.items() if k != "share"})
+    without = request.with_params({k: v for k, v in params.items() if k != "share"})
     return _on_detour(without, queue, _lost(request), count="drops", draws=True)
 
 
@@ -112,7 +111,7 @@ def _gilbert_elliott(request: Request) -> tuple[float, float, float, float]:
     They follow from the mean share lost and the mean length 1/r of the bad state: a share p/(p+r) of packets meets the
     bad state (Elliott 1963; the kernel's own chain: net/sched/sch_netem.c, loss_gilb_ell).
     """
-    params, where = request.params, request.where
+    params, where = request.spec.params, request.where
     share, burst = params.get("share"), params["burst"]
     if share is None or not 0 < share < 1:
         raise UsageError(f"{where}.burst: bursts need a mean share of lost packets; add share, below 1")
@@ -136,15 +135,15 @@ def _mark(request: Request) -> Mechanism:
 
 
 def _corrupt(request: Request) -> Mechanism:
-    if request.params.get("share") == 1:
+    if request.spec.params.get("share") == 1:
         raise UsageError(f"{request.where}.share: if every packet is corrupt, go-back-N never ends; set less than 1")
-    if all(request.params.get(name) is None for name in ("share", "every", "psn")):
+    if all(request.spec.params.get(name) is None for name in ("share", "every", "psn")):
         raise UsageError(f"{request.where}: packet.corrupt needs share, every or psn; add one of them")
     return _in_hop(request, "corrupt", _lost(request))
 
 
 def _delay(request: Request) -> Mechanism:
-    delay_ms, jitter_ms = request.params["delay"], request.params.get("jitter", 0.0)
+    delay_ms, jitter_ms = request.spec.params["delay"], request.spec.params.get("jitter", 0.0)
     if jitter_ms > delay_ms:
         raise UsageError(f"{request.where}.jitter: {jitter_ms:g} ms exceeds the delay of {delay_ms:g} ms; reduce it")
     jitter = f" {jitter_ms:g}ms" if jitter_ms else ""
@@ -154,12 +153,12 @@ def _delay(request: Request) -> Mechanism:
 
 
 def _reorder(request: Request) -> Mechanism:
-    selected_by = [name for name in ("share", "every", "psn") if request.params.get(name) is not None]
-    if not selected_by or request.params.get("share") == 1:
+    selected_by = [name for name in ("share", "every", "psn") if request.spec.params.get(name) is not None]
+    if not selected_by or request.spec.params.get("share") == 1:
         raise UsageError(
             f"{request.where}: packet.reorder must leave some packets in place; add share (below 1), every or psn"
         )
-    late_ms = request.params["late"]
+    late_ms = request.spec.params["late"]
     witness = Witness(any_of=counters_of_ends(request, "out_of_seq_request", "rcvd_seq_err", "duplicate_request"))
     return _on_detour(request, f"netem {_LIMIT} delay {late_ms:g}ms", witness, drain_ms=late_ms)
 
@@ -170,7 +169,7 @@ def _duplicate(request: Request) -> Mechanism:
 
 
 def _forge(request: Request) -> Mechanism:
-    kind, qp, count = (request.params[name] for name in ("what", "qp", "count"))
+    kind, qp, count = (request.spec.params[name] for name in ("what", "qp", "count"))
     if isinstance(qp, str) and qp != "any":
         raise UsageError(f"{request.where}.qp: a forged packet is made from one to a QP number, or to any; not {qp}")
     hop = hop_of(request)

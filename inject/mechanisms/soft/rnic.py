@@ -91,7 +91,7 @@ _NAKS = 5
 
 def _qp_error(request: Request) -> Mechanism:
     link, _ = link_of(request)
-    name, qp, code = _name(request), request.params["qp"], request.params["code"]
+    name, qp, code = _name(request), request.spec.params["qp"], request.spec.params["code"]
     if isinstance(qp, str) and qp != "any":
         raise UsageError(f"{request.where}.qp: the NAK is made from an answer to a QP number, or to any; not {qp}")
     place = on_switch(request, link.a.node)

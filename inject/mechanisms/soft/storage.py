@@ -23,7 +23,7 @@ SERVER = "faultbed.traffic.node.storage"
 
 
 def _slow(request: Request) -> Mechanism:
-    return limited(request, SERVER, STORAGE_CGROUP, request.params["percent"])
+    return limited(request, SERVER, STORAGE_CGROUP, request.spec.params["percent"])
 
 
 def _stall(request: Request) -> Mechanism:
@@ -31,19 +31,19 @@ def _stall(request: Request) -> Mechanism:
 
 
 def _burst(request: Request) -> Mechanism:
-    host, writers, size_mib = request.target.node, request.params["writers"], request.params["size"]
+    host, writers, size_mib = request.target.node, request.spec.params["writers"], request.spec.params["size"]
     args = {
         "argument": SERVER,
         "writers": writers,
         "size_bytes": size_mib << 20,
-        "period_s": request.params["period"],
+        "period_s": request.spec.params["period"],
     }
     return Mechanism(
         place=on_host(request),
         request=holder_request(request, "burst", args, claims=f"{host}/{SERVER}/burst"),
         steps=(
             Step(
-                do=f"# {writers} writers, {size_mib} MiB each to {SERVER}, every {request.params['period']:g} s",
+                do=f"# {writers} writers, {size_mib} MiB each to {SERVER}, every {request.spec.params['period']:g} s",
                 undo="kill %1   # they also end with the holder",
             ),
         ),

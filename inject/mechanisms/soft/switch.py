@@ -60,9 +60,9 @@ def _bgp_kill(request: Request) -> Mechanism:
 
 
 def _freeze(request: Request) -> Mechanism:
-    if request.for_s <= HOLD_S:
+    if request.spec.for_s <= HOLD_S:
         raise UsageError(
-            f"{request.where}.for: neighbours notice a silent switch after {HOLD_S:g} s, {request.for_s:g} s show "
+            f"{request.where}.for: neighbours notice a silent switch after {HOLD_S:g} s, {request.spec.for_s:g} s show "
             "nothing; lengthen the window"
         )
     place = on_switch(request, request.target.node)

@@ -16,7 +16,7 @@ from typing import Any
 from faultbed.inject.node.actuator import Actuator, Refused, enter_netns
 from faultbed.inject.node.child import Child
 
-__all__ = ["KINDS", "ForgeActuator", "destination_qp", "forge", "icrc", "request_after", "with_flipped_bit"]
+__all__ = ["KINDS", "ForgeActuator", "destination_qp", "fits", "forge", "icrc", "request_after", "with_flipped_bit"]
 
 KINDS = ("cnp", "nak", "ack", "replay", "stray", "malformed")
 _ETH_P_ALL, _PACKET_OUTGOING = 3, 4
@@ -123,7 +123,7 @@ class ForgeActuator(Actuator):
             except (TimeoutError, BlockingIOError):
                 return source
             if address[2] == _PACKET_OUTGOING:
-                if _fits(frame, self._what, self._qp):
+                if fits(frame, self._what, self._qp):
                     template = frame
                     if self._what != "nak":
                         return template, self._what, None
@@ -141,7 +141,7 @@ def request_after(ack: bytes, frame: bytes) -> int | None:
     request is at most a window ahead.
     """
     bth = _ETHERNET + _IP + _UDP
-    if not _fits(frame, "replay", None) or (frame[26:30], frame[30:34]) != (ack[30:34], ack[26:30]):
+    if not fits(frame, "replay", None) or (frame[26:30], frame[30:34]) != (ack[30:34], ack[26:30]):
         return None
     psn, acked = (int.from_bytes(raw[bth + 9 : bth + 12], "big") for raw in (frame, ack))
     return psn if 0 < (psn - acked) & _PSN_MASK <= _WINDOW else None
@@ -218,7 +218,7 @@ def icrc(packet: bytes) -> int:
     return zlib.crc32(b"\xff" * 8 + masked)
 
 
-def _fits(frame: bytes, kind: str, qp: int | None) -> bool:
+def fits(frame: bytes, kind: str, qp: int | None) -> bool:
     """Return whether `kind` can be forged from this frame: RoCEv2 over IPv4, a suitable class, to `qp` (None: any)."""
     bth = _ETHERNET + _IP + _UDP
     if len(frame) < bth + _BTH + _ICRC or frame[12:15] != b"\x08\x00\x45" or frame[23] != socket.IPPROTO_UDP:

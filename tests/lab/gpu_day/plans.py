@@ -15,7 +15,8 @@ import re
 import day
 import gpu_rank
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.node.actuator import Refused, make
 from faultbed.testbed.model.topology import Gpu, Host, Topology
 
@@ -80,7 +81,7 @@ def main():
             rank.start(1500)  # 3 s
             busy = prepared(planned.request)
             rank.finish()
-            steps = [dataclasses.asdict(step) for step in planned.steps]
+            steps = [dataclasses.asdict(step) for step in planned.mechanism.steps]
             plans[kind] = {"steps": steps, "reads": reads, "idle": idle, "busy": busy}
             for state, result in (("idle", idle), ("busy", busy)):
                 said = result.get("refused") or result["reading"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from judged_runs import plan_of, served
-from synthetic_run import changed, reread, synthetic_run
+from synthetic_run import changed, reread, synthetic_run, with_doubts
 
 from faultbed.harness.analysis.observations import Observation, straggler
 from faultbed.harness.analysis.observe import observe
@@ -316,7 +316,7 @@ def test_judge_proven_run_within_its_bounds_passes():
 
 def test_judge_doubt_of_the_injector_is_inconclusive():
     run = synthetic_run()
-    doubted = msgspec.structs.replace(run.injected.faults[0], doubts=("no independent witness",))
+    doubted = with_doubts(run.injected.faults[0], "no independent witness")
 
     verdict = verdict_of(changed(run, faults=(doubted, *run.injected.faults[1:])))
 
@@ -401,7 +401,8 @@ def test_verdict_json_matches_the_contract():
     assert list(raw["checks"][0]) == [
         "name", "verdict", "observed", "bound", "unit", "estimand", "rule", "detail", "comparison", "why", "meaning",
     ]  # fmt: skip
-    of_fault = ["id", "kind", "target", "fidelity", "armed", "fired", "exposed", "cleared", "on_time", "unproven"]
+    of_fault = ["id", "kind", "target", "fidelity", "armed", "fired", "exposed", "cleared", "on_time"]
+    of_fault += ["edges", "doubts", "unproven"]
     assert list(raw["faults"][0]) == of_fault
     assert list(raw["faults"][0]["fired"]) == [
         "count",

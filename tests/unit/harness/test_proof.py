@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 
@@ -206,8 +207,8 @@ def test_one_shot_kind_is_complete_after_its_hits_and_others_last_for_their_wind
     """All other kinds last for their window, and a shorter time is not as planned."""
     target, params = SAMPLES[kind]
     planned = soft(kind, target, for_s=5.0, **params)
-    one_packet = planned.params.get("psn") is not None
-    assert (planned.complete_after is not None) is (planned.kind in ONE_SHOT or one_packet)
+    one_packet = planned.spec.params.get("psn") is not None
+    assert (planned.mechanism.complete_after is not None) is (planned.kind in ONE_SHOT or one_packet)
 
 
 # The judge
@@ -228,7 +229,7 @@ def with_uplink(run, *, plan=None, fired=None, **receipt):
     replaced = msgspec.structs.replace(first.receipt, **receipt)
     if fired:
         replaced = msgspec.structs.replace(replaced, fired=msgspec.structs.replace(replaced.fired, **fired))
-    first = msgspec.structs.replace(first, receipt=replaced, plan=msgspec.structs.replace(first.plan, **(plan or {})))
+    first = msgspec.structs.replace(first, receipt=replaced, plan=dataclasses.replace(first.plan, **(plan or {})))
     return changed(run, faults=(first, *run.injected.faults[1:]))
 
 
@@ -268,7 +269,7 @@ def test_judge_fault_on_for_a_part_of_its_window_is_inconclusive(workload, recor
     run = changed(synthetic_run(), workload=WORKLOADS[workload])
     begin = FLAP.start + T0 / S
     on_time = on((begin, begin + 1.08), planned=[(0, 60)]) if recorded else None
-    short = with_uplink(run, plan={"duration_ns": 60 * S}, on_time=on_time)
+    short = with_uplink(run, plan={"for_s": 60.0}, on_time=on_time)
     check = checks_of(judged(short))["fired.uplink"]
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "of the planned 60 s" in check.detail
@@ -309,7 +310,7 @@ def test_judge_never_accepts_a_fault_that_does_not_fit_workload_and_plan(seed):
     at_ns = int(begin * S)
     fault = with_uplink(
         run,
-        plan={"duration_ns": int(planned * S)},
+        plan={"for_s": planned},
         fired={"first_ns": at_ns, "last_ns": at_ns, "between_ns": (at_ns, at_ns + MS)},
         on_time=on((begin, begin + length), planned=[(0, planned)]),
     ).injected.faults[0]

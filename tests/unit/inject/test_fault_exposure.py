@@ -6,6 +6,7 @@ from synthetic_run import PATHS, T0, USE, S, synthetic_run
 
 from faultbed.inject.evidence.exposure import MAX_GAP_S, is_used, why_not_exposed
 from faultbed.inject.evidence.workload_use import Exposure, WorkloadUse
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.model.selectors import choose
 
@@ -22,7 +23,7 @@ UNKNOWN = msgspec.structs.replace(FLOW, unknown_paths="a switch did not answer")
 
 def at(target, *uses, planned=None, **more):
     receipt = msgspec.structs.replace(RECEIPT, target=target, exposed=Exposure(uses=uses))
-    return why_not_exposed(receipt, SOFT, planned=planned or target, **more)
+    return why_not_exposed(receipt, FaultSpec(kind=receipt.kind, target=planned or target, for_s=1.0, **more), SOFT)
 
 
 def later(use, at_ns):
@@ -35,7 +36,7 @@ def later(use, at_ns):
 )
 def test_exposed_target_is_on_a_path_or_has_a_rank(target):
     assert at(target, FLOW) == ()
-    assert "although the fault has exposed" in at(target, FLOW, expected="none")[0]
+    assert "although the fault has exposed" in at(target, FLOW, exposed="none")[0]
 
 
 @pytest.mark.parametrize(
@@ -46,20 +47,20 @@ def test_exposed_target_that_no_queue_pair_crosses_is_not(target):
     (why,) = at(target, FLOW)
     assert f"the workload did not use {target}" in why
     assert 'exposed = "none"' in why
-    assert at(target, FLOW, later(FLOW, ARMED_NS), expected="none") == ()
+    assert at(target, FLOW, later(FLOW, ARMED_NS), exposed="none") == ()
 
 
 def test_exposed_is_unknown_if_a_path_is():
     assert at("rtsw1:ctsw1", UNKNOWN) == ()
     for expected in ("workload", "none"):
-        (why,) = at("rtsw1:ctsw2", UNKNOWN, expected=expected)
+        (why,) = at("rtsw1:ctsw2", UNKNOWN, exposed=expected)
         assert why == "it is unknown whether the workload used rtsw1:ctsw2: a switch did not answer"
 
 
 def test_exposed_is_unknown_without_any_reading():
     for target in ("rtsw1:ctsw1", "host1", "host1:gpu0"):
         assert "it is unknown" in at(target)[0]
-        assert "it is unknown" in at(target, expected="none")[0]
+        assert "it is unknown" in at(target, exposed="none")[0]
 
 
 @pytest.mark.parametrize("target", ["host2", "host2:rxe0", "host2:gpu0"])
@@ -77,7 +78,7 @@ def test_workload_that_came_to_the_target_while_the_fault_was_on_counts():
 
 
 def test_exposed_none_requires_readings_while_the_fault_was_on():
-    (why,) = at("rtsw1:ctsw2", FLOW, expected="none")
+    (why,) = at("rtsw1:ctsw2", FLOW, exposed="none")
     assert "what it used was not read while the fault was on" in why
     long = msgspec.structs.replace(RECEIPT.cleared, at_ns=ARMED_NS + int((MAX_GAP_S + 5) * S))
     receipt = msgspec.structs.replace(RECEIPT, target="rtsw1:ctsw2", cleared=long)
@@ -85,7 +86,8 @@ def test_exposed_none_requires_readings_while_the_fault_was_on():
     def judged(*times_s):
         uses = tuple(later(FLOW, ARMED_NS + int(time_s * S)) for time_s in times_s)
         changed = msgspec.structs.replace(receipt, exposed=Exposure(uses=uses))
-        return why_not_exposed(changed, SOFT, planned="rtsw1:ctsw2", expected="none")
+        spec = FaultSpec(kind=changed.kind, target="rtsw1:ctsw2", for_s=1.0, exposed="none")
+        return why_not_exposed(changed, spec, SOFT)
 
     assert judged(1, 8, 15) == ()
     assert "what it used was not read for 19 s of the fault" in judged(1)[0]
@@ -121,7 +123,7 @@ BOTH_WAYS = WorkloadUse(at_ns=T0, rnics=USE.rnics, paths=(PATH, ("host3", "rtsw2
 )
 def test_chosen_target_is_judged_by_the_paths_when_it_was_armed(selector, target):
     assert at(target, BOTH_WAYS, planned=selector) == ()
-    assert "although the fault has exposed" in at(target, BOTH_WAYS, planned=selector, expected="none")[0]
+    assert "although the fault has exposed" in at(target, BOTH_WAYS, planned=selector, exposed="none")[0]
 
 
 PAIRS = msgspec.structs.replace(

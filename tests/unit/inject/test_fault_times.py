@@ -10,13 +10,15 @@ import pytest
 from held import send_request
 from holder_requests import prepare
 from local_lab import lab_at
+from planned_faults import with_mechanism
 from waiting import until
 
 from faultbed.harness import proof
 from faultbed.inject.evidence import witnesses
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector, audit_fields
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.policy.overlap import TAIL_S
 from faultbed.testbed.observe import clock, counters, fingerprint
 from faultbed.testbed.tenancy import audit_log
@@ -45,7 +47,7 @@ def flap(lab, for_s, **params):
 
 
 def is_over(prepared):
-    return prepared.observe()["state"] == "over"
+    return prepared.observe().state == "over"
 
 
 def test_holder_arm_request_too_late_is_done_in_full_and_reported(held, qemu, tmp_path):
@@ -84,7 +86,7 @@ def test_fault_with_its_whole_window_is_proven(lab, injecting):
         receipt = prepared.clear()
     assert receipt.unproven == ()
     assert abs(receipt.on_time.measured_ns - HOLD_S * S) <= receipt.on_time.tolerance_ns
-    assert proof.why_unproven(receipt, receipt.doubts) == ()
+    assert proof.why_unproven(receipt) == ()
 
 
 @pytest.mark.parametrize("until_cleared", [False, True])
@@ -109,7 +111,7 @@ def test_flaps_cleared_midway_are_proven_only_if_their_kind_ends_by_clearing(lab
         with injecting(until_cleared=until_cleared) as injector:
             prepared = injector.prepare(planned)
             prepared.arm()
-            until(lambda one=prepared: one.observe()["count"] == 3, within_s=20)
+            until(lambda one=prepared: one.observe().count == 3, within_s=20)
             actual[until_cleared] = prepared.clear()
     assert "was on 3 of 100 planned times" in actual[False].unproven[-1]
     assert actual[True].on_time.planned_ns < 2 * S
@@ -134,7 +136,7 @@ def test_cancelled_fault_reports_the_reason(lab, injecting):
         receipt = prepared.clear()
     assert not receipt.proved
     assert "not armed: the workload ended 2.1 s before the fault was due" in receipt.unproven
-    assert "the workload ended 2.1 s" in proof.why_unproven(receipt, receipt.doubts)[0]
+    assert "the workload ended 2.1 s" in proof.why_unproven(receipt)[0]
 
 
 def test_fault_directly_after_another_waits_for_own_evidence(lab, injecting):
@@ -158,9 +160,9 @@ def test_fault_directly_after_another_waits_for_own_evidence(lab, injecting):
 def test_fault_waits_even_if_an_earlier_one_leaves_it_some_of_its_witnesses(lab, injecting):
     """A second loss on a path was armed at once: counters of other RNICs were left, but those do not see it."""
     first = flap(lab, HOLD_S)
-    (witness,) = first.must_move
+    (witness,) = first.mechanism.must_move
     other = "host2/gpu0.nr_throttled"
-    second = replace(first, must_move=(replace(witness, any_of=(*witness.any_of, other)),))
+    second = with_mechanism(first, must_move=(replace(witness, any_of=(*witness.any_of, other)),))
     with injecting() as injector:
         receipts = []
         for planned in (first, second):

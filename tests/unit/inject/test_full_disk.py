@@ -13,9 +13,10 @@ from qmp_server import Qemu
 
 from faultbed.harness.cli.experiments import faults
 from faultbed.harness.verdict import ExitCode
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal, read
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.errors import FaultbedError, FaultError
 from faultbed.testbed.observe import counters, fingerprint
 from faultbed.testbed.tenancy import audit_log, dirty

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from planned_faults import SAMPLES, SOFT, SOFT_KINDS, assert_shell, flaps, soft, specs
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.kinds.catalogue import CATALOGUE, kind_named
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.node.actuator import make
 from faultbed.inject.param_units import why_no_quantity
 from faultbed.testbed.errors import Unsupported, UsageError
@@ -58,9 +59,9 @@ def test_plan_of_every_kind_is_valid_and_reversible(kind):
 
 
 def check_plan(planned):
-    assert all(step.do and step.undo for step in planned.steps)
-    assert planned.must_move or planned.while_on
-    assert planned.shows
+    assert all(step.do and step.undo for step in planned.mechanism.steps)
+    assert planned.mechanism.must_move or planned.mechanism.while_on
+    assert planned.mechanism.shows
     assert planned.reads
     assert planned.id.replace("-", "").isalnum()
     assert planned.request["edges"][0] == [0.0, True]
@@ -80,22 +81,22 @@ def test_flap_train_has_the_flaps_that_fit():
     """Period 2 s, 25 % down, in 5 s: down at 0, 2 and 4."""
     planned = soft("link.flap", "rtsw1:ctsw1", for_s=5.0, period=2, duty=0.25)
     assert planned.request["edges"] == [[0.0, True], [0.5, False], [2.0, True], [2.5, False], [4.0, True], [4.5, False]]
-    assert planned.must_move[0].at_least == 3
+    assert planned.mechanism.must_move[0].at_least == 3
 
 
 def test_uplink_flap_is_witnessed_at_its_other_end():
     """The port that goes down is on rtsw1; the counter that proves it is ctsw1's."""
     planned = soft("link.flap", "rtsw1:ctsw1")
     assert (planned.place.node, planned.place.netns) == ("fabric", "rtsw1")
-    assert planned.must_move[0].any_of == ("ctsw1/rtsw1.carrier_down_count",)
-    assert planned.steps[0].do == "ip -n rtsw1 link set dev ctsw1 down"
+    assert planned.mechanism.must_move[0].any_of == ("ctsw1/rtsw1.carrier_down_count",)
+    assert planned.mechanism.steps[0].do == "ip -n rtsw1 link set dev ctsw1 down"
 
 
 def test_rnic_flap_acts_beside_qemu():
     """An RNIC's carrier is QEMU's: a local holder, and the guest's own counter."""
     planned = soft("link.flap", "host1:rxe0")
     assert (planned.place.local, planned.binding) == (True, "local")
-    assert planned.must_move[0].any_of == ("host1/be0.carrier_changes",)
+    assert planned.mechanism.must_move[0].any_of == ("host1/be0.carrier_changes",)
 
 
 def test_gpu_throttle_quota_has_a_short_period():
@@ -216,7 +217,7 @@ def test_plan_of_another_target_differs_in_place_or_readback(kind):
         and not (kind == "switch.drain" and name.startswith("rtsw"))
     )
     one, two = (soft(kind, target, for_s=5.0, **params) for target in (here, there))
-    reported = (one.place, dict(one.shows)) != (two.place, dict(two.shows))
+    reported = (one.place, dict(one.mechanism.shows)) != (two.place, dict(two.mechanism.shows))
     assert reported
     assert one.request["claims"] != two.request["claims"] or one.place != two.place
 
@@ -248,5 +249,5 @@ def test_example_command_of_each_kind_can_be_planned(name):
         for one in (params, kind.example.params)
     )
     assert written.kind == name
-    assert written.params == meant.params
+    assert written.spec.params == meant.spec.params
     assert params.keys() == kind.example.params.keys()

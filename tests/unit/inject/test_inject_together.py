@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from planned_faults import SAMPLES, SOFT, SOFT_KINDS, samples
 
-from faultbed.inject.fault_plan import FaultSpec, plan_all
+from faultbed.inject.fault_plan import plan_all
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.errors import UsageError
 
 
@@ -123,7 +124,11 @@ def test_gpu_throttled_by_another_fault_is_no_bystander():
         SOFT,
         lab_kind="soft",
     )
-    assert one.must_not_move == two.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
+    assert (
+        one.mechanism.must_not_move
+        == two.mechanism.must_not_move
+        == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
+    )
 
 
 def test_resource_removed_by_another_fault_is_no_bystander():
@@ -136,5 +141,5 @@ def test_resource_removed_by_another_fault_is_no_bystander():
         SOFT,
         lab_kind="soft",
     )
-    assert throttle.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
-    assert lost.must_not_move == throttle.must_not_move
+    assert throttle.mechanism.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
+    assert lost.mechanism.must_not_move == throttle.mechanism.must_not_move

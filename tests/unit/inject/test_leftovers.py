@@ -9,10 +9,11 @@ import pytest
 from planned_faults import SAMPLES, SOFT
 from rack_actuator_cases import CASES, HOPS, LINUX, RACK
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.mechanisms.rack import MECHANISMS
-from faultbed.inject.node.actuator import _ACTUATORS
+from faultbed.inject.node.actuator import ACTUATORS
 from faultbed.testbed.node import settings, state
 from faultbed.testbed.node.gpu import health
 from faultbed.testbed.observe import fingerprint
@@ -112,7 +113,7 @@ def planned():
 
 
 def test_leftovers_are_declared_by_every_actuator():
-    assert LEFTOVERS.keys() | {"xid", "commands"} == _ACTUATORS.keys()
+    assert LEFTOVERS.keys() | {"xid", "commands"} == ACTUATORS.keys()
 
 
 def test_leftovers_of_every_kind_are_in_the_fingerprint():

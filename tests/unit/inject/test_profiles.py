@@ -150,7 +150,9 @@ def test_profile_invalid_arguments_are_rejected():
 def test_strategies_draw_compatible_schedules(specs):
     """Every drawn schedule can be planned as a whole, and is sorted by start time."""
     planned = plan_all(specs, SOFT, lab_kind="soft")
-    assert [(one.kind, one.target.text, one.at_s) for one in planned] == [(x.kind, x.target, x.at_s) for x in specs]
+    assert [(one.kind, one.target.text, one.spec.at_s) for one in planned] == [
+        (x.kind, x.target, x.at_s) for x in specs
+    ]
     assert list(specs) == sorted(specs, key=lambda spec: spec.at_s)
 
 

@@ -19,7 +19,8 @@ from waiting import until
 
 from faultbed.inject.evidence.reboots import Boots, boot_of
 from faultbed.inject.evidence.receipt import Cleared
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.leases.channels import local_args, patience_s
 from faultbed.inject.policy.safety import Forbidden, check
 from faultbed.inject.prepared_fault import PreparedFault
@@ -230,8 +231,8 @@ def test_reprovision_program_runs_from_any_directory_and_environment(tmp_path, m
 def test_reboot_runs_next_to_qemu_and_is_proven_by_the_boot_id():
     planned = plan(FaultSpec(kind="host.reboot", target="host2", for_s=1.0), SOFT.topology, lab_kind="soft")
     assert (planned.place.local, planned.binding, planned.fidelity) == (True, "local", "real")
-    assert planned.must_move[0].any_of == ("host2/boots",)
-    assert not [key for key in planned.must_not_move if key.startswith("host2/")]
+    assert planned.mechanism.must_move[0].any_of == ("host2/boots",)
+    assert not [key for key in planned.mechanism.must_not_move if key.startswith("host2/")]
     assert "host2" in planned.reads
     assert planned.request["patience_s"] > 300
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planned_faults import SAMPLES, SOFT_KINDS, soft
+from msgspec.structs import replace
+from planned_faults import SAMPLES, SOFT_KINDS, soft, with_mechanism
 
 from faultbed.harness.proof import unproven
 from faultbed.inject.evidence.firing_times import on_time_of
-from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Receipt, judge_fired
+from faultbed.inject.evidence.observation import NOTHING, Observation
+from faultbed.inject.evidence.receipt import Armed, Cleared, Receipt, concluded, judge_fired
 from faultbed.inject.evidence.witnesses import rebooting_hosts
-from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
+from faultbed.inject.fault_plan import plan, plan_all
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.selection import MOST_SEED
 from faultbed.testbed.inventory import lab_inventory
 from faultbed.testbed.observe.counters import BOOT
@@ -25,8 +27,8 @@ MINI = lab_inventory.load(inventories() / "soft-mini.yml").topology
 SOFT = lab_inventory.load(inventories() / "soft.yml").topology
 FLAP = plan(FaultSpec(kind="link.flap", target="rtsw1:ctsw1", for_s=1.0), MINI, lab_kind="soft")
 DROP = plan(FaultSpec(kind="packet.drop", target="host2:rxe0", for_s=1.0, params={"share": 0.1}), MINI, lab_kind="soft")
-DONE = {"count": 1, "first_ns": 10, "last_ns": 20}
-WITNESS = FLAP.must_move[0].any_of[0]
+DONE = Observation(state="over", count=1, first_ns=10, last_ns=20)
+WITNESS = FLAP.mechanism.must_move[0].any_of[0]
 
 
 def snapshot(**moved):
@@ -40,7 +42,9 @@ def snapshot(**moved):
 
 
 def armed_at(planned):
-    return Armed(ok=True, readback={"applied": True, **planned.shows}, while_on=dict(planned.while_on))
+    return Armed(
+        ok=True, readback={"applied": True, **planned.mechanism.shows}, while_on=dict(planned.mechanism.while_on)
+    )
 
 
 def judged(planned=FLAP, *, armed=None, observed=DONE, moved=None, after=None):
@@ -65,10 +69,13 @@ def test_receipt_is_proven_by_readback_count_and_witness():
     [
         ({"armed": Armed(ok=False), "moved": {WITNESS: 1}}, "not armed"),
         ({"armed": Armed(ok=True, readback={"device": "ctsw2"}), "moved": {WITNESS: 1}}, "armed elsewhere: device"),
-        ({"observed": {**DONE, "count": 0}, "moved": {WITNESS: 1}}, "counted nothing"),
-        ({"observed": {}, "moved": {WITNESS: 1}}, "counted nothing"),
-        ({"observed": {**DONE, "lost": True}, "moved": {WITNESS: 1}}, "something else removed it early"),
-        ({"observed": {**DONE, "unread": "no device"}, "moved": {WITNESS: 1}}, "could not be read just before it was"),
+        ({"observed": replace(DONE, count=0), "moved": {WITNESS: 1}}, "counted nothing"),
+        ({"observed": NOTHING, "moved": {WITNESS: 1}}, "counted nothing"),
+        ({"observed": replace(DONE, lost=True), "moved": {WITNESS: 1}}, "something else removed it early"),
+        (
+            {"observed": replace(DONE, unread="no device"), "moved": {WITNESS: 1}},
+            "could not be read just before it was",
+        ),
         ({}, "no independent witness"),
         ({"moved": {WITNESS: 1, "host1/rxe0.send_err": 2}}, "host1/rxe0.send_err moved by 2"),
     ],
@@ -82,9 +89,9 @@ def test_receipt_each_missing_part_is_a_doubt(change, word):
 
 def test_receipt_state_not_confirmed_by_a_second_reading_is_a_doubt():
     """The holder's own word is not enough if a second source exists."""
-    planned = dataclasses.replace(FLAP, while_on=(("rtsw1/ctsw1.mtu", 1500),))
+    planned = with_mechanism(FLAP, while_on=(("rtsw1/ctsw1.mtu", 1500),))
     for second_mtu, doubted in ((1500, False), (4200, True), (None, True)):
-        armed = msgspec.structs.replace(armed_at(planned), while_on={"rtsw1/ctsw1.mtu": second_mtu})
+        armed = replace(armed_at(planned), while_on={"rtsw1/ctsw1.mtu": second_mtu})
         _, doubts = judged(planned, armed=armed, moved={WITNESS: 1})
         assert bool(doubts) is doubted
 
@@ -92,7 +99,7 @@ def test_receipt_state_not_confirmed_by_a_second_reading_is_a_doubt():
 def test_receipt_state_from_before_the_fault_is_a_doubt():
     """A switch that an operator had drained already looks drained, whatever the fault did."""
     drain = plan(FaultSpec(kind="switch.drain", target="ctsw1", for_s=1.0), SOFT, lab_kind="soft")
-    witness = drain.must_move[0]
+    witness = drain.mechanism.must_move[0]
     for shared, doubted in ((1, False), (0, True)):
         before = {node: {} for node in drain.reads}
         for key in drain.reads_keys:
@@ -102,14 +109,14 @@ def test_receipt_state_from_before_the_fault_is_a_doubt():
         node, name = witness.any_of[0].split("/", 1)
         after[node][name] = witness.at_least
         _, doubts = judge_fired(drain, armed=armed_at(drain), observed=DONE, before=before, after=after)
-        assert [("before the fault" in doubt) for doubt in doubts] == [True] * len(drain.while_on) * doubted
+        assert [("before the fault" in doubt) for doubt in doubts] == [True] * len(drain.mechanism.while_on) * doubted
 
 
 def test_receipt_absence_of_a_device_is_a_state():
     """A removed device has no counters. Their absence is a witness only if the node was read."""
-    planned = dataclasses.replace(FLAP, must_move=(), while_on=(("host1/rxe0.send_err", None),))
+    planned = with_mechanism(FLAP, must_move=(), while_on=(("host1/rxe0.send_err", None),))
     for looked, doubted in (({"host1/rxe0.send_err": None}, False), ({"host1/rxe0.send_err": 0}, True), ({}, True)):
-        fired, doubts = judged(planned, armed=msgspec.structs.replace(armed_at(planned), while_on=looked))
+        fired, doubts = judged(planned, armed=replace(armed_at(planned), while_on=looked))
         assert bool(doubts) is doubted
         assert fired.witness == (None if doubted else "host1/rxe0.send_err")
 
@@ -145,7 +152,7 @@ def test_receipt_bystander_that_is_zero_before_and_after_a_reboot_is_unknown():
     before, after = snapshot(), snapshot(**{WITNESS: 1})
     before["host1"][BOOT], after["host1"][BOOT] = 1, 2
     fired, doubts = judge_fired(FLAP, armed=armed_at(FLAP), observed=DONE, before=before, after=after)
-    of_host1 = {key for key in FLAP.must_not_move if key.startswith("host1/")}
+    of_host1 = {key for key in FLAP.mechanism.must_not_move if key.startswith("host1/")}
     assert of_host1
     assert {key for key, moved in fired.must_not_move.items() if moved is None} == of_host1
     assert len(doubts) == len(of_host1)
@@ -163,8 +170,8 @@ def test_receipt_bystander_of_a_device_that_was_reset_is_unknown():
 def test_receipt_of_a_fault_that_was_never_armed_does_not_list_every_counter():
     """A run that is stopped reads no counters before the faults that are still to come: one reason is enough."""
     armed = Armed(ok=False, error="the run was stopped")
-    _, doubts = judge_fired(FLAP, armed=armed, observed={}, before={}, after=snapshot())
-    assert FLAP.must_not_move
+    _, doubts = judge_fired(FLAP, armed=armed, observed=NOTHING, before={}, after=snapshot())
+    assert FLAP.mechanism.must_not_move
     assert "no counter was read before the fault" in doubts
     assert not [doubt for doubt in doubts if "was not read" in doubt]
 
@@ -209,7 +216,7 @@ def test_receipt_witness_of_a_reboot_is_not_lost_by_that_reboot():
     before = {node: {key.split("/", 1)[1]: 0 for key in reboot.reads_keys} for node in reboot.reads}
     after = {node: dict(values) for node, values in before.items()}
     before["host1"][BOOT], after["host1"][BOOT], after["host1"]["boots"] = 1, 2, 1
-    for key, state in reboot.restored:
+    for key, state in reboot.mechanism.restored:
         after["host1"][key.split("/", 1)[1]] = state
     fired, doubts = judge_fired(reboot, armed=armed_at(reboot), observed=DONE, before=before, after=after)
     assert (fired.witness, doubts) == ("host1/boots", ())
@@ -220,8 +227,8 @@ def test_plan_of_a_fault_beside_a_reboot_has_no_bystander_on_that_host():
     reboot = FaultSpec(kind="host.reboot", target="host1", at_s=20.0, for_s=2.0)
     alone = plan(drop, SOFT, lab_kind="soft")
     beside, _ = plan_all([drop, reboot], SOFT, lab_kind="soft")
-    assert {key for key in alone.must_not_move if key not in beside.must_not_move} == {
-        key for key in alone.must_not_move if key.startswith("host1/")
+    assert {key for key in alone.mechanism.must_not_move if key not in beside.mechanism.must_not_move} == {
+        key for key in alone.mechanism.must_not_move if key.startswith("host1/")
     }
 
 
@@ -229,7 +236,7 @@ def test_plan_of_a_fault_beside_a_reboot_has_no_bystander_on_that_host():
 def test_no_kind_reboots_the_host_of_its_own_bystander(kind):
     target, params = SAMPLES[kind]
     planned = soft(kind, target, for_s=5.0, **params)
-    assert not {key.partition("/")[0] for key in planned.must_not_move} & set(rebooting_hosts(planned))
+    assert not {key.partition("/")[0] for key in planned.mechanism.must_not_move} & set(rebooting_hosts(planned))
 
 
 def without_unread(values):
@@ -263,22 +270,24 @@ def test_receipt_names_the_most_specific_witness():
 def test_receipt_is_the_faults_element_of_a_verdict():
     """The element has the fields of verdict.json, and is plain JSON."""
     fired, doubts = judged(moved={WITNESS: 1})
-    receipt = FaultReceipt(
+    receipt = Receipt(
         id=FLAP.id, kind=FLAP.kind, target=FLAP.target.text, fidelity=FLAP.fidelity, armed=Armed(ok=True), fired=fired,
-        cleared=Cleared(ok=True), doubts=doubts,
+        cleared=Cleared(ok=True),
     )  # fmt: skip
+    receipt = concluded(receipt, doubts)
     decoded = json.loads(json.dumps(receipt.to_json()))
     assert list(decoded) == [
-        "id", "kind", "target", "fidelity", "armed", "fired", "exposed", "cleared", "on_time", "unproven",
+        "id", "kind", "target", "fidelity", "armed", "fired", "exposed", "cleared", "on_time", "edges", "doubts",
+        "unproven",
     ]  # fmt: skip
     assert list(decoded["fired"]) == ["count", "first_ns", "last_ns", "witness", "must_move", "must_not_move"]
-    chosen, _ = judged(DROP, moved={DROP.must_move[0].any_of[0]: 1})
-    said_too = msgspec.structs.replace(receipt, fired=chosen).to_json()["fired"]
+    chosen, _ = judged(DROP, moved={DROP.mechanism.must_move[0].any_of[0]: 1})
+    said_too = replace(receipt, fired=chosen).to_json()["fired"]
     assert said_too["selection"] == "selected by seed 1, period 10240"
     assert receipt.proved
 
-    firing, _ = judged(moved={WITNESS: 1}, observed={**DONE, "between_ns": (9, 12)})
-    element = json.loads(json.dumps(msgspec.structs.replace(receipt, fired=firing).to_json()))
+    firing, _ = judged(moved={WITNESS: 1}, observed=replace(DONE, between_ns=(9, 12)))
+    element = json.loads(json.dumps(replace(receipt, fired=firing).to_json()))
     assert element["fired"]["between_ns"] == [9, 12]
 
 
@@ -296,11 +305,11 @@ SECOND = 1_000_000_000
 )
 def test_receipt_not_cleared_or_not_on_as_planned_proves_nothing(change, reason):
     fired, doubts = judged(moved={WITNESS: 1})
-    receipt = FaultReceipt(
+    receipt = Receipt(
         id=FLAP.id, kind=FLAP.kind, target=FLAP.target.text, fidelity=FLAP.fidelity, armed=Armed(ok=True), fired=fired,
-        cleared=Cleared(ok=True), doubts=doubts,
+        cleared=Cleared(ok=True),
     )  # fmt: skip
-    receipt = msgspec.structs.replace(receipt, **change)
+    receipt = concluded(replace(receipt, **change), doubts)
     assert receipt.proved is (reason is None)
     assert receipt.to_json()["unproven"] == list(receipt.unproven)
     if reason is not None:
@@ -321,8 +330,8 @@ def test_receipt_not_cleared_or_not_on_as_planned_proves_nothing(change, reason)
 )
 def test_receipt_share_other_than_requested_is_a_doubt(params, count, passed, word):
     planned = plan(FaultSpec(kind="packet.drop", target="host2:rxe0", for_s=1.0, params=params), MINI, lab_kind="soft")
-    observed = {"count": count, "first_ns": 10, "last_ns": 20, "passed": passed}
-    fired, doubts = judged(planned, observed=observed, moved={planned.must_move[0].any_of[0]: 1})
+    observed = replace(DONE, count=count, passed=passed)
+    fired, doubts = judged(planned, observed=observed, moved={planned.mechanism.must_move[0].any_of[0]: 1})
     assert fired.passed == passed
     if word is None:
         assert doubts == ()
@@ -335,16 +344,16 @@ def test_receipt_correct_hop_is_never_in_doubt(share, passed, seed):
     """The count is compared with the packets that the seed selected, not with a binomial distribution."""
     spec = FaultSpec(kind="packet.drop", target="host2:rxe0", for_s=1.0, params={"share": share}, seed=seed)
     planned = plan(spec, MINI, lab_kind="soft")
-    chosen, inverse = set(planned.selection.positions), planned.selection.spared
-    count = sum((number % planned.selection.period in chosen) is not inverse for number in range(passed))
-    observed = {"count": count, "first_ns": 10, "last_ns": 20, "passed": passed}
-    _, doubts = judged(planned, observed=observed, moved={planned.must_move[0].any_of[0]: 1})
+    chosen, inverse = set(planned.mechanism.selection.positions), planned.mechanism.selection.spared
+    count = sum((number % planned.mechanism.selection.period in chosen) is not inverse for number in range(passed))
+    observed = replace(DONE, count=count, passed=passed)
+    _, doubts = judged(planned, observed=observed, moved={planned.mechanism.must_move[0].any_of[0]: 1})
     assert [doubt for doubt in doubts if "were hit" in doubt] == []
 
 
 def test_receipt_records_why_an_early_end_of_the_fault_cannot_be_observed():
     """No readback shows whether something else ended the fault: that is no doubt, and not silence either."""
-    fired, doubts = judged(observed={**DONE, "unseen": "QEMU does not report it"}, moved={WITNESS: 1})
+    fired, doubts = judged(observed=replace(DONE, unseen="QEMU does not report it"), moved={WITNESS: 1})
     assert doubts == ()
     assert fired.loss_unknown_why == "QEMU does not report it"
     assert msgspec.to_builtins(fired)["unseen"] == fired.loss_unknown_why, "its name in verdict.json"

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from faultbed.inject import prepared_fault
+from faultbed.inject.evidence.observation import Observation
 from faultbed.inject.evidence.receipt import Armed, judge_fired
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.inventory.lab_inventory import load
 from faultbed.testbed.shipped import inventory_named
@@ -35,7 +37,7 @@ def test_state_read_after_the_window_is_no_evidence(states, state, kept, monkeyp
     prepared = SimpleNamespace(
         planned=PLANNED,
         _witnesses=SimpleNamespace(states=lambda _: states),
-        lease=SimpleNamespace(request=lambda _: {"state": state}),
+        lease=SimpleNamespace(where="it", request=lambda _: {"state": state}),
     )
     assert PreparedFault._states_while_on(prepared) == kept
 
@@ -46,7 +48,7 @@ def test_states_while_on_that_lag_are_read_again():
     prepared = SimpleNamespace(
         planned=PLANNED,
         _witnesses=SimpleNamespace(states=lambda _: next(readings)),
-        lease=SimpleNamespace(request=lambda _: {"state": "active"}, pause=pauses.append),
+        lease=SimpleNamespace(where="it", request=lambda _: {"state": "active"}, pause=pauses.append),
     )
     assert PreparedFault._states_while_on(prepared) == {BUSY: 1}
     assert len(pauses) == 2
@@ -58,7 +60,7 @@ def test_states_while_on_of_window_that_ends_meanwhile_are_the_last_within_it():
     prepared = SimpleNamespace(
         planned=PLANNED,
         _witnesses=SimpleNamespace(states=lambda _: next(readings)),
-        lease=SimpleNamespace(request=lambda _: {"state": next(states)}, pause=lambda _: None),
+        lease=SimpleNamespace(where="it", request=lambda _: {"state": next(states)}, pause=lambda _: None),
     )
     assert PreparedFault._states_while_on(prepared) == {BUSY: 0}
 
@@ -67,6 +69,6 @@ def test_states_while_on_of_window_that_ends_meanwhile_are_the_last_within_it():
     ("while_on", "doubt"), [({}, "lengthen its window"), ({BUSY: 0}, "was 0 while the fault was on")]
 )
 def test_receipt_distinguishes_a_wrong_state_from_an_unread_one(while_on, doubt):
-    armed = Armed(ok=True, readback={"applied": True, **PLANNED.shows}, while_on=while_on)
-    _, doubts = judge_fired(PLANNED, armed=armed, observed={"count": 1}, before={}, after={})
+    armed = Armed(ok=True, readback={"applied": True, **PLANNED.mechanism.shows}, while_on=while_on)
+    _, doubts = judge_fired(PLANNED, armed=armed, observed=Observation(state="over", count=1), before={}, after={})
     assert any(doubt in one for one in doubts), doubts

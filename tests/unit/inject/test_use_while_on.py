@@ -12,9 +12,10 @@ from qmp_server import Qemu
 
 from faultbed.inject import prepared_fault
 from faultbed.inject.evidence.workload_use import WorkloadUse
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.errors import LabError
 from faultbed.testbed.observe import counters, fingerprint
 

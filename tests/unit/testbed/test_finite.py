@@ -33,7 +33,7 @@ TEXTS = {
     "Flow": ("workload", 'name = "x"\n[workload]\nflow = "write"\nsrc = "host1"\ndst = "host3"\nduration = "3s"\n'),
     "_Probe": ("probe", f"{WITH}[probe]\n"),
     "Bystander": ("bystander", f'{WITH}[bystander]\nsrc = "host1:rxe1"\ndst = "host2:rxe1"\n'),
-    "_Fault": ("faults[0]", f"{WITH}{FAULT}"),
+    "Fault": ("faults[0]", f"{WITH}{FAULT}"),
     "_Expect": ("expect[0]", f'{WITH}[[expect]]\nmetric = "qp_errors"\n'),
     "_Stop": ("stop[0]", f'{WITH}{FAULT}[[stop]]\nmetric = "qp_errors"\n'),
 }

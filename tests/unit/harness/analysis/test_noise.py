@@ -19,11 +19,13 @@ from synthetic_run import changed, synthetic_run
 
 from faultbed.harness.analysis import noise
 from faultbed.harness.cli.main import cli
-from faultbed.harness.experiment.run_plan import PlannedBystander, PlannedFabric, PlannedProbes
+from faultbed.harness.experiment.run_plan import PlannedFabric
 from faultbed.harness.record.evidence.workload_evidence import ResilienceRun
 from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from faultbed.testbed.errors import UsageError
+from faultbed.traffic.flows.flow_spec import FlowSpec
+from faultbed.traffic.probes.prober import ProbeSpec
 from faultbed.traffic.workloads.elastic.elastic_results import Restart
 
 RECEIPT = RoutingReceipt(
@@ -35,9 +37,7 @@ RECEIPT = RoutingReceipt(
 )
 
 
-FLOW = PlannedBystander(
-    src="host2:rxe1", dst="host4:rxe1", verb="write", message_bytes=4096, qps=1, depth=1, rate_bps=0.0
-)
+FLOW = FlowSpec(src="host2:rxe1", dst="host4:rxe1", verb="write", message_bytes=4096, qps=1, depth=1, rate_bps=0.0)
 CONDITIONS = noise.Conditions(
     lab="soft", inventory="9f", accelerator="tcg", cpus=2, workload={"collective": "all-reduce"}
 )
@@ -90,7 +90,7 @@ OTHERWISE = (
     {"workload": {"collective": "all-reduce", "qps_per_peer": 4}},
     {"routing": ("pinned", {})},
     {"capture": ("rtsw1:ctsw1",)},
-    {"probe": PlannedProbes(per_s=10, qps=1)},
+    {"probe": ProbeSpec(per_s=10, qps=1)},
     {"bystander": FLOW},
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 from finished_run import finished
@@ -101,7 +103,7 @@ def test_prediction_uses_the_queue_pairs_own_parameters():
 def lossy(run, *, passed, share=0.02, **more):
     """Return the run with a fault that hit 61 packets, a `share` of those that passed."""
     fault = run.injected.faults[1]
-    plan = msgspec.structs.replace(fault.plan, parameters={"share": share, **more})
+    plan = dataclasses.replace(fault.plan, params={"share": share, **more})
     return changed(run, faults=(msgspec.structs.replace(fault, plan=plan, passed=passed),))
 
 

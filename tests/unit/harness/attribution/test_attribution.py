@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import msgspec
 from click.testing import CliRunner
 from finished_run import finished
 from labelled_run import Network
-from synthetic_run import changed, synthetic_run
+from synthetic_run import changed, synthetic_run, with_doubts
 
 from faultbed.harness.attribution.attribute import attribute
 from faultbed.harness.attribution.confusion import score
@@ -48,7 +49,7 @@ def test_attribution_findings_use_documented_causes_and_places(labelled):
 
 def test_score_skips_runs_whose_fault_is_in_doubt(labelled):
     _, _, run = labelled[0]
-    doubted = changed(run, faults=(msgspec.structs.replace(run.injected.faults[0], doubts=("no witness",)),))
+    doubted = changed(run, faults=(with_doubts(run.injected.faults[0], "no witness"),))
     assert score([(doubted, ())]).runs == 0
 
 
@@ -86,7 +87,7 @@ def test_precision_counts_findings_and_not_the_faults_that_one_of_them_names(lab
     """Two faults at one place are named by one finding, which counted as two right ones."""
     run = next(run for _, _, run in labelled if score([(run, ())]).found == 1)
     first = run.injected.faults[0]
-    again = msgspec.structs.replace(first, plan=msgspec.structs.replace(first.plan, id="again"))
+    again = msgspec.structs.replace(first, plan=dataclasses.replace(first.plan, id="again"))
     again = msgspec.structs.replace(again, receipt=msgspec.structs.replace(first.receipt, id="again"))
     once, twice = score([(run, ())]), score([(changed(run, faults=(first, again)), ())])
     assert (once.found, once.correct, twice.found) == (1, 1, 2)

@@ -13,7 +13,6 @@ from synthetic_run import PATHS, synthetic_run
 
 from faultbed.harness.cli.experiments import faults
 from faultbed.harness.verdict import ExitCode
-from faultbed.inject.evidence.receipt import FaultReceipt
 from faultbed.inject.evidence.workload_use import Exposure
 from faultbed.testbed.observe import counters, fingerprint
 
@@ -35,8 +34,7 @@ def inject(tmp_path, monkeypatch):
         monkeypatch.setattr(module, name, getattr(module, name))  # restores what the lab of `Here` replaces
 
     def run(target, uses, *options):
-        changed = msgspec.structs.replace(RECEIPT, target=target, exposed=Exposure(uses=uses))
-        receipt = FaultReceipt(**msgspec.structs.asdict(changed))
+        receipt = msgspec.structs.replace(RECEIPT, target=target, exposed=Exposure(uses=uses))
         compared = SimpleNamespace(state="CLEAN", reasons=(), sentence="the lab is as it was before")
         monkeypatch.setattr(faults, "_inject", lambda *_: receipt)
         monkeypatch.setattr(faults.dirty, "begin", lambda *_, **__: None)

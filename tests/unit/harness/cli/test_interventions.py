@@ -21,10 +21,11 @@ from waiting import until
 
 from faultbed.harness.fuzz import on_lab
 from faultbed.harness.run import loop
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.heal import heal
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.backends.soft import fleet, lifecycle
 from faultbed.testbed.errors import FaultError
 from faultbed.testbed.observe import counters, fingerprint
@@ -35,7 +36,8 @@ TWO_FAULTS = """
 import sys
 from pathlib import Path
 from local_lab import SOFT, lab_at
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
 from faultbed.testbed.errors import FaultbedError

@@ -50,7 +50,7 @@ def test_experiment_quantities_become_numbers_and_the_result_is_frozen():
 
     assert experiment.workload.duration_ns == 30_000_000_000
     assert experiment.workload.size_bytes == 1 << 20
-    assert experiment.faults[0].at_earliest_ns == experiment.faults[0].at_latest_ns == 8_000_000_000
+    assert experiment.faults[0].at == (8_000_000_000,)
     assert experiment.expectations[0].maximum == 3.0
     with pytest.raises(FrozenInstanceError):
         experiment.name = "y"

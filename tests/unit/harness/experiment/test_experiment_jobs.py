@@ -221,7 +221,7 @@ def test_experiment_fault_of_a_program_the_workload_lacks_is_rejected(kind, targ
     made = decode(text.encode(), source="job.toml")
     lab = lab_inventory.load(shipped.inventories() / "soft.yml")
     if missing is None:
-        assert [fault.of_workload for fault in run.resolve(made, text.encode(), lab).faults] == [True]
+        assert [fault.mechanism.of_workload for fault in run.resolve(made, text.encode(), lab).faults] == [True]
     else:
         with pytest.raises(ConfigError, match=rf"faults\[0\]: {kind} on {target}: the workload has {missing}"):
             run.resolve(made, text.encode(), lab)

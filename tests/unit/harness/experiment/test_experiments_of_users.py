@@ -20,7 +20,7 @@ def resolved(content):
 
 def test_experiment_of_lumina_names_packets_of_the_third_and_fourth_queue_pair():
     faults = resolved((CASES / "lumina.toml").read_bytes()).faults
-    bound = [(fault.kind, fault.late_binding.qp, fault.late_binding.psn_ahead) for fault in faults]
+    bound = [(fault.kind, fault.mechanism.late_binding.qp, fault.mechanism.late_binding.psn_ahead) for fault in faults]
     assert bound == [("packet.mark", "any", 4), ("packet.drop", "any[2]", 3), ("packet.drop", "any[3]", 5)]
 
 

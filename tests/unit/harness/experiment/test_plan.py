@@ -58,8 +58,8 @@ def test_plan_draws_are_unchanged():
 def test_planned_faults_contain_the_specs_of_their_entries_in_the_plan():
     resolved = resolve(decode(OPEN, source="x"), OPEN, lab_inventory.load(shipped.inventories() / "soft.yml"), seed=7)
 
-    assert [fault.spec for fault in resolved.faults] == [fault.spec for fault in resolved.plan.faults]
-    assert [fault.spec.name for fault in resolved.faults] == ["gpu.throttle", "link.flap"]
+    assert [fault.spec.seed for fault in resolved.faults] == [fault.seed for fault in resolved.plan.faults]
+    assert [fault.spec.id for fault in resolved.faults] == ["gpu.throttle", "link.flap"]
 
 
 @given(st.integers(min_value=0, max_value=2**63 - 1))

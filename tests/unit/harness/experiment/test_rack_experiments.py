@@ -157,7 +157,7 @@ def test_run_on_two_hosts_of_a_rack_ignores_other_hosts(tmp_path):
     resolved = run.resolve(experiment_module.load(path), path.read_bytes(), RACK)
     assert resolved.hosts == ("host1", "host2")
     (fault,) = resolved.faults
-    keys = {key for witness in fault.must_move for key in witness.any_of} | set(fault.must_not_move)
+    keys = {key for witness in fault.mechanism.must_move for key in witness.any_of} | set(fault.mechanism.must_not_move)
     assert keys
     assert not [key for key in keys if key.startswith(("host3/", "host4/"))]
     assert not {"host3", "host4"} & set(fault.reads)

@@ -11,7 +11,8 @@ from planned_faults import SOFT, soft
 
 from faultbed.harness.experiment import experiment_file
 from faultbed.harness.experiment.run_plan import plan as plan_experiment
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.selection import MOST_POSITIONS, MOST_SEED, by_share, netem_seed
 
 SHARES = st.floats(1e-6, 1 - 1e-6)
@@ -90,15 +91,15 @@ def test_rule_of_a_share_lists_the_packets_of_the_seed(kind):
         FaultSpec(kind=kind, target="host1:rxe0", for_s=1.0, params={"share": 0.02}, seed=5), SOFT, lab_kind="soft"
     )
     match = re.search(r"numgen inc mod (\d+) \{ ([\d, ]+) \}", planned.request["args"]["ruleset"])
-    assert int(match[1]) == planned.selection.period
+    assert int(match[1]) == planned.mechanism.selection.period
     assert tuple(map(int, match[2].split(", "))) == by_share(0.02, 5).positions
-    assert str(planned.selection) == "selected by seed 5, period 51200"
+    assert str(planned.mechanism.selection) == "selected by seed 5, period 51200"
 
 
 def test_rule_of_a_large_share_lists_the_packets_that_are_spared():
     planned = soft("packet.drop", "host1:rxe0", share=0.99)
     assert "numgen inc mod 102400 != { " in planned.request["args"]["ruleset"]
-    assert planned.selection.spared
+    assert planned.mechanism.selection.spared
 
 
 @pytest.mark.parametrize(
@@ -110,8 +111,8 @@ def test_queue_with_random_draws_gets_the_seed_and_must_show_it(kind, params):
         for seed in (5, 6)
     )
     assert planned.request["args"]["queue"].endswith(f" seed {netem_seed(5)}")
-    assert planned.shows["queue_seed"] == netem_seed(5) != other.shows["queue_seed"]
-    assert str(planned.selection) == "drawn by netem with seed 5"
+    assert planned.mechanism.shows["queue_seed"] == netem_seed(5) != other.mechanism.shows["queue_seed"]
+    assert str(planned.mechanism.selection) == "drawn by netem with seed 5"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_queue_with_random_draws_gets_the_seed_and_must_show_it(kind, params):
 )
 def test_fault_without_random_draws_has_no_seed(kind, params):
     planned = soft(kind, "host1:rxe0", **params)
-    assert planned.selection is None
+    assert planned.mechanism.selection is None
     assert "seed" not in json.dumps(dict(planned.request))
 
 
@@ -137,7 +138,7 @@ def test_seed_of_the_experiment_reaches_the_rule(tmp_path):
     for seed in (1, 1, 2):
         planned = plan_experiment(experiment, seed=seed, inventory_digest="", version="")
         (fault,) = resolve._planned(experiment, planned, lab)
-        assert fault.selection.seed == planned.faults[0].seed
+        assert fault.mechanism.selection.seed == planned.faults[0].seed
         rules.setdefault(seed, set()).add(fault.request["args"]["ruleset"])
     assert [len(each) for each in rules.values()] == [1, 1]
     assert rules[1] != rules[2]
@@ -146,7 +147,7 @@ def test_seed_of_the_experiment_reaches_the_rule(tmp_path):
 def test_plan_steps_abbreviate_the_list_of_positions():
     """A list of a thousand positions would hide the command. The request still has the whole rule."""
     planned = soft("packet.drop", "host1:rxe0", share=0.1)
-    (step,) = planned.steps
+    (step,) = planned.mechanism.steps
     assert re.search(r"numgen inc mod 10240 \{ (\d+, ){8}\.\.\. \}", step.do)
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from faultbed.harness.experiment.experiment_file import decode
 from faultbed.harness.experiment.run_plan import encode
 from faultbed.harness.run import loop as run
-from faultbed.inject.fault_plan import FaultSpec
 from faultbed.inject.fault_plan import plan as plan_fault
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.errors import ConfigError, UsageError
 from faultbed.testbed.inventory.lab_inventory import load
 from faultbed.testbed.model.selectors import CLASSES, is_selector, resolve, select, select_one
@@ -153,7 +153,7 @@ def test_functions_that_take_a_name_take_a_selector():
         assert plan_fault(spec, topology, lab_kind=inventory.kind).target.text == f"rtsw1:host1:{rnic}"
     assert port_named(SOFT.topology, "rack[1]:rnic[0]")[0] == "rtsw2:host3:rxe0"
     spec = FaultSpec(kind="packet.drop", target="host[2]:rnic[0]", for_s=1.0, params={"src": "rnic[0]", "share": 0.1})
-    assert plan_fault(spec, SOFT.topology, lab_kind="soft").params["src"] == "host1:rxe0"
+    assert plan_fault(spec, SOFT.topology, lab_kind="soft").spec.params["src"] == "host1:rxe0"
     with pytest.raises(UsageError, match=r"fault.target: .*selects 4 targets"):
         plan_fault(FaultSpec(kind="link.flap", target="uplink[*]", for_s=1.0), SOFT.topology, lab_kind="soft")
 
@@ -260,7 +260,7 @@ def test_decide_resolves_selectors_of_flows_captures_and_parameters():
     assert (one.plan.workload["src"], one.plan.workload["dst"]) == ("host1:rxe0", "host3:rxe0")
     assert one.plan.workload["pairs"] == [["host1:rxe0", "host3:rxe0"]]
     assert one.plan.capture == ("rtsw1:ctsw1", "rtsw1:ctsw2", "rtsw1:host1:rxe0")
-    assert one.plan.faults[0].parameters == {"share": 0.1, "src": "host1:rxe0"}
+    assert one.plan.faults[0].params == {"share": 0.1, "src": "host1:rxe0"}
     same = FLOW.replace("rack[-1]:rnic[0]", "rnic[0]")
     with pytest.raises(ConfigError, match="the flow ends where it begins"):
         run.resolve(decode(same.encode(), source="x.toml"), same.encode(), SOFT)

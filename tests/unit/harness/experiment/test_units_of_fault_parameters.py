@@ -8,8 +8,9 @@ from local_lab import Here
 
 from faultbed.harness.cli.experiments import faults
 from faultbed.harness.experiment.experiment_file import decode
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.param_units import why_no_quantity
 from faultbed.testbed.errors import ConfigError, UsageError
 from faultbed.testbed.inventory.lab_inventory import load
@@ -78,4 +79,4 @@ def test_parameters_are_spelled_as_a_person_may_write_them(kind):
         plan(FaultSpec(kind=kind.name, target=kind.example.target, for_s=5.0, params=one), SOFT, lab_kind="soft")
         for one in (params, spelled)
     ]
-    assert plans[0].params == plans[1].params
+    assert plans[0].spec.params == plans[1].spec.params

@@ -31,8 +31,8 @@ from faultbed.harness.fuzz.search import Search
 from faultbed.harness.run.prepare.resolve import refusal, resolve
 from faultbed.harness.verdict import Check, Verdict, VerdictFile
 from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
-from faultbed.inject.fault_plan import FaultSpec
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.errors import LabError, Unsupported, UsageError
 from faultbed.testbed.inventory import lab_inventory as inventory
 from faultbed.testbed.inventory.schema import SafetyVars

@@ -8,10 +8,10 @@ from judged_runs import PLAN
 from synthetic_run import T0, S, changed, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
-from faultbed.harness.experiment.run_plan import PlannedProbes
 from faultbed.harness.judge import judge
 from faultbed.harness.parts.part import Planned
 from faultbed.harness.verdict import Verdict
+from faultbed.traffic.probes.prober import ProbeSpec
 from faultbed.traffic.programs.program_results import ProgramEnd
 
 WORKLOAD = {
@@ -85,5 +85,5 @@ def test_reader_that_finds_nothing_is_unknown():
 
 
 def test_counters_beside_probes_are_unknown():
-    plan = msgspec.structs.replace(PLAN, probe=PlannedProbes(per_s=1, qps=4))
+    plan = msgspec.structs.replace(PLAN, probe=ProbeSpec(per_s=1, qps=4))
     assert judged(SERVER, CLIENT, plan=plan)["progress"].verdict is Verdict.INCONCLUSIVE

@@ -1,5 +1,7 @@
 """A run counts a fault only on something that its workload used, or with `exposed = "none"` on nothing of it."""
 
+import dataclasses
+
 import msgspec
 from judged_runs import plan_of
 from synthetic_run import PATHS, changed, synthetic_run
@@ -22,7 +24,7 @@ USE = msgspec.structs.replace(FAULT.receipt.exposed.uses[0], paths=PATHS[:3])
 
 
 def run_with(target, exposed="workload"):
-    plan = msgspec.structs.replace(FAULT.plan, target=target, exposed=exposed)
+    plan = dataclasses.replace(FAULT.plan, target=target, exposed=exposed)
     receipt = msgspec.structs.replace(FAULT.receipt, target=target, exposed=Exposure(uses=(USE,)))
     return changed(RUN, faults=(msgspec.structs.replace(FAULT, plan=plan, receipt=receipt),))
 
@@ -63,6 +65,6 @@ def test_target_of_a_fault_is_the_chosen_one_only_if_the_plan_leaves_it_open():
     named = msgspec.structs.replace(FAULT, receipt=receipt)
     assert named.target == named.target_text == FAULT.plan.target
     assert why_not_exposed_in(RUN, named) == ("it acted on rtsw2:ctsw2, planned was rtsw1:ctsw1",)
-    left_open = msgspec.structs.replace(named, plan=msgspec.structs.replace(FAULT.plan, target="used-uplink[*]"))
+    left_open = msgspec.structs.replace(named, plan=dataclasses.replace(FAULT.plan, target="used-uplink[*]"))
     assert left_open.target == "rtsw2:ctsw2"
     assert left_open.target_text == "rtsw2:ctsw2 (used-uplink[*])"

@@ -1,5 +1,7 @@
 """Claims are made from the plan: what a run has no record of is unknown, and a bound depends on what it is about."""
 
+import dataclasses
+
 import msgspec
 import pytest
 from house import DEMO
@@ -90,7 +92,7 @@ def test_bound_on_the_worst_fault_needs_a_value_of_each():
 def plan_with(run, **kinds):
     """Return the plan of a run with other kinds of faults, by the fault's id."""
     plan = plan_of(run)
-    faults = tuple(msgspec.structs.replace(fault, kind=kinds.get(fault.id, fault.kind)) for fault in plan.faults)
+    faults = tuple(dataclasses.replace(fault, kind=kinds.get(fault.id, fault.kind)) for fault in plan.faults)
     return msgspec.structs.replace(plan, faults=faults)
 
 

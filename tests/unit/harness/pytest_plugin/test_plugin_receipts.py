@@ -18,9 +18,10 @@ from synthetic_run import PATHS, synthetic_run
 
 from faultbed.harness.pytest_plugin import receipts
 from faultbed.harness.pytest_plugin.keys import RUNNING
+from faultbed.harness.record.evidence.fault_evidence import FaultRun
 from faultbed.harness.report.step_summary import JobResults, markdown, read_junit
-from faultbed.inject.evidence.receipt import FaultReceipt
 from faultbed.inject.evidence.workload_use import Exposure
+from faultbed.inject.kinds.fault_spec import FaultSpec
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.process
@@ -263,12 +264,10 @@ def test_fault_on_an_uplink_that_no_queue_pair_of_the_test_crosses_fails_it(targ
     run = synthetic_run()
     receipt = run.injected.faults[0].receipt
     use = msgspec.structs.replace(receipt.exposed.uses[0], paths=PATHS[:3])
-    fault = receipts.FaultOfTest(
-        receipt=FaultReceipt(
-            **msgspec.structs.asdict(msgspec.structs.replace(receipt, target=target, exposed=Exposure(uses=(use,))))
-        ),
-        target=target, seed=1, exposed="workload", prove=True,
-    )  # fmt: skip
+    fault = FaultRun(
+        plan=FaultSpec(kind=receipt.kind, target=target, for_s=1.0),
+        receipt=msgspec.structs.replace(receipt, target=target, exposed=Exposure(uses=(use,))),
+    )
     ran = SimpleNamespace(started_ns=run.workload.t0_ns, ended_ns=run.workload.end_ns)
     item = SimpleNamespace(stash={RUNNING: [ran]}, user_properties=[], config=SimpleNamespace(stash={}), nodeid="it")
     with pytest.raises(receipts.Unproven, match="did not use") if code else contextlib.nullcontext():

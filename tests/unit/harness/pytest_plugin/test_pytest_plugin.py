@@ -95,7 +95,7 @@ import pytest
 from pathlib import Path
 from types import SimpleNamespace
 from faultbed.harness.pytest_plugin import fixtures
-from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired
+from faultbed.inject.evidence.receipt import Armed, Cleared, Receipt, Fired
 from faultbed.testbed.inventory import lab_inventory as inventory
 from faultbed.testbed.errors import UsageError
 from faultbed.testbed.shipped import inventories
@@ -114,7 +114,7 @@ class Stand:
         return tuple(self.open)
 
     def prepare(self, planned, *, until_cleared):
-        receipt = FaultReceipt(
+        receipt = Receipt(
             id=planned.id, kind=planned.kind, target=planned.target.text, fidelity=planned.fidelity,
             armed=Armed(ok=True), cleared=Cleared(ok=True),
             fired=Fired(count=1, first_ns=1, last_ns=1, witness="w", must_move={"w": 1}, must_not_move={}),
@@ -134,13 +134,13 @@ def lab(monkeypatch):
 def test_two(inject):
     one, two = (inject("gpu.throttle", f"host{n}:gpu0", percent=50) for n in (1, 2))
     others = ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
-    assert one.planned.must_not_move == two.planned.must_not_move == others
+    assert one.planned.mechanism.must_not_move == two.planned.mechanism.must_not_move == others
     with pytest.raises(UsageError, match="gpu.thermal on host2:gpu0 conflicts with gpu.throttle on host2:gpu0"):
         inject("gpu.thermal", "host2:gpu0")
     two.clear()
-    assert "host2/gpu0.nr_throttled" not in one.planned.must_not_move
+    assert "host2/gpu0.nr_throttled" not in one.planned.mechanism.must_not_move
     three = inject("gpu.thermal", "host2:gpu0")
-    assert three.planned.must_not_move == others
+    assert three.planned.mechanism.must_not_move == others
 """
 
 

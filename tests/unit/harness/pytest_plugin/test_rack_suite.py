@@ -13,7 +13,8 @@ from common_faults import CASES
 from house import HOUSE
 
 from faultbed.harness.experiment.experiment_file import load as load_experiment
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.policy import safety
 from faultbed.testbed.inventory.lab_inventory import load
 from faultbed.testbed.shipped import inventories

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import shutil
@@ -318,7 +319,7 @@ def test_regressions_fail_of_a_stricter_bound_is_none():
 
 def other_plan(run):
     plan = run.read_plan()
-    first = msgspec.structs.replace(plan.faults[0], parameters={"share": 0.5})
+    first = dataclasses.replace(plan.faults[0], params={"share": 0.5})
     return msgspec.structs.replace(plan, faults=(first, *plan.faults[1:]))
 
 

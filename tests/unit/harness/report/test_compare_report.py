@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -183,10 +184,8 @@ def test_compare_page_has_every_metric_of_both_runs(tmp_path):
 
 def test_compare_page_escapes_text_of_the_runs(tmp_path):
     run = synthetic_run()
-    plan = msgspec.structs.replace(run.injected.faults[0].plan, target=EVIL, id=EVIL, parameters={EVIL: EVIL})
-    fault = msgspec.structs.replace(
-        run.injected.faults[0], plan=plan, colour='red;background:url("http://evil.example")'
-    )
+    plan = dataclasses.replace(run.injected.faults[0].plan, target=EVIL, id=EVIL, params={EVIL: EVIL})
+    fault = msgspec.structs.replace(run.injected.faults[0], plan=plan)
     evil = changed(run, lab=EVIL, accelerator=EVIL, faults=(fault, *run.injected.faults[1:]))
     a, b = finished(tmp_path, run, name="a"), finished(tmp_path, evil, name="b")
     b.write_plan(msgspec.structs.replace(b.read_plan(), experiment=EVIL, workload={EVIL: EVIL}))

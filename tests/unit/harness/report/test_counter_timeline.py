@@ -11,9 +11,10 @@ from synthetic_run import T0, S, changed, synthetic_run
 
 from faultbed.harness.record import telemetry_file
 from faultbed.harness.report import run_page as report
+from faultbed.harness.report.fabric.fabric_states import link_state
 from faultbed.harness.report.plots.charts import Band
 from faultbed.harness.report.plots.counter_plot import counters_chart
-from faultbed.harness.report.plots.counter_timeline import Step, event_marks, link_state, series, thinned
+from faultbed.harness.report.plots.counter_timeline import Step, event_marks, series, thinned
 from faultbed.testbed.errors import UsageError
 
 NO_CARRIER = "UP mtu 4200 qdisc noqueue 02:fb:03:00:01:02 veth"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 from synthetic_run import changed, synthetic_run
 
@@ -35,7 +37,7 @@ def test_differences_of_equal_runs_are_empty():
 
 def test_differences_list_each_decided_field_of_a_fault():
     first, second, third = PLAN.faults
-    later = msgspec.structs.replace(first, at_ns=first.at_ns + 10**9, parameters={"share": 0.5})
+    later = dataclasses.replace(first, at_s=first.at_s + 1, params={"share": 0.5})
     differences = of_plans(PLAN, msgspec.structs.replace(PLAN, faults=(later, third)))
     actual = {difference.what: (difference.a, difference.b) for difference in differences}
     assert actual["uplink: at"] == ("9.37 s", "10.4 s")

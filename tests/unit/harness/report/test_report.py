@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import re
 import time
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from finished_run import EVIL, finished, parsed
 from gbn_model import LQPN, A, B, Wire, frame, go_back_n
-from synthetic_run import changed, lost_at, soft_topology, synthetic_run
+from synthetic_run import changed, lost_at, soft_topology, synthetic_run, with_doubts
 
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.analysis.timeline import SlowDown
@@ -201,7 +202,7 @@ def test_summary_states_no_cost_of_a_fault_with_which_all_ranks_became_slower():
 
 def test_report_states_no_recovery_of_a_fault_in_doubt(tmp_path):
     run = synthetic_run()
-    doubted = msgspec.structs.replace(run.injected.faults[0], doubts=("no independent witness",))
+    doubted = with_doubts(run.injected.faults[0], "no independent witness")
     run = changed(run, faults=(doubted, *run.injected.faults[1:]))
 
     html = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
@@ -319,10 +320,8 @@ def test_report_escapes_text_of_the_lab(tmp_path):
     receipt = msgspec.structs.replace(receipt, id=EVIL, target=EVIL, fired=fired, armed=Armed(ok=True, readback=EVIL))
     fault = msgspec.structs.replace(
         run.injected.faults[0],
-        receipt=receipt,
-        doubts=(EVIL,),
-        colour='red;background:url("http://evil.example")',
-        plan=msgspec.structs.replace(run.injected.faults[0].plan, target=EVIL, id=EVIL, parameters={EVIL: EVIL}),
+        receipt=msgspec.structs.replace(receipt, doubts=(EVIL,)),
+        plan=dataclasses.replace(run.injected.faults[0].plan, target=EVIL, id=EVIL, params={EVIL: EVIL}),
     )
     ranks = (msgspec.structs.replace(run.workload.ranks[0], host=EVIL), *run.workload.ranks[1:])
     run = changed(

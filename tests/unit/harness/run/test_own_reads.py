@@ -16,7 +16,8 @@ from synthetic_run import T0, changed, soft_topology, synthetic_run
 from faultbed.harness.analysis import timeline
 from faultbed.harness.analysis.observe import observe
 from faultbed.harness.parts.faults import drive_faults
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.own_reads import _UNENDED_NS, recorded
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import FaultError
@@ -24,7 +25,7 @@ from faultbed.testbed.errors import FaultError
 S = 1_000_000_000
 
 
-ONE = plan(FaultSpec(name="one", kind="link.down", target="rtsw1:ctsw1", for_s=1.0), soft_topology(), lab_kind="soft")
+ONE = plan(FaultSpec(id="one", kind="link.down", target="rtsw1:ctsw1", for_s=1.0), soft_topology(), lab_kind="soft")
 
 
 def prepared_fault():

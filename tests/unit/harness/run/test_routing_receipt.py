@@ -26,8 +26,9 @@ from faultbed.harness.record.rundir import RunDir
 from faultbed.harness.report import run_page as report
 from faultbed.harness.verdict import RoutingReceipt, Verdict, decode, encode
 from faultbed.inject.evidence.receipt import Armed, Cleared
-from faultbed.inject.fault_plan import FaultSpec, plan_all
+from faultbed.inject.fault_plan import plan_all
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.leases.lease import Lease
 from faultbed.inject.routing.scheme_lease import Deviation, SchemeLease
 from faultbed.testbed.errors import FaultError
@@ -411,7 +412,7 @@ def test_many_deviations_are_counted(apply):
 
 def test_fault_times_are_those_of_armed_faults():
     (planned,) = plan_all(
-        [FaultSpec(name="uplink", kind="link.flap", target="rtsw1:ctsw1", for_s=2.0)], TOPOLOGY, lab_kind="soft"
+        [FaultSpec(id="uplink", kind="link.flap", target="rtsw1:ctsw1", for_s=2.0)], TOPOLOGY, lab_kind="soft"
     )
     receipt = SimpleNamespace(armed=Armed(ok=True, at_ns=7), edges=((5, True), (8, False)), cleared=Cleared(at_ns=9))
     (time,) = fault_times([planned], {"uplink": receipt})
@@ -619,7 +620,8 @@ def test_scheme_lease_that_fails_while_applying_reads_back_the_removal(monkeypat
         if message["do"] == "clear":
             if not answers:
                 raise FaultError("the holder has ended")
-            return {"ok": not is_left, "at_ns": None, "readback": {}, "error": "a rule is left" if is_left else ""}
+            error = "a rule is left" if is_left else ""
+            return {"ok": not is_left, "at_ns": None, "readback": {}, "error": error, "observed": {"state": "over"}}
         return {}
 
     monkeypatch.setattr(Lease, "begin", lambda _: None)
@@ -681,7 +683,8 @@ def test_scheme_lease_returns_recorded_deviations_in_controller_time(monkeypatch
         "prefix": "10.0.0.0/31", "netns": "ns-rtsw2",
     }  # fmt: skip
     monkeypatch.setattr(Lease, "begin", lambda _: None)
-    answer = {"ok": True, "at_ns": 300, "readback": {"deviations": [recorded]}}
+    seen = {"state": "over"}
+    answer = {"ok": True, "at_ns": 300, "readback": {"deviations": [recorded]}, "observed": seen}
     monkeypatch.setattr(Lease, "request", lambda *_: answer)
     lab = SimpleNamespace(
         name="lab", kind="soft", reserved=None, state_dir=tmp_path, netns=lambda name: f"ns-{name}",

@@ -16,9 +16,10 @@ from faultbed.harness.parts.passes import Active
 from faultbed.harness.run import loop
 from faultbed.harness.run.conclude import not_recorded
 from faultbed.harness.run.run_record import RunRecord
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal, read
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.errors import DirtyLab, Interrupted, LabError
 from faultbed.testbed.observe import counters, fingerprint
 from faultbed.testbed.tenancy import dirty, in_progress

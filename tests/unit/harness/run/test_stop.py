@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged_runs import plan_of
 from pass_stand_ins import pass_of
+from planned_faults import planned_at
 from synthetic_run import soft_topology, synthetic_run
 
 from faultbed.harness.analysis.observe import observe
@@ -29,8 +29,9 @@ from faultbed.harness.parts.stops.stop_guard import Guard
 from faultbed.harness.run.lease_watch import LeaseWatch
 from faultbed.harness.run.prepare.bind_to_lab import fit
 from faultbed.harness.verdict import Verdict
-from faultbed.inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired, Receipt
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.evidence.receipt import Armed, Cleared, Fired, Receipt
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import ConfigError, FaultError, LabError
 from faultbed.testbed.observe.telemetry import Change
@@ -172,9 +173,6 @@ def test_stop_condition_that_was_better_in_between_did_not_hold():
     assert slow.verdict is Verdict.PASS
 
 
-FIELDS = ("id", "kind", "target", "fidelity", "armed", "fired", "cleared")
-
-
 def check_of(condition, looks, *, end_s=None, expected_s=None):
     """Return the check of a condition that had these values at these times (s)."""
     guard = Guard([condition])
@@ -271,9 +269,9 @@ def test_drive_first_fault_without_a_health_gate_is_not_proven(missed):
     faults = []
     for name, at_s in (("second", 0.2), ("first", 0.1)):
         fault = Fault()
-        spec = SimpleNamespace(name=name)
-        fault.planned = SimpleNamespace(**{**vars(Fault.planned), "at_s": at_s, "for_s": 0.0, "spec": spec})
-        fault.clear = lambda keep_holder: FaultReceipt(**{name: getattr(armed, name) for name in FIELDS})
+        spec = SimpleNamespace(id=name, at_s=at_s, for_s=0.0)
+        fault.planned = SimpleNamespace(**{**vars(Fault.planned), "spec": spec})
+        fault.clear = lambda keep_holder: armed
         fault.reads, fault.is_on = [], False
         faults.append(fault)
     run = begun(faults)
@@ -521,7 +519,11 @@ def test_watching_stops_when_the_reservation_is_lost():
 class Fault:
     """A prepared fault that records its calls."""
 
-    planned = SimpleNamespace(kind="link.down", target=SimpleNamespace(text="rtsw1:ctsw1"), at_s=0.0, for_s=3600.0)
+    planned = SimpleNamespace(
+        kind="link.down",
+        target=SimpleNamespace(text="rtsw1:ctsw1"),
+        spec=FaultSpec(kind="link.down", target="rtsw1:ctsw1", for_s=3600.0),
+    )
 
     def __init__(self, ending=None):
         self.calls, self.ending, self.reason = [], ending, None
@@ -604,8 +606,8 @@ class Hang(Fault):
         super().__init__()
         self.target, self.receipt, self.is_on, self.reads = target, Mock(proved=True), False, []
         self.ended_ns = self.inspected_ns = None
-        spec = FaultSpec(name=f"at-{at_s:g}", kind="host.rank-hang", target="host1", for_s=for_s)
-        self.planned = replace(plan(spec, soft_topology(), lab_kind="soft"), at_s=at_s)
+        spec = FaultSpec(id=f"at-{at_s:g}", kind="host.rank-hang", target="host1", for_s=for_s)
+        self.planned = planned_at(plan(spec, soft_topology(), lab_kind="soft"), at_s)
 
     def baseline(self):
         self.inspected_ns = time.monotonic_ns()
@@ -652,7 +654,7 @@ def test_second_fault_of_a_workload_at_one_place_is_refused_with_a_time_at_which
 
 def test_refusal_of_a_target_without_an_earlier_fault_keeps_its_advice():
     fault = Hang({"stopped": True}, at_s=0.0)
-    fault.planned = replace(fault.planned, at_s=0.0)
+    fault.planned = planned_at(fault.planned, 0.0)
     with pytest.raises(FaultError, match="heal"):
         drive(fault, EarlyEnd())
     assert fault.reason is None

@@ -38,7 +38,7 @@ def test_points_are_all_combinations_and_the_last_parameter_changes_fastest():
         ["0.1", "1MiB"], ["0.1", "2MiB"], ["0.2", "1MiB"], ["0.2", "2MiB"],
     ]  # fmt: skip
     assert [run.plan.seed for run in made[3].runs] == [5, 6]
-    assert made[3].runs[0].plan.faults[1].parameters["share"] == 0.2
+    assert made[3].runs[0].plan.faults[1].params["share"] == 0.2
     assert made[3].runs[0].plan.workload["size_bytes"] == 2 << 20
     assert made[0].name == f"{SHARE}=0.1, workload.size=1MiB"
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_faults import with_mechanism
 from rack_actuator_cases import RACK
 
 from faultbed.inject.evidence import link_quality, witnesses
 from faultbed.inject.evidence.witnesses import Witnesses
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.prepared_fault import PreparedFault
 from faultbed.testbed.errors import FaultError
 from faultbed.testbed.observe import counters
 
 DOWN = plan(FaultSpec(kind="link.down", target="host1:mlx5_0", for_s=5.0), RACK, lab_kind="rack")
-(PORT,) = DOWN.quality
+(PORT,) = DOWN.mechanism.quality
 FIXED, BEYOND = link_quality.keys([PORT])
 GOOD = {FIXED: 2000.0, BEYOND: 0.0}
 
@@ -72,7 +73,7 @@ class Ports:
         values = {"kernel.boot": 1}
         if self.value is not None:
             values |= {FIXED.partition("/")[2]: self.value, BEYOND.partition("/")[2]: self.beyond}
-        for key, value in DOWN.restored:
+        for key, value in DOWN.mechanism.restored:
             values[key.partition("/")[2]] = value
         return {"host1": values, "rtsw1": {}}
 
@@ -119,7 +120,7 @@ def test_baseline_of_a_port_that_counts_no_errors_is_refused(monkeypatch):
 
 def test_fault_without_such_a_port_is_read_once(monkeypatch):
     ports = Ports(monkeypatch, (4000, 0))
-    plain = dataclasses.replace(DOWN, quality=())
+    plain = with_mechanism(DOWN, quality=())
     Witnesses(SimpleNamespace(topology=RACK), plain).baseline(plain)
     assert ports.clock == 0
 

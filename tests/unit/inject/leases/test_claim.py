@@ -16,9 +16,10 @@ from local_lab import SOFT, lab_at
 from waiting import until
 
 from faultbed.inject import heal as heal_module
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.leases.channels import LocalChannel, local_python
 from faultbed.inject.leases.lease import Lease
 from faultbed.inject.leases.remote_claims import refuse_remote_conflicts

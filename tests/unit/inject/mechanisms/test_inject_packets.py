@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_faults import SOFT, packets, soft
 
-from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
+from faultbed.inject.fault_plan import plan, plan_all
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed.errors import UsageError
 
 
@@ -29,11 +30,11 @@ def test_drop_towards_an_rnic_acts_at_the_port_that_faces_it():
 def test_packet_fault_owns_one_table_at_one_port(spec):
     """Whatever the kind and the filters: one owned table, one rule, one counter, at the port that faces the target."""
     planned = plan(spec, SOFT, lab_kind="soft")
-    args, towards = planned.request["args"], planned.params["direction"] == "to"
+    args, towards = planned.request["args"], planned.spec.params["direction"] == "to"
     assert args["ruleset"].count('counter name "hits"') == 1
     assert "flags owner" in args["ruleset"]
     assert f'hook {"egress" if towards else "ingress"} device "{args["device"]}"' in args["ruleset"]
-    assert planned.shows["device"] == args["device"]
+    assert planned.mechanism.shows["device"] == args["device"]
     assert planned.place.netns == planned.target.link.a.node if planned.target.kind == "rnic" else planned.target.node
 
 
@@ -61,7 +62,7 @@ def test_packet_fault_between_one_sender_and_one_receiver_filters_by_address(kin
     src, dst = (SOFT.resolve(name).rnic.ip for name in ("host1:rxe0", "host3:rxe0"))
     assert rule.strip().startswith(f"ip saddr {src} ip daddr {dst} udp dport 4791")
     plain = soft(kind, "rtsw1:ctsw1", **extra)
-    assert planned.must_not_move == plain.must_not_move
+    assert planned.mechanism.must_not_move == plain.mechanism.must_not_move
     assert "ip saddr" not in plain.request["args"]["ruleset"]
 
 
@@ -72,18 +73,18 @@ def rnics_of(witness):
 
 def test_loss_is_witnessed_by_rnics_whose_packets_pass():
     """Any RNIC's timer used to prove a loss at any link. Now the link's own RNIC comes first, never its neighbours."""
-    at_link = rnics_of(soft("packet.drop", "host1:rxe0", share=0.1).must_move[0])
+    at_link = rnics_of(soft("packet.drop", "host1:rxe0", share=0.1).mechanism.must_move[0])
     assert at_link[0] == "host1/rxe0"
     assert "host1/rxe1" not in at_link
     assert {"host2/rxe0", "host4/rxe1"} < set(at_link)
     burst = soft("packet.drop", "rtsw1:host1:rxe0", share=0.1, burst=3)
-    assert rnics_of(burst.must_move[0]) == at_link
+    assert rnics_of(burst.mechanism.must_move[0]) == at_link
     both = soft("packet.drop", "rtsw1:ctsw1", share=0.1, src="host2:rxe1", dst="host3:rxe0")
-    assert rnics_of(both.must_move[0]) == ["host2/rxe1", "host3/rxe0"]
+    assert rnics_of(both.mechanism.must_move[0]) == ["host2/rxe1", "host3/rxe0"]
     own = soft("packet.corrupt", "host3:rxe0", every=9, src="host1:rxe1")
-    assert rnics_of(own.must_move[0]) == ["host3/rxe0", "host1/rxe1"]
+    assert rnics_of(own.mechanism.must_move[0]) == ["host3/rxe0", "host1/rxe1"]
     anybody = soft("packet.reorder", "rtsw1:ctsw1", every=9)
-    assert len(rnics_of(anybody.must_move[0])) == sum(len(host.rnics) for host in SOFT.hosts)
+    assert len(rnics_of(anybody.mechanism.must_move[0])) == sum(len(host.rnics) for host in SOFT.hosts)
 
 
 def test_packet_fault_at_an_rnics_own_link_may_choose_the_other_end():
@@ -148,13 +149,13 @@ def test_gilbert_elliott_impossible_parameters_are_rejected(params, message):
 def test_detour_leaves_the_queue_of_the_port_alone():
     """A separate device adds the delay. On egress, tc redirects only packets that nftables has marked."""
     planned = soft("packet.delay", "host1:rxe0", delay=20)
-    commands = " ".join(step.do for step in planned.steps)
+    commands = " ".join(step.do for step in planned.mechanism.steps)
     assert "filter add dev host1-rxe0 egress" in commands
     assert "clsact" not in commands, "the port has one: to make it would lose packets"
     assert "dev host1-rxe0 root" not in commands
     assert "match mark 0xfb000001 0xffffffff" in commands
     assert "clsact" not in " ".join(
-        step.do for step in soft("packet.delay", "host1:rxe0", delay=20, direction="from").steps
+        step.do for step in soft("packet.delay", "host1:rxe0", delay=20, direction="from").mechanism.steps
     )
 
 
@@ -176,17 +177,17 @@ def test_packet_drop_by_qp_and_psn_matches_once():
     """The rule matches the BTH's destination QP and PSN, and its limit lets it match only once."""
     planned = soft("packet.drop", "host1:rxe0", psn=291, qp=17)
     assert "@th,104,24 17 @th,136,24 291 numgen inc mod 2147483648 0 " in planned.request["args"]["ruleset"]
-    assert planned.late_binding is None
+    assert planned.mechanism.late_binding is None
 
 
 def test_packet_drop_relative_psn_is_bound_late_at_the_receiver():
     """The PSN +100 of any QP is read from the RNIC just before arming."""
     planned = soft("packet.drop", "host2:rxe1", psn="+100", qp="any")
     assert (
-        planned.late_binding.host,
-        planned.late_binding.rnic,
-        planned.late_binding.qp,
-        planned.late_binding.psn_ahead,
+        planned.mechanism.late_binding.host,
+        planned.mechanism.late_binding.rnic,
+        planned.mechanism.late_binding.qp,
+        planned.mechanism.late_binding.psn_ahead,
     ) == (
         "host2",
         "rxe1",

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from planned_faults import SOFT, soft
 
 from faultbed.inject.evidence.workload_use import WorkloadUse
-from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
+from faultbed.inject.fault_plan import plan, plan_all
 from faultbed.inject.journal import Journal, read
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.mechanisms import late_target
 from faultbed.inject.policy import blast_radius, safety
 from faultbed.inject.policy.conflicts import touches

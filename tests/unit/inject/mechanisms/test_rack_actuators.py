@@ -17,8 +17,9 @@ from nvml_library import install as install_nvml
 from rack_actuator_cases import CASES, HOPS, LINUX, ON_LINUX, RACK, SAMPLES, running
 from waiting import until
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.mechanisms.mechanism import Request
 from faultbed.inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve
 from faultbed.inject.mechanisms.rack.rack_mechanism import COUNTERS
@@ -36,11 +37,8 @@ from faultbed.testbed.shipped import inventories
 def shot(kind, target, **params):
     if kind in CATALOGUE:
         return plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), RACK, lab_kind="rack")
-    return resolve(
-        Request(
-            id="0-x-abc123", kind=kind, target=RACK.resolve(target), for_s=5.0, params=params, topology=RACK, where="f"
-        )
-    )
+    spec = FaultSpec(kind=kind, target=target, for_s=5.0, params=params)
+    return resolve(Request(spec=spec, id="0-x-abc123", target=RACK.resolve(target), topology=RACK, where="f"))
 
 
 def test_rack_mechanisms_all_have_a_sample():
@@ -52,7 +50,7 @@ def test_rack_mechanisms_all_have_a_sample():
 def test_acl_matches_one_sender_and_one_receiver():
     """An ACL selects by addresses like a software hop."""
     planned = shot("packet.drop", "rtsw1:ctsw1", share=1, src="host1:mlx5_0", dst="host3:mlx5_0")
-    rule = next(step.do for step in planned.steps if "ACL_RULE" in step.do)
+    rule = next(step.do for step in planned.mechanism.steps if "ACL_RULE" in step.do)
     src, dst = (RACK.resolve(name).rnic.ip for name in ("host1:mlx5_0", "host3:mlx5_0"))
     assert f"L4_DST_PORT 4791 SRC_IP {src}/32 DST_IP {dst}/32" in rule
 
@@ -60,12 +58,12 @@ def test_acl_matches_one_sender_and_one_receiver():
 @pytest.mark.parametrize(("kind", "target", "params"), CASES)
 def test_rack_plan_shows_every_change_with_its_revert(kind, target, params):
     planned = shot(kind, target, **params)
-    assert planned.steps
-    assert all(step.do and step.undo for step in planned.steps)
+    assert planned.mechanism.steps
+    assert all(step.do and step.undo for step in planned.mechanism.steps)
     assert planned.place.netns is None
     assert not planned.place.local
-    assert planned.shows
-    assert not any(".rxe" in key or "send_err" in key for key in planned.must_not_move)
+    assert planned.mechanism.shows
+    assert not any(".rxe" in key or "send_err" in key for key in planned.mechanism.must_not_move)
     if kind in CATALOGUE:
         assert planned.binding == "unit"
         assert planned.fidelity == MECHANISMS[kind].fidelity
@@ -203,10 +201,10 @@ def test_linux_switch_is_a_software_hop_on_the_machine_itself(kind, target, para
     assert str(planned.request["claims"]).startswith(switch), "what two faults collide by"
     text = json.dumps(planned.to_json())
     assert not re.search(r"netns exec|ip -n|tc -n|vtysh -N|/run/netns|None[ /]", text), text
-    told_by = [key for witness in planned.must_move for key in witness.any_of]
-    assert planned.must_move[0].any_of[0] == counter
+    told_by = [key for witness in planned.mechanism.must_move for key in witness.any_of]
+    assert planned.mechanism.must_move[0].any_of[0] == counter
     rxe_alone = set(COUNTERS) - set(COUNTERS.values()) | {"send_err"}
-    on_hosts = [key for key in (*told_by, *planned.must_not_move) if key.startswith("host")]
+    on_hosts = [key for key in (*told_by, *planned.mechanism.must_not_move) if key.startswith("host")]
     assert not [key for key in on_hosts if key.partition(".")[2] in rxe_alone or "/ip." in key]
 
 
@@ -240,7 +238,7 @@ def test_cumulus_runs_the_frr_mechanisms():
 def test_rnic_link_fault_acts_on_its_host_for_any_switch():
     planned = plan(FaultSpec(kind="link.flap", target="host1:mlx5_0", for_s=5.0), LINUX, lab_kind="rack")
     assert planned.place.node == "host1"
-    assert planned.steps[0].do.startswith("mlxlink")
+    assert planned.mechanism.steps[0].do.startswith("mlxlink")
 
 
 def test_switch_management_port_is_never_a_target():
@@ -253,10 +251,10 @@ def test_switch_management_port_is_never_a_target():
 
 def test_pcie_device_is_removed_by_its_address():
     planned = shot("rnic.remove", "host1:mlx5_0")
-    assert planned.steps[0].do == "sh -c 'echo 1 > /sys/bus/pci/devices/0000:18:00.0/remove'"
-    assert "/sys/bus/pci/rescan" in planned.steps[0].undo
+    assert planned.mechanism.steps[0].do == "sh -c 'echo 1 > /sys/bus/pci/devices/0000:18:00.0/remove'"
+    assert "/sys/bus/pci/rescan" in planned.mechanism.steps[0].undo
     assert planned.request["args"]["guard"] == "rail0"
-    assert all("host1/" not in key for witness in planned.must_move for key in witness.any_of)
+    assert all("host1/" not in key for witness in planned.mechanism.must_move for key in witness.any_of)
 
 
 @pytest.fixture
@@ -269,7 +267,7 @@ def lost(tools, tmp_path, monkeypatch):
     tools.write_text(json.dumps(json.loads(tools.read_text()) | {"pci": str(pci)}))
     monkeypatch.setattr(gpu, "PCI", str(pci))
     planned = shot("gpu.lost", "host1:gpu7")
-    assert planned.shows == {"pcie": "0000:dc:00.0"}
+    assert planned.mechanism.shows == {"pcie": "0000:dc:00.0"}
     return make("commands", dict(planned.request["args"])), device, tools
 
 
@@ -316,10 +314,10 @@ def test_bit_errors_before_fec_restore_both_offsets_and_toggle_the_port(tools):
     actuator.off()
     state = json.loads(tools.read_text())
     assert (state["mixers"], state["toggles"]) == (["0x1e", "0x3"], 1)
-    (witness,) = planned.must_move
+    (witness,) = planned.mechanism.must_move
     # More than 400 Gb/s with a bit error rate of 1e-5 has in the 5 s of the fault and the time around it.
     assert witness.at_least == pytest.approx(1e-5 * 400e9 * 35)
-    assert planned.quality == tuple(key.rpartition(".")[0] for key in witness.any_of)
+    assert planned.mechanism.quality == tuple(key.rpartition(".")[0] for key in witness.any_of)
 
 
 def test_bit_errors_before_fec_without_the_firmwares_means_are_refused(tools):
@@ -339,12 +337,12 @@ def test_late_receives_are_witnessed_by_the_rnics_of_both_ends():
     """The receiver counts out of buffer, and the other hosts' RNICs count RNR NAKs."""
     planned = shot("congestion.late-receives", "host1", late=200)
     assert (planned.request["actuator"], planned.request["args"]) == ("late_receives", {"late_ms": 200})
-    actual, own = ({key.partition("/")[::2] for key in witness.any_of} for witness in planned.must_move)
+    actual, own = ({key.partition("/")[::2] for key in witness.any_of} for witness in planned.mechanism.must_move)
     assert own == {("host1", f"{rnic.name}.out_of_buffer") for rnic in RACK.host_by_name["host1"].rnics}
     others = [host for host in RACK.hosts if host.name != "host1"]
     assert actual == {(host.name, f"{rnic.name}.rnr_nak_retry_err") for host in others for rnic in host.rnics}
-    assert planned.must_not_move == ()
-    assert planned.of_workload
+    assert planned.mechanism.must_not_move == ()
+    assert planned.mechanism.of_workload
 
 
 class Work:
@@ -392,7 +390,7 @@ def test_gpu_neighbours_compute_and_end(neighbours):
     assert done >= 2
     reading = neighbours.read()
     planned = shot("gpu.noisy-neighbour", "host1:gpu0", neighbours=2)
-    assert {name: reading[name] for name in planned.shows} == dict(planned.shows)
+    assert {name: reading[name] for name in planned.mechanism.shows} == dict(planned.mechanism.shows)
     assert reading["applied"]
     until(lambda: neighbours.hits() > done)
     neighbours.off()

@@ -14,8 +14,9 @@ from rack_state import rack_state
 
 from faultbed.harness.cli.main import cli
 from faultbed.inject import capability
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.mechanisms.rack import MECHANISMS
 from faultbed.inject.mechanisms.rack.rack_mechanism import typed_command
 from faultbed.inject.node import probe
@@ -118,7 +119,7 @@ def test_plan_shows_the_first_counters_of_a_witness_and_json_all(as_json):
     done = CliRunner().invoke(cli, [*argv, *(["--json"] if as_json else [])])
     assert done.exit_code == 0, done.output
     planned = plan(FaultSpec(kind="switch.withdraw", target="rtsw1", for_s=5.0), RACK.topology, lab_kind="rack")
-    (witness,) = planned.must_move
+    (witness,) = planned.mechanism.must_move
     shown = [key for key in witness.any_of if key in done.output]
     if as_json:
         assert shown == list(witness.any_of)

@@ -6,8 +6,9 @@ import pytest
 from rack_actuator_cases import CASES, HOPS, LINUX, RACK
 
 from faultbed.inject.evidence.receipt import _doubts_of_witnesses
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.fault_spec import FaultSpec
 
 FAULTS = [(RACK, *case) for case in CASES if case[0] in CATALOGUE] + [(LINUX, *case[:3]) for case in HOPS]
 
@@ -33,12 +34,12 @@ def test_counters_elsewhere_never_prove_a_rack_fault(topology, kind, target, par
     """Before, any of up to 160 counters of the rack proved a slow link, a small MTU or a removed RNIC."""
     planned = plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), topology, lab_kind="rack")
     is_near = near(planned, topology)
-    keys = [key for witness in planned.must_move for key in witness.any_of]
+    keys = [key for witness in planned.mechanism.must_move for key in witness.any_of]
     elsewhere = {key: 10**9 for key in keys if not is_near(key)}
-    if planned.must_move:
+    if planned.mechanism.must_move:
         assert [*_doubts_of_witnesses(planned, elsewhere, {}, was_read=True)], elsewhere
     else:
-        assert planned.while_on or planned.shows, "a state at the target itself"
+        assert planned.mechanism.while_on or planned.mechanism.shows, "a state at the target itself"
 
 
 def test_all_rack_kinds_have_their_witness_compared():
@@ -50,7 +51,7 @@ def test_slow_link_of_a_lossless_fabric_is_witnessed_by_marks_pauses_and_cnps():
     planned = plan(
         FaultSpec(kind="link.rate", target="host1:mlx5_0", for_s=5.0, params={"rate": 50}), RACK, lab_kind="rack"
     )
-    (witness,) = planned.must_move
+    (witness,) = planned.mechanism.must_move
     assert witness.any_of[:4] == (
         "rtsw1/Ethernet0.asic_ecn_marked",
         "rtsw1/Ethernet0.asic_tx_dropped",

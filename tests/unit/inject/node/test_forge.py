@@ -12,7 +12,7 @@ from scapy.packet import Raw
 
 from faultbed.inject.kinds.catalogue import CATALOGUE
 from faultbed.inject.node.network import forge as forge_module
-from faultbed.inject.node.network.forge import KINDS, _fits, forge, request_after, with_flipped_bit
+from faultbed.inject.node.network.forge import KINDS, fits, forge, request_after, with_flipped_bit
 from faultbed.testbed.packets.layers import AETH, BTH
 
 ETHER = Ether(src="02:fb:02:01:01:00", dst="02:fb:01:01:01:00")
@@ -64,16 +64,16 @@ def test_forge_changes_only_the_requested_field():
 
 def test_forge_accepts_only_templates_that_fit():
     """An ACK becomes a NAK, data is replayed, and no packet is forged from a forged one."""
-    assert _fits(ACK, "nak", None)
-    assert _fits(ACK, "ack", 17)
-    assert not _fits(ACK, "ack", 18)
-    assert not _fits(DATA, "nak", None)
-    assert _fits(DATA, "replay", 17)
-    assert not _fits(ACK, "replay", 17)
-    assert not _fits(forge(ACK, "ack"), "ack", 17)
-    assert not _fits(forge(ACK, "nak"), "nak", 17)
-    assert not _fits(bytes(ETHER / IP() / UDP(dport=9) / Raw(bytes(60))), "stray", None)
-    assert not _fits(b"", "stray", None)
+    assert fits(ACK, "nak", None)
+    assert fits(ACK, "ack", 17)
+    assert not fits(ACK, "ack", 18)
+    assert not fits(DATA, "nak", None)
+    assert fits(DATA, "replay", 17)
+    assert not fits(ACK, "replay", 17)
+    assert not fits(forge(ACK, "ack"), "ack", 17)
+    assert not fits(forge(ACK, "nak"), "nak", 17)
+    assert not fits(bytes(ETHER / IP() / UDP(dport=9) / Raw(bytes(60))), "stray", None)
+    assert not fits(b"", "stray", None)
 
 
 def request(psn, *, src="10.77.1.1", dst="10.77.2.1", opcode="RC_RDMA_WRITE_MIDDLE"):

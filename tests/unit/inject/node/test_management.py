@@ -7,7 +7,8 @@ import sys
 import pytest
 from house import HOUSE
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.node import commands, management
 from faultbed.inject.node.actuator import Refused
 from faultbed.testbed.inventory import lab_inventory

@@ -8,8 +8,10 @@ import pytest
 from own_namespace import answer_of
 from rack_actuator_cases import LINUX, RACK
 
+from faultbed.inject.evidence.observation import Observation
 from faultbed.inject.evidence.receipt import Armed, judge_fired
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.node.network.pause_frames import pfc_frame
 from faultbed.testbed.errors import Unsupported, UsageError
 
@@ -76,13 +78,13 @@ def test_pause_storm_that_sends_nothing_is_not_proven(mutate):
     assert frames in ([], frames[:1])
     assert on["applied"] is (mutate == "lie")
     planned = planned_storm("host1:mlx5_0")
-    (witness,) = planned.must_move
+    (witness,) = planned.mechanism.must_move
     node, _, name = witness.any_of[0].partition("/")
     reading = {node: {name: 5}}
     _, doubts = judge_fired(
         planned,
-        armed=Armed(ok=on["applied"], readback={"applied": on["applied"], **planned.shows}),
-        observed={"count": max(hits, 1)},
+        armed=Armed(ok=on["applied"], readback={"applied": on["applied"], **planned.mechanism.shows}),
+        observed=Observation(state="over", count=max(hits, 1)),
         before=reading,
         after=reading,
     )
@@ -95,13 +97,13 @@ def planned_storm(target, topology=RACK, *, for_s=5.0, **params):
 
 
 def test_pause_storm_is_witnessed_by_the_neighbours_port():
-    (at_switch,) = planned_storm("host1:mlx5_0").must_move
+    (at_switch,) = planned_storm("host1:mlx5_0").mechanism.must_move
     assert at_switch.any_of == ("rtsw1/Ethernet0.asic_rx_pause",)
     # 5 s of which a tenth is paused, by frames of 84 µs at 400 Gb/s; a tenth of them must arrive.
     assert at_switch.at_least == pytest.approx(5.0 * 0.1 / (65_535 * 512 / 400e9) * 0.1, rel=0.01)
     at_rnic = planned_storm("rtsw1:host1:mlx5_0", LINUX, priority=4)
     assert at_rnic.place.node == "rtsw1"
-    assert at_rnic.must_move[0].any_of[0].endswith(".rx_prio4_pause")
+    assert at_rnic.mechanism.must_move[0].any_of[0].endswith(".rx_prio4_pause")
 
 
 @pytest.mark.parametrize(

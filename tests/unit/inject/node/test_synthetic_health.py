@@ -115,8 +115,8 @@ def test_gpu_fault_without_action_moves_none_of_its_witnesses(registers, kind, p
     fault.prepare()
     fault.on()
     values = {f"{GPU}{name}": value for name, value in gpu.counts().items()}
-    assert all(values.get(key) != value for key, value in planned.while_on)
-    assert planned.while_on or planned.must_move
+    assert all(values.get(key) != value for key, value in planned.mechanism.while_on)
+    assert planned.mechanism.while_on or planned.mechanism.must_move
     assert (moved(before, gpu.counts()), written) == ({}, [])
 
 
@@ -144,9 +144,9 @@ def test_gpu_heat_acts_from_its_thresholds_on(registers, celsius, effect, witnes
     fault = actuator("gpu.overheat", celsius=celsius)
     assert type(fault._effect).__name__ == (effect or "NoneType")
     planned = soft("gpu.overheat", "host1:gpu0", for_s=4.0, celsius=celsius)
-    assert {key.rpartition(".")[2] for each in planned.must_move for key in each.any_of} == witnesses
-    assert (f"{GPU}nr_throttled" in planned.must_not_move) is (effect is None)
-    assert dict(planned.while_on).get(f"{GPU}quota_us", -1) == (None if celsius >= 95 else -1)
+    assert {key.rpartition(".")[2] for each in planned.mechanism.must_move for key in each.any_of} == witnesses
+    assert (f"{GPU}nr_throttled" in planned.mechanism.must_not_move) is (effect is None)
+    assert dict(planned.mechanism.while_on).get(f"{GPU}quota_us", -1) == (None if celsius >= 95 else -1)
 
 
 def test_gpu_heat_counts_its_slowdown_and_limits_the_cgroup(registers, tmp_path):

@@ -7,11 +7,12 @@ import itertools
 import pytest
 from planned_faults import RNICS, SAMPLES, SOFT, soft
 
+from faultbed.inject.evidence.observation import Observation
 from faultbed.inject.evidence.receipt import Armed, judge_fired
 from faultbed.inject.policy.conflicts import both_claim
 from faultbed.inject.policy.overlap import may_move, own_evidence
 
-DONE = {"count": 1_000_000, "first_ns": 10, "last_ns": 20}
+DONE = Observation(state="over", count=1_000_000, first_ns=10, last_ns=20)
 
 # Each kind has two targets, one as in the samples and one elsewhere, so that it is also paired with itself.
 _ELSEWHERE = {
@@ -51,7 +52,9 @@ def effect(fault):
 
     Loss towards one RNIC opens gaps there and nowhere else; senders and waiting ranks may count anything else.
     """
-    moved = {key for witness in fault.must_move for key in witness.any_of if not key.endswith("out_of_seq_request")}
+    moved = {
+        key for witness in fault.mechanism.must_move for key in witness.any_of if not key.endswith("out_of_seq_request")
+    }
     if fault.kind.startswith(PACKETS) and fault.kind not in HARMLESS:
         moved |= {
             f"{rnic.replace(':', '/')}.{name}" for rnic in RNICS for name in TROUBLE if name != "out_of_seq_request"
@@ -74,9 +77,9 @@ def _loses_on_the_way_to(fault, rnic):
     if fault.kind.startswith(("packet.", "data.")) or fault.kind in (
         "link.oneway", "link.rate", "congestion.shallow-queue",
     ):  # fmt: skip
-        if fault.params.get("direction", "to") == "to" and fault.params.get("dst"):
-            return fault.params["dst"] == rnic
-        if fault.params.get("direction", "to") == "to" and fault.target.kind == "rnic":
+        if fault.spec.params.get("direction", "to") == "to" and fault.spec.params.get("dst"):
+            return fault.spec.params["dst"] == rnic
+        if fault.spec.params.get("direction", "to") == "to" and fault.target.kind == "rnic":
             return fault.target.text == rnic
     return True
 
@@ -95,12 +98,12 @@ def nothing_done(fault, other):
         node, _, name = key.partition("/")
         before.setdefault(node, {})[name] = 0
         # No bystander moves here, because that would be another doubt.
-        after.setdefault(node, {})[name] = 10**9 if key in moved and key not in own.must_not_move else 0
-    looked = dict(other.while_on)
+        after.setdefault(node, {})[name] = 10**9 if key in moved and key not in own.mechanism.must_not_move else 0
+    looked = dict(other.mechanism.while_on)
     armed = Armed(
         ok=True,
-        readback={"applied": True, **fault.shows},
-        while_on={key: looked.get(key, -7) for key, _ in own.while_on},
+        readback={"applied": True, **fault.mechanism.shows},
+        while_on={key: looked.get(key, -7) for key, _ in own.mechanism.while_on},
     )
     _, doubts = judge_fired(own, armed=armed, observed=DONE, before=before, after=after)
     return (*doubts, *shared)
@@ -126,8 +129,8 @@ def test_pairs_of_faults_are_many_and_some_keep_their_own_evidence():
     for one, two in (("drop to host1", "drop to host3"), ("link.down on host1:rxe0", "drop to host3")):
         assert own_evidence(faults[one], [faults[two]], SOFT)[1] == ()
     own, _ = own_evidence(faults["drop to host3"], [faults["drop to host1"]], SOFT)
-    assert own.must_move[0].any_of == tuple(
-        key for key in faults["drop to host3"].must_move[0].any_of
+    assert own.mechanism.must_move[0].any_of == tuple(
+        key for key in faults["drop to host3"].mechanism.must_move[0].any_of
         if key.endswith("out_of_seq_request") and not key.startswith("host1/rxe0.")
     )  # fmt: skip
 
@@ -152,7 +155,7 @@ def test_state_made_by_two_faults_proves_neither_and_is_restored_by_the_last():
     hang, stall = soft("host.rank-hang", "host4", **LONG), soft("storage.stall", "host4", **LONG)
     own, (doubt,) = own_evidence(hang, [stall], SOFT)
     assert "host4/processes.stopped" in doubt
-    assert own.while_on == own.restored == ()
+    assert own.mechanism.while_on == own.mechanism.restored == ()
 
 
 def test_fault_alone_keeps_all_its_witnesses():
@@ -162,7 +165,7 @@ def test_fault_alone_keeps_all_its_witnesses():
 
 def test_fault_may_move_the_counters_it_declares():
     for fault in PLANNED.values():
-        keys = [key for witness in fault.must_move for key in witness.any_of]
+        keys = [key for witness in fault.mechanism.must_move for key in witness.any_of]
         assert any(may_move(fault, key, SOFT) for key in keys) or not keys, fault.kind
 
 
@@ -181,7 +184,7 @@ def test_limits_of_two_uplinks_to_different_spines_keep_their_own_evidence():
 def test_switch_port_down_during_another_loss_has_no_own_evidence():
     """A VM's carrier stays up when its switch port goes down, so an unmoved carrier must not be the reason."""
     port = soft("link.down", "rtsw1:host1:rxe0", **LONG)
-    assert not any("carrier" in key for witness in port.must_move for key in witness.any_of)
+    assert not any("carrier" in key for witness in port.mechanism.must_move for key in witness.any_of)
     own, (doubt,) = own_evidence(port, [soft("link.down", "rtsw1:host2:rxe0", **LONG)], SOFT)
     assert "no evidence of its own" in doubt
-    assert own.must_move == ()
+    assert own.mechanism.must_move == ()

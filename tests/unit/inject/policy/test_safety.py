@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faultbed.inject.fault_plan import FaultSpec, plan, plan_all
+from faultbed.inject.fault_plan import plan, plan_all
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.policy import blast_radius, safety
 from faultbed.inject.policy.conflicts import touches
 from faultbed.inject.policy.safety import Forbidden

@@ -14,12 +14,14 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from planned_faults import planned_at
 from samples import samples
 
-from faultbed.inject.fault_plan import FaultSpec, plan_all
+from faultbed.inject.fault_plan import plan_all
 from faultbed.inject.injector import Injector
 from faultbed.inject.journal import Journal
 from faultbed.inject.kinds.catalogue import CATALOGUE
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.policy import blast_radius, safety
 from faultbed.inject.policy.safety import Forbidden
 from faultbed.inject.strategies import schedules
@@ -112,15 +114,18 @@ def hold(faults, inventory):
             a, b = target.link.a.node, target.link.b.node
             names |= {target.link.name, f"{a}:{b}", f"{b}:{a}"}
         assert any(fnmatchcase(name, pattern) for name in names for pattern in policy.may_disrupt)
-        assert fault.for_s <= policy.longest_fault_s
+        assert fault.spec.for_s <= policy.longest_fault_s
         if not CATALOGUE[fault.kind].reversible:
             assert policy.irreversible == "allow"
-        assert not words_of([dict(fault.request["args"]), [(step.do, step.undo) for step in fault.steps]]) & MANAGEMENT
+        assert (
+            not words_of([dict(fault.request["args"]), [(step.do, step.undo) for step in fault.mechanism.steps]])
+            & MANAGEMENT
+        )
     for one, two in itertools.permutations(faults, 2):
-        if one.at_s <= two.at_s and policy.min_spacing_s > 0:
-            assert two.at_s - one.at_s - one.for_s >= policy.min_spacing_s
-    for moment in {fault.at_s for fault in faults}:
-        now = [fault.target for fault in faults if fault.at_s <= moment < fault.at_s + fault.for_s]
+        if one.spec.at_s <= two.spec.at_s and policy.min_spacing_s > 0:
+            assert two.spec.at_s - one.ends_s >= policy.min_spacing_s
+    for moment in {fault.spec.at_s for fault in faults}:
+        now = [fault.target for fault in faults if fault.spec.at_s <= moment < fault.spec.at_s + fault.spec.for_s]
         links = {target.link.name for target in now if target.link is not None}
         hosts = {target.node for target in now if target.kind in ("host", "gpu")}
         switches = {target.node for target in now if target.kind == "switch"}
@@ -212,7 +217,7 @@ def test_injector_refuses_a_fault_too_soon_after_the_last_one(tmp_path, monkeypa
     lab = SimpleNamespace(
         inventory_model=inventory, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, reserved=("*",)
     )
-    first, second = downs(0, 100)[0], replace(downs(0, 0)[1], at_s=0.0)
+    first, second = downs(0, 100)[0], planned_at(downs(0, 0)[1], 0.0)
     with Journal(tmp_path / "journal") as journal:
         injector = Injector(lab, journal)
         prepared = injector.prepare(first)
@@ -261,7 +266,7 @@ def test_injector_keeps_the_spacing_to_faults_of_other_commands(tmp_path, monkey
     with Journal(tmp_path / "journal") as journal:
         injector = Injector(lab, journal)
         if refused is None:
-            injector.prepare(replace(downs(0)[0], at_s=0.0))
+            injector.prepare(planned_at(downs(0)[0], 0.0))
         else:
             with pytest.raises(Forbidden, match=refused):
-                injector.prepare(replace(downs(0)[0], at_s=0.0))
+                injector.prepare(planned_at(downs(0)[0], 0.0))

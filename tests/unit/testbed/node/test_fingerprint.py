@@ -19,7 +19,8 @@ from own_namespace import answer_of
 from systemd_server import Systemd
 from waiting import until
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.testbed import shipped
 from faultbed.testbed.errors import Unreachable
 from faultbed.testbed.inventory import lab_inventory as inventory_module

@@ -17,7 +17,8 @@ from dataclasses import replace
 import pytest
 from house import HOUSE
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.mechanisms.mechanism import Request
 from faultbed.inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve
 from faultbed.inject.mechanisms.rack.rack_mechanism import retransmissions
@@ -334,7 +335,7 @@ def test_link_rate_is_armed_by_the_asics_state_and_not_by_the_configuration(tool
 def test_hash_policy_on_sonic_is_witnessed_by_the_asics_own_counters():
     """The kernel's tx_packets of a front panel port are those of the switch's CPU."""
     shot = planned("switch.hash-policy", "rtsw1")
-    keys = [key for witness in shot.must_move for key in witness.any_of]
+    keys = [key for witness in shot.mechanism.must_move for key in witness.any_of]
     assert keys
     assert all(key.endswith(".asic_tx_packets") for key in keys)
 
@@ -579,11 +580,9 @@ def test_gpu_open_in_a_daemon_is_refused_with_the_daemons_name(tools, monkeypatc
     monkeypatch.setattr(gpu, "PCI", str(tmp_path / "pci"))
     edit(tools, daemons=["nvidia-fabricmanager"])
     request = Request(
+        spec=FaultSpec(kind="gpu.lost", target="host1:gpu0", for_s=5.0),
         id="0-x-abc123",
-        kind="gpu.lost",
         target=RACK.topology.resolve("host1:gpu0"),
-        for_s=5.0,
-        params={},
         topology=RACK.topology,
         where="fault",
     )

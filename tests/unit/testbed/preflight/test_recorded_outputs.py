@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import samples
 
-from faultbed.inject.fault_plan import FaultSpec, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
 from faultbed.inject.mechanisms.late_binding import bind, connected_qps
 from faultbed.inject.mechanisms.mechanism import LateBinding
 from faultbed.inject.node.command import match_lines

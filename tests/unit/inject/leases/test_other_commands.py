@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from synthetic_run import soft_topology
 
-from faultbed.inject.policy.other_commands import FaultsOfOthers
+from faultbed.inject.leases.other_commands import FaultsOfOthers
 from faultbed.testbed.node import holders
 from faultbed.testbed.tenancy import audit_log
 from faultbed.testbed.tenancy.lab_lease import this_process

@@ -15,7 +15,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from faultbed.inject.fault_plan import FaultSpec, PlannedFault, plan
+from faultbed.inject.fault_plan import plan
+from faultbed.inject.kinds.fault_spec import FaultSpec
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.testbed.errors import FaultbedError
 from faultbed.testbed.tenancy import audit_log
 from faultbed.testbed.tenancy.lab_lease import is_dead
