@@ -96,6 +96,35 @@ def test_nccl_rows_are_iterations_with_their_wrong_elements():
     assert (third.is_iteration, third.wrong) == (True, 0)
 
 
+NAMES = "     1048576        262144     float     sum      -1  "
+HALF, BAD = "  52.31   20.05   35.08      0", "  1.2e+07    0.09    0.16  1.04858e+06"
+PER_ITERATION = "    51.00    53.00    52.90     1.10"
+
+
+@pytest.mark.parametrize(
+    ("row", "wrong"),
+    [
+        (NAMES + HALF + HALF, 0),
+        (NAMES + HALF + BAD, 1_048_580),
+        (NAMES + HALF + HALF + " 2026-11-28 08:00:00", 0),
+        (NAMES + BAD + "                                ", 1_048_580),
+        (NAMES + HALF + PER_ITERATION + BAD + PER_ITERATION, 1_048_580),
+        (NAMES + HALF.replace(" 0", "N/A") + HALF.replace(" 0", "N/A"), 0),
+        ("0: " + NAMES + HALF + BAD, 1_048_580),
+        ("[1,0]<stdout>:" + NAMES + HALF + HALF, 0),
+        (NAMES + HALF + PER_ITERATION, None),
+        (NAMES + HALF + HALF[:-6], None),
+        (NAMES + HALF + HALF.replace("52.31", "nan"), None),
+        (NAMES + HALF + HALF.replace(" 0", "-1"), None),
+        ("# " + NAMES + HALF + HALF, None),
+    ],
+)
+def test_nccl_row_of_every_shape_has_its_wrong_elements_or_is_none(row, wrong):
+    """A million wrong elements are printed as 1.04858e+06, which once counted as none."""
+    steps = steps_of("nccl-tests", f"{NAMES}{HALF}{HALF}\n{row}")[1:]
+    assert [step.wrong for step in steps] == ([] if wrong is None else [wrong])
+
+
 def test_rping_lines_are_iterations_and_a_mismatch_is_wrong():
     first, *rest = steps_of("rping", RPING)
     assert not first.is_iteration
