@@ -52,6 +52,7 @@ def write(score: ScoreFile, folder: Path) -> Path:
     Raises:
         OSError: a file cannot be written.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     with whole(folder / "scorecard.json") as temporary:
         temporary.write_bytes(json_text(score))
     template = page.environment().get_template("scorecard.html.j2")

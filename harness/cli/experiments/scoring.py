@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -82,11 +83,12 @@ def scorecard(
             ):
                 backend_of(inventory.kind).make_ready(inventory, progress)
                 opened.execute(progress=progress, guard=holding.refresh)
-    finally:
-        out.mkdir(parents=True, exist_ok=True)
-        score = score_page.scored(inventory.name, chosen, points, opened.finished_runs, out)
-        report = score_page.write(score, out)
-    _show(session, score, report, as_json=as_json)
+    except BaseException:
+        with contextlib.suppress(Exception):  # what is wrong with the files must not hide what ended the command
+            score_page.write(score_page.scored(inventory.name, chosen, points, opened.finished_runs, out), out)
+        raise
+    score = score_page.scored(inventory.name, chosen, points, opened.finished_runs, out)
+    _show(session, score, score_page.write(score, out), as_json=as_json)
     if opened.snapshot().lab_state == "DIRTY":
         return ExitCode.DIRTY
     return ExitCode.PASS if score.is_known else ExitCode.INCONCLUSIVE
