@@ -56,7 +56,7 @@ SECTIONS: Sections = {
         "faultbed.harness.cli.experiments.initializing": "init schema",
         "faultbed.harness.cli.experiments.runs": "run",
         "faultbed.harness.cli.experiments.sweeping": "sweep",
-        "faultbed.harness.cli.experiments.scoring": "scorecard",
+        "faultbed.harness.cli.traffic.scoring": "scorecard",
         "faultbed.harness.cli.experiments.working": "worker",
         "faultbed.harness.cli.experiments.shrinking": "shrink",
         "faultbed.harness.cli.experiments.fuzzing": "fuzz",
