@@ -12,8 +12,11 @@ from faultbed.traffic.engine.task_specs import QpParams
 
 pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 2", "rnics >= 2")]
 
-PATIENT = QpParams(timeout=18, retry_cnt=7)
-NETEM = "tc qdisc add dev {0} root netem loss 20%; sleep 5; tc qdisc del dev {0} root"
+PATIENT = QpParams(timeout=18, retry_cnt=6)
+NETEM = (
+    "kind=$(tc qdisc show dev {0} root | cut -d' ' -f2); tc qdisc replace dev {0} root netem loss 20%; sleep 5; "
+    'tc qdisc del dev {0} root; case "$kind" in pfifo) tc qdisc replace dev {0} root pfifo limit 10000;; esac'
+)
 DOWN = "ip link set dev {0} down; sleep 3; ip link set dev {0} up"
 
 
