@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from faultbed.testbed.packets.bth import ROCE_PORT
-from faultbed.testbed.packets.frames import column, heads_at, records_at
+from faultbed.testbed.packets.frames import PADDING, column, heads_at, records_at
 from faultbed.testbed.packets.link_types import (
     COOKED,
     COOKED_2,
@@ -63,7 +63,9 @@ _IP = 101
 _ALL_LINKS = (*READ, _IP)
 _HIDING_TYPES = {0x8847: "MPLS", 0x8848: "MPLS", 0x8864: "PPPoE", 0x88E5: "MACsec", 0x88E7: "provider backbone (PBB)"}
 _HIDING_PROTOCOLS = {50: "IPsec", _AUTHENTICATION: "IPsec", 137: "MPLS in IP"}
-_HIDING_PORTS = {4500: "IPsec", 4790: "VXLAN-GPE", 6635: "MPLS in UDP"}
+_HIDING_PORTS = {4500: "IPsec", 4790: "VXLAN-GPE", 6635: "MPLS in UDP", 51820: "WireGuard"}
+_ICMP = (1, 58)
+_SEARCHED, _PLAIN_IP_UDP = PADDING, 20 + 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,7 +119,8 @@ def locate(frames: Frames) -> Located:
             break
         rows, start, link = _one_layer(data, found, rows, start, end, link, hidden)
     hidden["tunnels in tunnels"] += len(rows)
-    _count_hidden(hidden, found, unlocated, data, end)
+    is_read = np.isin(frames.link_types[frames.interface[unlocated]], tuple(READ))
+    _count_hidden(hidden, found, unlocated[is_read], data, end)
     for number, count in enumerate(np.bincount(frames.interface, minlength=1).tolist()):
         if count and (kind := int(frames.link_types[number])) not in READ | HARMLESS:
             hidden[refusal(kind).split(" is not read")[0]] += count
@@ -316,11 +319,34 @@ def _behind_gre(data: Bytes, at: Indices, end: Indices, hidden: Counter[str]) ->
 
 def _count_hidden(hidden: Counter[str], found: Located, rows: Indices, data: Bytes, end: Indices) -> None:
     family, protocol = found.family[rows], found.protocol[rows]
-    for number, name in _HIDING_TYPES.items():
-        hidden[name] += int((family == number).sum())
-    for number, name in _HIDING_PROTOCOLS.items():
-        hidden[name] += int((protocol == number).sum())
-    readable = rows[(protocol == UDP) & (found.part[rows] != LATER) & (found.at[rows] + 4 <= end[rows])]
-    port = u16(data, found.at[readable] + 2)
+    is_named = np.zeros(len(rows), dtype=np.bool_)
+    for kinds, names in ((family, _HIDING_TYPES), (protocol, _HIDING_PROTOCOLS)):
+        for number, name in names.items():
+            hidden[name] += int((kinds == number).sum())
+            is_named |= kinds == number
+    is_udp = (protocol == UDP) & (found.part[rows] != LATER) & (found.at[rows] + 4 <= end[rows])
+    port = np.where(is_udp, u16(data, np.where(is_udp, found.at[rows] + 2, 0)), -1)
     for number, name in _HIDING_PORTS.items():
         hidden[name] += int((port == number).sum())
+        is_named |= port == number
+    # An ICMP error quotes the packet that it is about.
+    others = rows[~is_named & (port != ROCE_PORT) & ~np.isin(protocol, _ICMP)]
+    hidden["an encapsulation that is not known"] += int(_holds_roce(data, found.start[others], end[others]).sum())
+
+
+def _holds_roce(data: Bytes, start: Indices, end: Indices) -> Flags:
+    """Return which frames have the headers of an IPv4 RoCEv2 packet somewhere in their first bytes.
+
+    Tunnels, samples (sFlow) and switch tags are more than can be listed: what is in none of our tables must not be
+    taken for traffic of another kind.
+    """
+    holds = np.zeros(len(start), dtype=np.bool_)
+    for offset in (0, _SEARCHED - _PLAIN_IP_UDP):  # as many bytes as may be read behind the end of a file
+        at = np.minimum(start + offset, len(data) - _SEARCHED)
+        head = heads_at(data, at, _SEARCHED)
+        last = _SEARCHED - _PLAIN_IP_UDP
+        matches = (head[:, : last + 1] == 0x45) & (head[:, 9 : last + 10] == UDP)  # noqa: PLR2004 - version and length
+        matches &= (head[:, 22 : last + 23] == ROCE_PORT >> 8) & (head[:, 23 : last + 24] == ROCE_PORT & 0xFF)
+        matches &= at[:, None] + np.arange(last + 1) + _PLAIN_IP_UDP <= end[:, None]
+        holds |= matches.any(axis=1)
+    return holds

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from samples import samples
 from scapy.contrib.roce import _bth_opcodes
-from scapy.layers.inet import IP, UDP
+from scapy.layers.inet import ICMP, IP, UDP
 from scapy.layers.inet6 import (
     IPv6,
     IPv6ExtHdrDestOpt,
@@ -475,6 +475,47 @@ def test_frames_that_end_between_extension_headers_or_vlan_tags_are_cut(tmp_path
 
 
 ROCE = UDP(sport=50000, dport=4791) / BTH(opcode=4, dqpn=1, psn=1) / Raw(b"12345678")
+
+
+INNER = bytes(ETHER / IP() / ROCE)
+AROUND = {
+    "LLC and SNAP": INNER[:12] + b"\x00\x50\xaa\xaa\x03\x00\x00\x00" + INNER[12:],
+    "EDSA tag of a switch": INNER[:12] + b"\xda\xda\x00\x00\x40\x00\x00\x00" + INNER[12:],
+    "Cisco metadata": INNER[:12] + b"\x89\x09\x01\x01\x00\x01\x00\x07" + INNER[12:],
+    "TRILL": INNER[:12] + b"\x22\xf3\x00\x3f\x00\x01\x00\x02" + INNER,
+    "NSH": INNER[:12] + b"\x89\x4f\x0f\xc6\x01\x03\x00\x00\x01\xff" + bytes(16) + INNER,
+    "GTP-U": bytes(ETHER / IP() / UDP(dport=2152) / Raw(b"\x30\xff\x00\x40\x00\x00\x00\x01" + INNER[14:])),
+    "sFlow": bytes(ETHER / IP() / UDP(dport=6343) / Raw(bytes(28 + 56) + INNER)),
+}
+"""Real encapsulations that no table lists, by name."""
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_roce_in_an_unlisted_encapsulation_is_a_doubt(tmp_path, name, is_last):
+    """A flow inside GTP-U, beside a good flow, was "no rule of go-back-N is broken"."""
+    dns = bytes(ETHER / IP() / UDP(sport=4789, dport=53) / Raw(bytes(200)))
+    icmp = bytes(ETHER / IP() / ICMP(type=3, code=3) / Raw(INNER[14:]))
+    frames = [INNER, dns, icmp, bytes(ETHER / ARP()), AROUND[name], *([] if is_last else [dns])]
+    path = tmp_path / "a.pcap"
+    with PcapWriter(str(path)) as writer:
+        for frame in frames:
+            writer.write(Ether(frame))
+    analysis = analyse(read(path))
+    assert analysis.roce == 1
+    (doubt,) = (doubt for doubt in analysis.doubts if "is not decoded" in doubt)
+    assert doubt.startswith("1 frames may hold RoCEv2 that is not decoded (1 in an encapsulation that is not known)")
+
+
+def test_frames_cut_within_the_roce_port_of_an_unlisted_encapsulation_are_no_doubt(tmp_path):
+    path = tmp_path / "a.pcap"
+    frame = AROUND["GTP-U"]
+    cut = frame.index(b"\x12\xb7") + 1
+    with RawPcapWriter(str(path), linktype=1) as writer:
+        writer.write_header(None)
+        writer.write_packet(frame[:cut], wirelen=len(frame))
+        writer.write_packet(b"\x12\xb7" * 40)
+    assert decode(read(path)).hidden == {}
 
 
 def test_encrypted_frames_are_a_doubt_that_names_each(tmp_path):
