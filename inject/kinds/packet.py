@@ -39,8 +39,11 @@ FILTERS = (
         name="opcode",
         type="choice",
         unit="",
-        summary="class of packets by BTH opcode and AETH syndrome",
-        choices=("any", "data", "ack", "nak", "rnr-nak", "cnp", "read-request", "read-response", "atomic"),
+        summary="class of packets by BTH opcode and AETH syndrome; data-first to data-only: by the place in a message",
+        choices=(
+            *("any", "data", "data-first", "data-middle", "data-last", "data-only"),
+            *("ack", "nak", "rnr-nak", "cnp", "read-request", "read-response", "atomic"),
+        ),
         default="any",
     ),
     Param(name="src", type="rnic", unit="", summary="only packets that this RNIC has sent"),

@@ -38,6 +38,7 @@ __all__ = [
     "ACTS",
     "CORRUPTED_ID",
     "LOSS_COUNTERS",
+    "OPCODES",
     "Hop",
     "counters_of_ends",
     "detour_request",
@@ -61,6 +62,11 @@ _OPCODE, _QP, _PSN, _SYNDROME = "@th,64,8", "@th,104,24", "@th,136,24", "@th,160
 OPCODES: Mapping[str, tuple[str, ...]] = {
     "any": (),
     "data": (f"{_OPCODE} {{ 0x00-0x0b, 0x16-0x17 }}",),
+    # A message's packets by their place: SEND and RDMA WRITE, with immediate data or invalidate.
+    "data-first": (f"{_OPCODE} {{ 0x00, 0x06 }}",),
+    "data-middle": (f"{_OPCODE} {{ 0x01, 0x07 }}",),
+    "data-last": (f"{_OPCODE} {{ 0x02-0x03, 0x08-0x09, 0x16 }}",),
+    "data-only": (f"{_OPCODE} {{ 0x04-0x05, 0x0a-0x0b, 0x17 }}",),
     "ack": (f"{_OPCODE} 0x11", f"{_SYNDROME} < 0x20"),
     "nak": (f"{_OPCODE} 0x11", f"{_SYNDROME} 0x60-0x7f"),
     "rnr-nak": (f"{_OPCODE} 0x11", f"{_SYNDROME} 0x20-0x3f"),

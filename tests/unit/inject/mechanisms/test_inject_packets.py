@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from planned_faults import SOFT, packets, soft
 
 from faultbed.inject.fault_plan import plan, plan_all
+from faultbed.inject.kinds.catalogue import CATALOGUE
 from faultbed.inject.kinds.fault_spec import FaultSpec
+from faultbed.inject.mechanisms.soft.hop import OPCODES
 from faultbed.testbed.errors import UsageError
+from faultbed.testbed.packets.bth import OPCODES as RC
 
 
 def test_drop_towards_an_rnic_acts_at_the_port_that_faces_it():
@@ -194,3 +197,23 @@ def test_packet_drop_relative_psn_is_bound_late_at_the_receiver():
         "any",
         100,
     )
+
+
+def _codes(kind):
+    """Return the opcodes that the rule of a class matches; the set is the only part of it."""
+    (expression,) = OPCODES[kind]
+    return {
+        code
+        for part in expression.partition("{ ")[2].rstrip(" }").split(", ")
+        for low, _, high in [part.partition("-")]
+        for code in range(int(low, 16), int(high or low, 16) + 1)
+    }
+
+
+def test_opcode_classes_by_place_in_a_message_are_those_of_the_standards_table_and_make_up_all_data():
+    """The names of the table of opcodes end with the place: RDMA_WRITE_LAST_WITH_IMMEDIATE, SEND_ONLY."""
+    data = {code for code, row in RC.items() if row.name.startswith(("RC_SEND_", "RC_RDMA_WRITE_"))}
+    assert _codes("data") == data
+    for place in ("first", "middle", "last", "only"):
+        assert _codes(f"data-{place}") == {code for code in data if f"_{place.upper()}" in RC[code].name}
+    assert CATALOGUE["packet.drop"].param("opcode").choices == tuple(OPCODES)

@@ -21,6 +21,8 @@ SAI = (
     ("line", "expected"),
     [
         (FRR, f"2 syslog {FRR[20:]}"),
+        # As bgpd of FRR 8 wrote it to its `log file` after a SIGSEGV: without a time.
+        ("BGP: Received signal 11 at 1795853984 (si_addr 0x2a4a, PC 0x7f996e960366); aborting...", 2),
         ("2026/11/28 07:00:01 ZEBRA: lib/if.c:311: if_delete(): assertion (ifp) failed", 2),
         (SONIC.format("ERR", f"swss#orchagent: {SAI}"), f"3 syslog swss#orchagent: {SAI}"),
         (SONIC.format("INFO", "bgp#supervisord INFO exited: bgpd (terminated by SIGSEGV; not expected)"), 6),
