@@ -56,12 +56,13 @@ _HALF, _HALF_PER_ITERATION, _HALVES = 4, 8, (1, 2)
 class Measured:
     """One line of nccl-tests: the slower of out-of-place and in-place, GB/s (10^9 bytes), and wrong elements.
 
-    `names_all_reduce`: its reduction and root are those of an all-reduce.
+    `wrong` is None if the data were not checked (`-c 0`). `names_all_reduce`: its reduction and root are those of an
+    all-reduce.
     """
 
     size_bytes: int
     gbytes_per_s: float
-    wrong: int
+    wrong: int | None
     names_all_reduce: bool = True
 
 
@@ -139,7 +140,7 @@ def _measured(row: str, *, is_per_iteration: bool) -> Measured:
     return Measured(
         size_bytes=int(columns[0]),
         gbytes_per_s=min(float(part[2]) for part in halves),
-        wrong=sum(round(float(count)) for count in wrong),
+        wrong=sum(round(float(count)) for count in wrong) if wrong else None,
         names_all_reduce=columns[3] != "none" and columns[4] == "-1",
     )
 
@@ -212,11 +213,12 @@ def _read_json(text: str) -> Run:
             raise _cpu_time()
         if not halves or not all(math.isfinite(half.bus_bw) for half in halves):
             raise UsageError(f"the result of {row.size} bytes has no bus_bw; give the whole file")
+        wrong = [round(half.nwrong) for half in halves if half.nwrong is not None]
         lines.append(
             Measured(
                 size_bytes=row.size,
                 gbytes_per_s=min(half.bus_bw for half in halves),
-                wrong=sum(round(half.nwrong or 0) for half in halves),
+                wrong=sum(wrong) if wrong else None,
                 names_all_reduce=row.redop != "none" and row.root.strip() == "-1",
             )
         )

@@ -126,7 +126,9 @@ def _busbw(session: Session, inventory: Inventory, file: Path, *, as_json: bool)
                 ("where", "found", "expected"),
                 [(shortfall.where, shortfall.observed, shortfall.expected) for shortfall in short],
             )
-        session.out.print(f"{file}: {len(short) or 'nothing'} short in {len(run.lines)} sizes", soft_wrap=True)
+        unchecked = sum(line.wrong is None for line in run.lines)
+        data = f"; the data of {unchecked} sizes were not checked (-c 0)" if unchecked else ""
+        session.out.print(f"{file}: {len(short) or 'nothing'} short in {len(run.lines)} sizes{data}", soft_wrap=True)
     return ExitCode.FAIL if short else ExitCode.PASS
 
 

@@ -60,7 +60,7 @@ def output(*rows):
 def test_busbw_run_is_decoded():
     run = read(output((GIB, 47.25, 46.5, 0), (8, 0.01, 0.02, "N/A")))
     assert (run.collective, run.ranks) == ("all-reduce", 2)
-    assert [(x.size_bytes, x.gbytes_per_s, x.wrong) for x in run.lines] == [(GIB, 46.5, 0), (8, 0.01, 0)]
+    assert [(x.size_bytes, x.gbytes_per_s, x.wrong) for x in run.lines] == [(GIB, 46.5, 0), (8, 0.01, None)]
 
 
 def test_busbw_run_that_did_not_come_to_its_end_is_rejected():
@@ -236,6 +236,8 @@ def test_busbw_json_is_decoded():
     run = read(json_output())
     assert (run.collective, run.ranks) == ("all-reduce", 2)
     assert [(line.size_bytes, line.gbytes_per_s, line.wrong) for line in run.lines] == [(GIB, 45.0, 0)]
+    unchecked = read(json_output().replace('"nwrong": 0.0', '"nwrong": null'))
+    assert [line.wrong for line in unchecked.lines] == [None], "-c 0 was reported as no wrong element"
 
 
 @pytest.mark.parametrize(
