@@ -24,10 +24,13 @@ _KEPT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL")
 """Variables that a unit of PID 1 has, too. The others describe an SSH session."""
 _ADOPTED_S, _START_S = 10.0, 60.0
 _JOIN = (
-    "IFS=: read -r _ _ group </proc/self/cgroup && read -r oom </proc/self/oom_score_adj && "
-    'echo "$oom" >/proc/"$1"/oom_score_adj && echo "$1" >/sys/fs/cgroup"$group"/cgroup.procs'
+    'while IFS=: read -r version _ group; do [ "$version" != 0 ] || break; done </proc/self/cgroup; '
+    '[ "$version" = 0 ] && read -r oom </proc/self/oom_score_adj && echo "$oom" >/proc/"$1"/oom_score_adj && '
+    'echo "$1" >/sys/fs/cgroup"$group"/cgroup.procs'
 )
-"""What the unit's command does: it gives the process with this id its own OOM score, and then its cgroup."""
+"""What the unit's command does: it gives the process with this id its own OOM score, and then its cgroup.
+
+Machines with both versions of cgroups list several in /proc/self/cgroup; the number of version 2 is 0."""
 
 
 def leave_parent() -> None:
@@ -61,6 +64,8 @@ def enter_unit(start: Sequence[str]) -> None:
     for name in os.environ.keys() - set(_KEPT):
         del os.environ[name]
     os.environ["NOTIFY_SOCKET"] = NOTIFY_SOCKET
+    # PID 1 removes this file with the unit. If it were removed here, a unit whose `systemd-run` was killed would wait for
+    # it until its start times out.
     with open(file, "w", encoding="ascii") as content:
         content.write(f"{pid}\n")
     try:
@@ -70,7 +75,5 @@ def enter_unit(start: Sequence[str]) -> None:
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise OSError(f"systemd did not start its unit within {_START_S:g} s") from error
-    finally:
-        os.unlink(file)
     if done.returncode:
         raise OSError(f"systemd did not start its unit: {' '.join(done.stderr.split())[-300:]}")

@@ -426,7 +426,7 @@ class TestProgramInAUnit:
         ]
         assert words[-2:] == ["join", str(answer["started"])]
         assert Path(f"{start}.pid").read_text() == f"{answer['started']}\n"
-        assert not Path(words[4].removeprefix("PIDFile=")).exists()
+        Path(words[4].removeprefix("PIDFile=")).unlink()  # PID 1 removes it with the unit
         streams.send("exec import os; print(os.getppid(), flush=True)")
         assert streams.lines.readline() == b"1\n"
 
