@@ -64,8 +64,8 @@ def enter_unit(start: Sequence[str]) -> None:
     for name in os.environ.keys() - set(_KEPT):
         del os.environ[name]
     os.environ["NOTIFY_SOCKET"] = NOTIFY_SOCKET
-    # PID 1 removes this file with the unit. If it were removed here, a unit whose `systemd-run` was killed would wait for
-    # it until its start times out.
+    # PID 1 removes this file with the unit. If it were removed here, a unit whose `systemd-run` was killed would wait
+    # for it until its start times out.
     with open(file, "w", encoding="ascii") as content:
         content.write(f"{pid}\n")
     try:
