@@ -20,7 +20,7 @@ from faultbed.harness.ledger.statistics.decision import Estimand, Reason, Rule, 
 from faultbed.harness.parts.passes import Active, Calibration, Pass
 from faultbed.harness.record.evidence.fault_evidence import FaultRun
 from faultbed.harness.record.evidence.run_evidence import RunEvidence
-from faultbed.inject.fault_plan import PlannedFault
+from faultbed.inject.mechanisms.planned_fault import PlannedFault
 from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.model.topology import Topology
 
