@@ -124,7 +124,7 @@ def even_after_s(finished, switch="rtsw2", most=1.1):
     first_ns, cleared_ns = receipt.fired.first_ns, receipt.cleared.at_ns
     if first_ns is None:
         return None
-    sent = {}
+    sent: dict[str, list[tuple[int, int]]] = {}
     for sample in finished.run_dir.read_telemetry().samples:
         if sample.node == switch:
             for port in ("ctsw1", "ctsw2"):
@@ -133,7 +133,7 @@ def even_after_s(finished, switch="rtsw2", most=1.1):
     ratios = []
     for at_ns in range(first_ns, cleared_ns - 10**9, 10**8):
         carried = [
-            np.interp(at_ns + 10**9, *zip(*samples, strict=True)) - np.interp(at_ns, *zip(*samples, strict=True))
+            float(np.diff(np.interp((at_ns, at_ns + 10**9), *np.array(samples, dtype=np.float64).T))[0])
             for samples in sent.values()
         ]
         ratios.append(((at_ns - first_ns) / 1e9, max(carried) * len(carried) / max(sum(carried), 1)))
