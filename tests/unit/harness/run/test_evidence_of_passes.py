@@ -18,11 +18,12 @@ from faultbed.harness.parts.part import planned_by
 from faultbed.harness.parts.telemetry import telemetry_part
 from faultbed.harness.record import rundir
 from faultbed.harness.record.evidence import run_evidence
-from faultbed.harness.run import loop
+from faultbed.harness.run import conclude, loop
 from faultbed.harness.run.prepare.bind_to_lab import fit
 from faultbed.harness.run.run_record import RunRecord, begin_pass
 from faultbed.harness.verdict import Verdict
 from faultbed.inject.journal import Journal
+from faultbed.testbed.backends.lab_backend import Environment
 from faultbed.testbed.errors import LabError
 from faultbed.testbed.observe.telemetry import Recorded
 
@@ -71,6 +72,7 @@ def passes(tmp_path, monkeypatch):
     experiment = fit(decode(EXPERIMENT, source="x.toml"), EngineLab.topology, "soft")
     plan = run_plan.plan(experiment, inventory_digest="9f" * 32, version="0")
     lab = EngineLab(None)
+    lab.name, lab.accelerator = "soft", "tcg"
     lab.heartbeat, lab.state_dir, lab.guard = lambda: None, tmp_path, lambda: None
     lab.started_ahead = lambda *_: contextlib.nullcontext()
 
@@ -90,7 +92,7 @@ def passes(tmp_path, monkeypatch):
         monkeypatch.setattr(rundir.RunDir, "_write", watched)
         with Journal(run_dir.journal) as journal:
             setting = setting_of(experiment=experiment, plan=plan, lab=lab, journal=journal, run_dir=run_dir)
-            record = RunRecord(setting=setting)
+            record = execute.record = RunRecord(setting=setting)
             loop._calibrate(setting)
             loop._run_pass(begin_pass(record, "twin"), lambda _event: at("event", run_dir))
             at("between", run_dir)
@@ -145,3 +147,33 @@ def test_pass_that_an_error_ends_is_sealed_and_the_error_kept(passes, monkeypatc
     with pytest.raises(LabError, match="host1 does not answer"):
         passes(lambda moment, _run_dir: written.append(moment))
     assert "after evidence/measured/workload.json" in written
+
+
+def concluded(record, monkeypatch):
+    """Judge a run from what is on disk, on a machine about which nothing is known."""
+    backend = SimpleNamespace(health=lambda _inventory: [], environment=lambda _lab: Environment())
+    monkeypatch.setattr(conclude, "backend_of", lambda _kind: backend)
+    monkeypatch.setattr("faultbed.harness.report.run_page.render", lambda path: path / "report.html")
+    setting = record.setting
+    resolved = SimpleNamespace(experiment=setting.experiment, plan=setting.plan, left_out=())
+    finished = conclude.conclude(resolved, setting.lab, setting.run_dir, record, None)
+    return finished.verdict.verdict, {check.name: check.verdict for check in finished.verdict.checks}
+
+
+def test_run_whose_passes_ended_is_judged_from_its_evidence(passes, monkeypatch):
+    passes(lambda *_: None)
+    verdict, checks = concluded(passes.record, monkeypatch)
+    assert verdict is not Verdict.ERROR
+    assert (checks["workload"], checks["twin"], checks["lab_restored"]) == (Verdict.PASS,) * 3
+
+
+def test_run_whose_measured_pass_never_began_is_inconclusive(passes, monkeypatch):
+    """Its twin had wrong data, so nothing was measured: every claim about the measured pass is unknown."""
+    run_dir = passes(lambda *_: None)
+    record = passes.record
+    del record.passes[1:]
+    for file in (run_dir.path / "evidence" / "measured").iterdir():
+        file.unlink()
+    verdict, checks = concluded(record, monkeypatch)
+    assert (verdict, checks["workload"]) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE)
+    assert [run.phase for run in record.passes] == ["twin", "measured"]
