@@ -1,7 +1,7 @@
 """Logs of a lab's kernels and switch daemons: which messages are errors, and which mean a broken kernel. Pure.
 
 After a kernel has reported an oops or a BUG, nothing that it reports can be trusted, so the run is an ERROR. Of daemons
-only crashes arrive here (`faultbed.testbed.node.daemon_log`).
+only crashes arrive here (`faultbed.testbed.node.logs.daemon_log`).
 
 Two kinds of messages are ignored: those that a busy emulated machine always writes, such as a stalled CPU, and those
 that the inventory names with a reason and a last day (`faultbed_ignored_messages`). Neither hides a broken kernel.
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from faultbed.testbed.inventory.schema import IgnoredMessageVars
 from faultbed.testbed.model.lab_kind import LabKind, traits_of
-from faultbed.testbed.node.daemon_log import MARK
 from faultbed.testbed.node.gpu.xid import EVENT, SYNTHETIC
+from faultbed.testbed.node.logs.daemon_log import MARK
 from faultbed.testbed.observe.telemetry import Change
 
 __all__ = ["broken", "errors", "lost", "not_expired", "unhealthy"]

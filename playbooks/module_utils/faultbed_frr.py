@@ -98,7 +98,7 @@ def configure_frr(switches, changes):
 
 
 def _log_file(namespace, daemon):
-    """Return the line that keeps errors and the last words of a crash (`testbed/node/daemon_log.py` reads them)."""
+    """Return the line that keeps errors and the last words of a crash, which `testbed/node/logs/` reads."""
     return f"log file {_folder(namespace)}/{daemon}.log errors\n"
 
 

@@ -48,11 +48,11 @@ import time
 
 from faultbed.testbed.node import netns, state
 from faultbed.testbed.node.counts import Place, soft_gpus, watch_clock
-from faultbed.testbed.node.daemon_log import DaemonLog
 from faultbed.testbed.node.gpu import health, nvml
 from faultbed.testbed.node.holders import boot_id
 from faultbed.testbed.node.in_use.rnics_in_use import rnics_in_use
 from faultbed.testbed.node.in_use.roce_taps import RoceTaps
+from faultbed.testbed.node.logs.daemon_log import DaemonLog
 from faultbed.testbed.node.netlink import messages
 from faultbed.testbed.node.next_hops import decisions, egress_ports
 from faultbed.testbed.node.routing import routing_state

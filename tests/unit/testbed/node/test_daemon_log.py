@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
-from faultbed.testbed.node import daemon_log
-from faultbed.testbed.node.daemon_log import DaemonLog, crash_in
+from faultbed.testbed.node.logs import daemon_log
+from faultbed.testbed.node.logs.daemon_log import DaemonLog, crash_in
 
 FRR = "2026/11/28 07:00:01 BGP: Received signal 11 at 1795852801 (si_addr 0x0, PC 0x55d0c0ffee); aborting..."
 SONIC = "2026 Nov 28 07:00:02.123456 leaf1 {} {}"

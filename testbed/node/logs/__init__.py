@@ -1,0 +1,1 @@
+"""Log files of a machine's daemons, as its watcher reads them."""
