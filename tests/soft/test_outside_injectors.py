@@ -10,7 +10,7 @@ from faultbed.harness.run.outside_command import watch_lab
 from faultbed.inject.evidence.outside_fault import opinion_of
 from faultbed.traffic.engine.task_specs import QpParams
 
-pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 2", "rnics >= 2")]
+pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 2", "rnics >= 2")]
 
 PATIENT = QpParams(timeout=18, retry_cnt=6)
 NETEM = (

@@ -7,7 +7,7 @@ from faultbed.harness.run import loop
 from faultbed.harness.verdict import Verdict
 from faultbed.testbed.observe import fingerprint
 
-pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 2")]
+pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 2")]
 
 PERFTEST = """
 name = "foreign"
@@ -107,7 +107,9 @@ def test_programs_that_misbehave_leave_nothing_and_get_an_honest_verdict(lab, tm
             (folder / "odd.py").write_text(code)
             verdict = executed(lab, ODD, folder)
             assert (verdict.verdict.name, verdict.lab_state) == (expected, "CLEAN"), verdict.checks
-            left = lab.node(host).run(["sh", "-c", "pgrep -f odd.py; ls -d /sys/fs/cgroup/faultbed-*-*"], check=False)
+            left = lab.node(host).run(
+                ["sh", "-c", "pgrep -f '[o]dd.py'; ls -d /sys/fs/cgroup/faultbed-*-*"], check=False
+            )
             assert left.stdout == ""
     assert fingerprint.settle(lab, before) == []
 
