@@ -199,7 +199,7 @@ def test_on_time_that_is_accepted_is_within_the_tolerance(planned_s, share):
     assert believed == (is_near and int(planned_s * share * S) >= planned_ns / 2)
 
 
-ONE_SHOT = {"switch.bgp-reset", "host.reboot", "host.rank-kill", "gpu.xid", "packet.forge"}
+ONE_SHOT = {"rnic.qp-error", "switch.bgp-reset", "host.reboot", "host.rank-kill", "gpu.xid", "packet.forge"}
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
