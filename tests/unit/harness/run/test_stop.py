@@ -686,7 +686,7 @@ def test_fault_waiting_for_its_time_is_called_off():
     prepared._witnesses.before = {}
     sent = []
     prepared.lease._channel = SimpleNamespace(
-        send=sent.append, receive=lambda timeout_s: {"event": "scheduled", "seq": sent[-1]["seq"]}
+        send=sent.append, receive=lambda timeout_s: {"event": "scheduled", "at_ns": 1, "seq": sent[-1]["seq"]}
     )
     with pytest.raises(FaultError, match="cancelled before it was due: stopped"):
         prepared.arm(at_ns=time.monotonic_ns() + 3600 * S, cancel_reason=lambda: "stopped")
