@@ -70,7 +70,7 @@ SECTIONS: Sections = {
     },
     "Results": {
         "faultbed.harness.cli.experiments.runs": "report",
-        "faultbed.harness.cli.experiments.packets": "packets",
+        "faultbed.harness.cli.traffic.packets": "packets",
         "faultbed.harness.cli.experiments.attribution": "attribute",
         "faultbed.harness.cli.experiments.histories": "history noise",
         "faultbed.harness.cli.model.equivalent": "equivalent",

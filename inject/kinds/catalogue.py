@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from faultbed.inject.kinds import congestion, data, gpu, host, link, packet, rack, rnic, storage, switch
+from faultbed.inject.kinds import congestion, gpu, host, link, packet, rack, rnic, storage, switch
 from faultbed.inject.kinds.kind import Binding, Example, FaultKind, Fidelity, Param, ParamType, Trait
 from faultbed.inject.mechanisms.rack import MECHANISMS
 from faultbed.testbed.errors import UsageError
@@ -39,7 +39,6 @@ _ALL = (
     *host.KINDS,
     *gpu.KINDS,
     *storage.KINDS,
-    *data.KINDS,
     *rack.KINDS,
 )
 
