@@ -44,7 +44,7 @@ PACKAGE_CIRCLES = {
             "workload_file",
         }
     ],
-    "harness.run": [{"prepare", "workload_kinds"}, {"repeats", "sweeps"}],
+    "harness.run": [{"repeats", "sweeps"}],
     "inject": [{"evidence", "kinds", "mechanisms"}],
     "testbed": [{"backends", "lab", "observe", "provision", "tenancy"}],
     "traffic": [{"flows", "probes"}],
