@@ -210,6 +210,7 @@ def rack(monkeypatch, tmp_path):
     lab = SimpleNamespace(
         kind="rack", name="r", state_dir=state.folder, forget_connections=lambda: None, close=lambda: None,
         nodes=lambda: ("host1",), kernel_log=kernel_log, reserved=("*",),
+        inventory_model=SimpleNamespace(ignored_messages=()),
     )  # fmt: skip
     state.session_lab = pytest_lab.SessionLab(lab=lab)
 
