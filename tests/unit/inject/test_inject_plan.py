@@ -38,6 +38,7 @@ def test_plan_in_another_process_has_the_same_bytes():
     code = (
         "import json;from faultbed.testbed.inventory.lab_inventory import load;"
         "from faultbed.testbed.shipped import inventories;from faultbed.inject.fault_plan import *;"
+        "from faultbed.inject.kinds.fault_spec import FaultSpec;"
         "t=load(inventories()/'soft.yml').topology;"
         "p=plan(FaultSpec(kind='packet.drop',target='host1:rxe0',for_s=2.0,params={'share':0.01}),t,lab_kind='soft');"
         "print(json.dumps(p.to_json(),sort_keys=True))"

@@ -21,7 +21,7 @@ def test_faults_on_the_same_resource_at_once_are_rejected():
     assert len({fault.id for fault in plan_all([flap, later, drop, drop], SOFT, lab_kind="soft")}) == 4
 
 
-COMPOSE = ("packet.drop", "packet.mark", "packet.corrupt", "data.corrupt", "packet.forge")
+COMPOSE = ("packet.drop", "packet.mark", "packet.corrupt", "data.corrupt", "packet.forge", "rnic.qp-error")
 """Each has a rule of its own: the same one twice is two of them. What takes a detour towards a port does not."""
 
 

@@ -17,6 +17,7 @@ import pytest
 from held import holder_pid, send_request
 from waiting import until
 
+from faultbed.inject.evidence.observation import Observation
 from faultbed.inject.evidence.reboots import Boots, boot_of
 from faultbed.inject.evidence.receipt import Cleared
 from faultbed.inject.fault_plan import plan
@@ -162,7 +163,7 @@ def test_clearing_a_reboot_keeps_a_connection_to_the_host_that_answers():
     forgotten = []
     planned = plan(FaultSpec(kind="host.reboot", target="host1", for_s=2.0), SOFT.topology, lab_kind="soft")
     fault = SimpleNamespace(planned=planned, _lab=SimpleNamespace(forget_dead=forgotten.append))
-    cleared, _, doubts = PreparedFault._judge(fault, Cleared(ok=True), {"count": 1})
+    cleared, _, doubts = PreparedFault._judge(fault, Cleared(ok=True), Observation(state="over", count=1))
     assert forgotten == ["host1"]
     assert (cleared.ok, len(doubts)) == (False, 1), "its evidence cannot be read here"
 

@@ -39,7 +39,7 @@ ROOMS = (
 MODULES_MAX = 14
 FAMILY = "a family of fault kinds has one file among the kinds and one among the mechanisms of each backend"
 SHARED_NAMES = {
-    **dict.fromkeys(("congestion", "data", "gpu", "host", "link", "packet", "processes", "rnic", "switch"), FAMILY),
+    **dict.fromkeys(("congestion", "gpu", "host", "link", "packet", "processes", "rnic", "switch"), FAMILY),
     "storage": f"{FAMILY}; `faultbed.traffic.node.storage` is a process that faults find by that name",
 }
 FAMILY_FOLDERS = ("inject/kinds", "inject/mechanisms/soft", "inject/mechanisms/rack")

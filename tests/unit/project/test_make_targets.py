@@ -43,16 +43,18 @@ class LabTest:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """One command of pytest: a lab, files and folders, a word of test names, and whether slow tests are run."""
+    """One command of pytest: a lab, files and folders, words of test or file names, and whether slow tests are run."""
 
     lab: str
     paths: tuple[Path, ...]
-    word: str
+    words: tuple[str, ...]
     slow: bool
 
     def runs(self, path: Path, test: LabTest) -> bool:
         """Whether it runs a test, and does not skip it because the lab is too small."""
-        if not any(path.is_relative_to(given) for given in self.paths) or self.word not in test.name:
+        if not any(path.is_relative_to(given) for given in self.paths) or not any(
+            word in f"{path.stem}::{test.name}" for word in self.words
+        ):
             return False
         return self.slow >= test.slow and not unmet(tuple(map(parse_need, test.needs)), topology_of(self.lab))
 
@@ -109,9 +111,10 @@ def selections(lines: list[str]) -> Iterator[Selection]:
     for line in lines:
         if line.startswith("python|-m|pytest|"):
             given, _ = parser.parse_known_args(line.split("|")[3:])
-            assert given.word.isidentifier() or not given.word, f"this check knows single words only: {given.word}"
+            words = tuple(given.word.split(" or "))
+            assert not any(set(word) & set(" ()") for word in words), f"words and `or` only: {given.word}"
             paths = tuple(HOUSE / path for path in given.paths)
-            yield Selection(lab=given.lab, paths=paths, word=given.word, slow=given.marks in ("", "slow"))
+            yield Selection(lab=given.lab, paths=paths, words=words, slow=given.marks in ("", "slow"))
 
 
 @functools.cache

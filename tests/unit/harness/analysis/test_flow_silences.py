@@ -40,7 +40,7 @@ def flows(*faults, silent=(), paced=False):
         connections=(),
         faults=tuple(
             _fault(
-                name, "link.down", "rtsw1:ctsw1", Window(begin, end), end - begin, {}, "#8f5aa8",
+                name, "link.down", "rtsw1:ctsw1", Window(begin, end), end - begin, {},
                 ("ctsw1:rtsw1.carrier_down_count", 1, "emulated"), {}, fired=True,
             )
             for name, begin, end in faults

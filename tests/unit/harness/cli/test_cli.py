@@ -156,10 +156,10 @@ def test_cli_inject_json_says_that_another_command_will_compare_the_lab():
     sentence = "the lab will be compared when `inject link.down` (process 7) end, which still run"
     printed = []
     inject_command._show_receipt(
-        SimpleNamespace(json=printed.append), SimpleNamespace(to_json=dict, doubts=()), (),
+        SimpleNamespace(json=printed.append), SimpleNamespace(to_json=dict), (),
         Outcome(state="CLEAN", reasons=(), sentence=sentence), as_json=True,
     )  # fmt: skip
-    assert printed == [{"unproven": [], "doubts": [], "lab": sentence, "lab_diff": []}]
+    assert printed == [{"unproven": [], "lab": sentence, "lab_diff": []}]
 
 
 def test_cli_profile_prints_the_faults_of_an_experiment(faultbed):

@@ -33,7 +33,7 @@ def noisy_run(rng, *, sd, phi, start_s, length_s, share=1.0):
     carried[int(start_s * 10) : int((start_s + length_s) * 10)] *= share
     samples = tuple(Sample(T0 + at * 100 * MS, int(value)) for at, value in enumerate(carried))
     fault = _fault(
-        "uplink", "link.rate", "rtsw1:ctsw1", Window(start_s, start_s + length_s), length_s, {}, "#8f5aa8",
+        "uplink", "link.rate", "rtsw1:ctsw1", Window(start_s, start_s + length_s), length_s, {},
         ("host2:rxe0.rcvd_seq_err", 118, "emulated"), {}, fired=True,
     )  # fmt: skip
     base = synthetic_run()
