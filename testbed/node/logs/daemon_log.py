@@ -25,7 +25,9 @@ MARK = "syslog"
 """The word before the text of a daemon's message, after its level; messages of a kernel have none."""
 _SWITCH = ("/etc/sonic", "/run/frr")
 """Paths that only a machine with FRR or SONiC has. The syslog of another one is none of a switch's daemons."""
-_FILES = ("/run/frr/*/*.log", "/var/log/frr/*.log", "/var/log/syslog")
+_IN_MEMORY = "/run/"
+"""Files here do not outlive a reboot, and are those of the snapshot after a machine was restored from one."""
+_FILES = (f"{_IN_MEMORY}frr/*/*.log", "/var/log/frr/*.log", "/var/log/syslog")
 _LEVELS = ("EMERG", "ALERT", "CRIT", "ERR", "WARNING", "NOTICE", "INFO", "DEBUG")
 _CRASH = re.compile(
     r"Received signal (?:4|6|7|8|11) at \d+"  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
@@ -115,7 +117,7 @@ class DaemonLog:
                 rotated.seek(offset)
                 self._lost += self._crashes(path, rotated)
             self._rests.pop(path, None)
-        else:
+        elif not path.startswith(_IN_MEMORY):  # there, as for the kernel's messages, the machine's end explains it
             self._lost.append(f"3 {MARK} messages were lost: {path} was replaced")
 
     @staticmethod

@@ -61,6 +61,7 @@ def enter_unit(start: Sequence[str]) -> None:
     pid = os.getpid()
     file = f"{_FOLDER}/{pid}.pid"
     os.chdir("/")
+    os.setgroups([])
     for name in os.environ.keys() - set(_KEPT):
         del os.environ[name]
     os.environ["NOTIFY_SOCKET"] = NOTIFY_SOCKET

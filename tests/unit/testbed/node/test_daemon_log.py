@@ -118,6 +118,17 @@ def test_daemon_log_that_cannot_continue_says_so(log, follow):
     assert seen(texts) == [4]
 
 
+def test_daemon_log_in_memory_begins_again_with_the_machine_and_loses_nothing_else(log, follow, monkeypatch):
+    """A soft lab that is reset has the log of its snapshot: shorter, and no sign of lost messages."""
+    add(log, 1)
+    position = follow().position
+    log.write_text("")
+    add(log, 4)
+    assert seen(follow(position).read())[0].startswith("3 syslog messages were lost")
+    monkeypatch.setattr(daemon_log, "_IN_MEMORY", str(log.parent))
+    assert seen(follow(position).read()) == [4]
+
+
 def test_daemon_log_that_was_truncated_says_so_and_begins_again(log, follow):
     daemons = follow()
     log.write_text("")
