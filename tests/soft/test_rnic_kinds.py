@@ -14,7 +14,7 @@ from faultbed.traffic.engine.task_specs import QpParams
 from faultbed.traffic.flows import flow_run
 from faultbed.traffic.flows.flow_run import FlowSpec
 
-pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4", "rnics >= 2")]
+pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "rnics >= 2")]
 
 FLOW = ("host1", "host3")
 CASES = {
