@@ -165,7 +165,7 @@ def _rdma(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
 def _gid(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for host in inventory.topology.hosts:
         for rnic in host.rnics:
-            expected = ipaddress.IPv6Address(f"::ffff:{rnic.ip}").exploded
+            expected = ipaddress.IPv6Address(f"::ffff:{rnic.ip}").packed.hex(":", 2)
             facts = state[host.name]
             if expected not in facts.gids.get(rnic.name, set()):
                 has_other = any(

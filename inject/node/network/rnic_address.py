@@ -43,7 +43,8 @@ class RnicAddressActuator(Actuator):
     def __init__(self, *, rnic: str, netdev: str, address: str) -> None:
         self._rnic, self._netdev, self._address = rnic, netdev, address
         self._ip = address.partition("/")[0]
-        self._gid = ipaddress.IPv6Address(f"::ffff:{self._ip}").exploded
+        # `IPv6Address.exploded` has dots in a mapped address from Python 3.13 on; sysfs has none.
+        self._gid = ipaddress.IPv6Address(f"::ffff:{self._ip}").packed.hex(":", 2)
         self._words = ""
         self._routes: list[str] = []
         self._entries: list[int] = []
