@@ -23,7 +23,6 @@ __all__ = ["METRICS", "Outcome", "ScoreFile", "ScoreRow", "ScoredRun", "deciding
 
 Outcome = Literal["survived", "failed", "unknown"]
 METRICS = ("recovery.total", "after_clear.total", "goodput.after_ratio", "wrong_elements")
-_DATA = frozenset({"wrong_elements", "data"})
 
 
 class ScoredRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from faultbed.inject.evidence.exposure import default_gpu
+from faultbed.inject.evidence.watched_links import WATCH_S as _WATCH_S
 from faultbed.inject.evidence.workload_use import WorkloadUse
 from faultbed.testbed.errors import LabError, UsageError
 from faultbed.testbed.observe import packet_capture
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["use_by_others"]
 
-_WATCH_S = 2.0
-"""How long links are watched for RoCEv2 packets: a collective with compute phases pauses for a second."""
 _ANSWER_S = 15.0
 """How long all machines together may take for one request. The whole takes at most four times as long."""
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from faultbed.testbed.lab import Lab
     from faultbed.testbed.model.topology import Link
 
-__all__ = ["addresses_on"]
+__all__ = ["WATCH_S", "addresses_on"]
 
-_WATCH_S = 2.0
+WATCH_S = 2.0
 """How long links are watched for RoCEv2 packets: a collective with compute phases pauses for a second."""
 
 
@@ -31,7 +31,7 @@ def addresses_on(lab: Lab, links: Mapping[str, Link]) -> tuple[dict[str, frozens
     try:
         names = {packet_capture.port_named(lab.topology, name)[0]: name for name in links}
         with packet_capture.start(lab, list(names)) as capturing:
-            threading.Event().wait(_WATCH_S)
+            threading.Event().wait(WATCH_S)
             captured = capturing.stop()
         seen = _addresses_by_port(columns.decode(captured.frames), captured.frames.interfaces)
     except (LabError, UsageError) as error:

@@ -1,4 +1,4 @@
-"""What is asked for a fault, by an experiment, a command, a test or a profile: the same record for all of them."""
+"""A fault as an experiment, a command, a test or a profile requests it: all of them make the same record."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ those of the files below ports/1/hw_counters.
 
 from __future__ import annotations
 
+from faultbed.testbed.node.in_use.rnics_in_use import CONNECTED, QPN, RC, STATE, TYPE, queue_pairs
 from faultbed.testbed.node.netlink import Netlink, attribute, attributes
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
@@ -15,10 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["Rdma", "places"]
 
 _NETLINK_RDMA, _NLDEV = 20, 5 << 10
-_GET, _STAT_GET, _QP_GET = _NLDEV | 1, _NLDEV | 17, _NLDEV | 10
+_GET, _STAT_GET = _NLDEV | 1, _NLDEV | 17
 _INDEX, _NAME, _PORT = 1, 2, 3
-_QPS, _QPN, _TYPE, _STATE = 19, 21, 26, 27  # RDMA_NLDEV_ATTR_RES_QP, _RES_LQPN, _RES_TYPE, _RES_STATE
-_RC, _CONNECTED = 2, (2, 3)  # rdma/ib_verbs.h: IB_QPT_RC; IB_QPS_RTR, IB_QPS_RTS
 _COUNTERS, _ENTRY, _ENTRY_NAME, _ENTRY_VALUE = 80, 81, 82, 83
 _ATTRIBUTE = 4
 """Length of an attribute's header."""
@@ -85,16 +84,11 @@ class Rdma:
     def _connected_qps(self, index: int) -> set[int]:
         if self._netlink is None:
             return set()
-        numbers = set()
-        for _, body in self._netlink.dump(_QP_GET, attribute(_INDEX, index.to_bytes(4, "little"))):
-            for kind, at, end in _parts(body, 0, len(body)):
-                if kind != _QPS:
-                    continue
-                for _, first, last in _parts(body, at, end):
-                    qp = {inner: body[begin:stop] for inner, begin, stop in _parts(body, first, last)}
-                    if _small(qp.get(_TYPE)) == _RC and _small(qp.get(_STATE)) in _CONNECTED:
-                        numbers.add(int.from_bytes(qp[_QPN], "little"))
-        return numbers
+        return {
+            int.from_bytes(qp[QPN], "little")
+            for qp in queue_pairs(self._netlink, index.to_bytes(4, "little"))
+            if qp.get(TYPE, b"\0")[0] == RC and qp.get(STATE, b"\0")[0] in CONNECTED
+        }
 
     def moved(self) -> Iterator[tuple[str, int]]:
         """Yield the counters that have moved since the last call, and their values."""
@@ -125,10 +119,6 @@ class Rdma:
             raise
         except OSError:  # the device is gone by now, or its driver has no counters
             return b""
-
-
-def _small(raw: bytes | None) -> int | None:
-    return None if raw is None else int.from_bytes(raw, "little")
 
 
 def _value(body: bytes, at: int) -> int:

@@ -156,7 +156,7 @@ class Watch:
         return {"boot": boot, "after": self.log.number, "files": self.daemons.position, "messages": messages}
 
     def push_kernel_log(self) -> None:
-        """Send what the kernel has logged at once: a reboot would lose it. Files of daemons outlive it."""
+        """Send what the kernel has logged at once: a reboot would lose it. The daemons' files are read on request."""
         if self.log is not None and self.daemons is not None and (messages := self.log.read()):
             write("kernel", boot=boot_id(), after=self.log.number, files=self.daemons.position, messages=messages)
 

@@ -16,6 +16,7 @@ from faultbed.testbed.inventory.lab_inventory import Inventory
 from faultbed.testbed.inventory.rates import Shape
 from faultbed.testbed.model.lab_kind import traits_of
 from faultbed.testbed.model.topology import Link, Port, Topology
+from faultbed.testbed.node.kernel_files import gid_of
 from faultbed.testbed.preflight.collect import FAR_ADDRESS, Facts
 
 __all__ = [
@@ -165,7 +166,7 @@ def _rdma(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
 def _gid(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for host in inventory.topology.hosts:
         for rnic in host.rnics:
-            expected = ipaddress.IPv6Address(f"::ffff:{rnic.ip}").packed.hex(":", 2)
+            expected = gid_of(rnic.ip)
             facts = state[host.name]
             if expected not in facts.gids.get(rnic.name, set()):
                 has_other = any(

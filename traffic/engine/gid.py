@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from faultbed.testbed.errors import LabError
+from faultbed.testbed.node.kernel_files import gid_of
 from faultbed.testbed.remote.remote_node import Node
 from faultbed.traffic.engine.run_results import Endpoint
 
@@ -17,8 +18,7 @@ def gid_index(node: Node, place: Endpoint, *, timeout_s: float = 60.0) -> int:
         Unreachable: the host does not answer.
         CommandFailed: it did not answer in time.
     """
-    octets = [int(part) for part in place.address.split(".")]
-    gid_text = f"0000:0000:0000:0000:0000:ffff:{octets[0]:02x}{octets[1]:02x}:{octets[2]:02x}{octets[3]:02x}"
+    gid_text = gid_of(place.address)
     port = f"/sys/class/infiniband/{place.rnic}/ports/1"
     argv = ["grep", "-sH", "", "-r", f"{port}/gids", f"{port}/gid_attrs/types"]
     listing = node.run(argv, check=False, timeout_s=timeout_s).stdout

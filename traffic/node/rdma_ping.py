@@ -37,6 +37,8 @@ from pyverbs.pyverbs_error import PyverbsError
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
+from faultbed.testbed.node.kernel_files import gid_of
+
 __all__ = ["PORT", "ping"]
 
 PORT = 7471
@@ -96,22 +98,20 @@ class _Rnic:
     def __init__(self, requested: dict[str, Any], pairs: int) -> None:
         self.name = requested["name"]
         self.context = Context(name=self.name)
-        self.gid_index = self._find_gid(f"::ffff:{requested['address']}")
+        self.gid_index = self._find_gid(requested["address"])
         self.pd = PD(self.context)
         self.cq = CQ(self.context, 4 * pairs)
         self.mr = MR(self.pd, 2 * SIZE * pairs, e.IBV_ACCESS_LOCAL_WRITE)
 
-    def _find_gid(self, text: str) -> int:
-        """Return the index of the RoCE v2 entry of a GID: the table may have the same GID for RoCE v1, too."""
+    def _find_gid(self, address: str) -> int:
+        """Return the index of an address's RoCE v2 GID: the table may have the same GID for RoCE v1, too."""
+        gid_text = gid_of(address)
         port = f"/sys/class/infiniband/{self.name}/ports/1"
         for index in sorted(int(entry) for entry in os.listdir(f"{port}/gids")):
             with contextlib.suppress(OSError):  # reading the type of an empty entry is EINVAL
-                if (
-                    _line(f"{port}/gids/{index}") == _gid(text)
-                    and _line(f"{port}/gid_attrs/types/{index}") == "RoCE v2"
-                ):
+                if _line(f"{port}/gids/{index}") == gid_text and _line(f"{port}/gid_attrs/types/{index}") == "RoCE v2":
                     return index
-        raise OSError(f"{self.name} has no RoCE v2 GID {text}")
+        raise OSError(f"{self.name} has no RoCE v2 GID ::ffff:{address}")
 
     def sge(self, number: int, *, incoming: bool) -> Any:
         offset = (2 * number + incoming) * SIZE
@@ -121,12 +121,6 @@ class _Rnic:
 def _line(path: str) -> str:
     with open(path, encoding="ascii") as file:
         return file.read().strip()
-
-
-def _gid(text: str) -> str:
-    """Return a GID in the long form that pyverbs uses."""
-    raw = socket.inet_pton(socket.AF_INET6, text).hex()
-    return ":".join(raw[i : i + 4] for i in range(0, 32, 4))
 
 
 class _Run:
@@ -165,9 +159,7 @@ class _Run:
             if qpn is None:
                 pair.error = f"{pair.peer} sent no datagram on the front end ({self.addresses[pair.peer]})"
                 continue
-            route = GlobalRoute(
-                dgid=GID(_gid(f"::ffff:{pair.remote_address}")), sgid_index=pair.rnic.gid_index, hop_limit=64
-            )
+            route = GlobalRoute(dgid=GID(gid_of(pair.remote_address)), sgid_index=pair.rnic.gid_index, hop_limit=64)
             attr = QPAttr(port_num=1)
             attr.path_mtu = e.IBV_MTU_4096
             attr.dest_qp_num = qpn

@@ -37,6 +37,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
+from faultbed.testbed.node.kernel_files import gid_of
 from faultbed.traffic.node.completions import CQ_ENTRIES
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
@@ -50,7 +51,6 @@ __all__ = [
     "MtuTooLarge",
     "RcQp",
     "Rnic",
-    "gid_of",
     "recv_request",
     "request",
     "write_request",
@@ -184,12 +184,6 @@ class Rnic:
             collected += completions
             if len(completions) < POLL:
                 return collected
-
-
-def gid_of(address: str) -> str:
-    """Return the GID of an IPv4 address, as sysfs writes it."""
-    octet1, octet2, octet3, octet4 = (int(part) for part in address.split("."))
-    return f"0000:0000:0000:0000:0000:ffff:{octet1 << 8 | octet2:04x}:{octet3 << 8 | octet4:04x}"
 
 
 class RcQp:

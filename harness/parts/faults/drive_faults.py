@@ -24,7 +24,7 @@ __all__ = ["drive_all", "prepare_all"]
 
 
 def prepare_all(injector: Injector, faults: Sequence[PlannedFault]) -> list[PreparedFault]:
-    """Prepare all faults at once, each on its own thread: its holder is an interpreter that starts in seconds.
+    """Prepare all faults at once, each on its own thread: on an emulated machine, a holder may take seconds to start.
 
     Raises:
         Exception: the error of the first fault that could not be prepared.

@@ -11,7 +11,6 @@ pair still uses keeps its slot until the last user is gone, so that it comes bac
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import socket
@@ -24,6 +23,7 @@ from faultbed.inject.node.actuator import Actuator, Refused
 from faultbed.inject.node.command import run
 from faultbed.inject.node.management import management_interfaces
 from faultbed.inject.node.network.rnic_reset import routes_of
+from faultbed.testbed.node.kernel_files import gid_of
 from faultbed.testbed.node.netlink import Netlink, attributes
 
 __all__ = ["RnicAddressActuator"]
@@ -43,8 +43,7 @@ class RnicAddressActuator(Actuator):
     def __init__(self, *, rnic: str, netdev: str, address: str) -> None:
         self._rnic, self._netdev, self._address = rnic, netdev, address
         self._ip = address.partition("/")[0]
-        # `IPv6Address.exploded` has dots in a mapped address from Python 3.13 on; sysfs has none.
-        self._gid = ipaddress.IPv6Address(f"::ffff:{self._ip}").packed.hex(":", 2)
+        self._gid = gid_of(self._ip)
         self._words = ""
         self._routes: list[str] = []
         self._entries: list[int] = []

@@ -11,19 +11,21 @@ from faultbed.testbed.node.netlink import Netlink, attribute, attributes
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["carries_data", "rnics_in_use"]
+__all__ = ["CONNECTED", "QPN", "RC", "STATE", "TYPE", "carries_data", "queue_pairs", "rnics_in_use"]
 
 _NETLINK_RDMA, _NLDEV = 20, 5 << 10
 _DEVICES, _QUEUE_PAIRS = _NLDEV | 1, _NLDEV | 10
-_INDEX, _NAME, _TABLE, _TYPE, _STATE, _PID = 1, 2, 19, 26, 27, 28
+_INDEX, _NAME, _TABLE, _PID = 1, 2, 19, 28
+QPN, TYPE, STATE = 21, 26, 27
+"""Attributes of a queue pair: its number, `enum ib_qp_type` and `enum ib_qp_state` (a byte each)."""
 _ATTRIBUTE = 4
 """Length of an attribute's header."""
-_RC, _UC, _UD, _XRC_INI, _XRC_TGT, _DRIVER = 2, 3, 4, 9, 10, 255
-_CARRYING = (_RC, _UC, _UD, _XRC_INI, _XRC_TGT, _DRIVER)
+RC, _UC, _UD, _XRC_INI, _XRC_TGT, _DRIVER = 2, 3, 4, 9, 10, 255
+_CARRYING = (RC, _UC, _UD, _XRC_INI, _XRC_TGT, _DRIVER)
 """All types but SMI, GSI and raw ones, which every port has for management."""
-_CONNECTED = (2, 3)
+CONNECTED = (2, 3)
 """RTR (ready to receive) and RTS (ready to send)."""
 
 
@@ -39,12 +41,18 @@ def rnics_in_use() -> list[str]:
         return sorted(
             device[_NAME].rstrip(b"\0").decode()
             for device in devices
-            if any(
-                carries_data(entry)
-                for _, body in rdma.dump(_QUEUE_PAIRS, attribute(_INDEX, device[_INDEX]))
-                for entry in _entries(attributes(body).get(_TABLE, b""))
-            )
+            if any(map(carries_data, queue_pairs(rdma, device[_INDEX])))
         )
+
+
+def queue_pairs(rdma: Netlink, device: bytes) -> Iterator[Mapping[int, bytes]]:
+    """Yield the attributes of each queue pair of a device, which is given by its index (four bytes).
+
+    Raises:
+        OSError: the kernel or the device does not list queue pairs, or did not answer in time (TimeoutError).
+    """
+    for _, body in rdma.dump(_QUEUE_PAIRS, attribute(_INDEX, device)):
+        yield from _entries(attributes(body).get(_TABLE, b""))
 
 
 def carries_data(entry: Mapping[int, bytes]) -> bool:
@@ -55,11 +63,11 @@ def carries_data(entry: Mapping[int, bytes]) -> bool:
     Raises:
         ValueError: it has no type, or no state.
     """
-    if _TYPE not in entry or _STATE not in entry:
+    if TYPE not in entry or STATE not in entry:
         raise ValueError(f"the kernel lists a queue pair without type or state: attributes {sorted(entry)}")
-    kind, state = entry[_TYPE][0], entry[_STATE][0]
+    kind, state = entry[TYPE][0], entry[STATE][0]
     is_of_kernel = kind == _UD and _PID not in entry
-    return kind in _CARRYING and state in _CONNECTED and not is_of_kernel
+    return kind in _CARRYING and state in CONNECTED and not is_of_kernel
 
 
 def _entries(table: bytes) -> Iterable[Mapping[int, bytes]]:
