@@ -28,14 +28,14 @@ _ROCE, _HIDDEN = 1, 2
 _PORT = 4791
 _IPV4, _IPV6, _UDP = 0x0800, 0x86DD, 17
 _VLANS = (0x8100, 0x88A8, 0x9100, 0x9200)
-_HIDING_TYPES = (0x8847, 0x8848, 0x8864, 0x88E5, 0x88E7)
-"""MPLS, PPPoE, MACsec, provider backbone."""
+_HIDING_TYPES = (0x8847, 0x8848, 0x8864, 0x88E5, 0x88E7, 0x894F, 0x22F3)
+"""MPLS, PPPoE, MACsec, provider backbone, NSH, TRILL."""
 _HIDING_PROTOCOLS = (4, 41, 47, 50, 51, 137)
 """IP in IP, GRE, IPsec, MPLS in IP."""
 _EXTENSIONS = (0, 43, 44, 60, 135, 139, 140)
 """Extension headers of IPv6, which the filter does not skip."""
-_HIDING_PORTS = (4789, 8472, 6081, 4500, 4790, 6635)
-"""VXLAN, Geneve, IPsec, VXLAN-GPE, MPLS in UDP."""
+_HIDING_PORTS = (4789, 8472, 6081, 4500, 4790, 6635, 51820, 2152)
+"""VXLAN, Geneve, IPsec, VXLAN-GPE, MPLS in UDP, WireGuard, GTP-U."""
 _FIRST, _MOST_TAGS = 14, 3
 """Length of an Ethernet header; number of VLAN tags that the filter skips."""
 _LOAD_HALF, _LOAD_BYTE, _LOAD_HALF_AT_X, _LOAD_X_IPV4 = 0x28, 0x30, 0x48, 0xB1
